@@ -23,9 +23,10 @@ from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
 from mhacli.commands.doctor.result import HealthVerdict, Report
 from mhacli.record.heads import MATRICES, PER_QUERY
-from mhacli.record.mask import MaskSummary
 from mhacli.record.record import Record
+from mhacli.settings import Config
 from mhacli.sites import SITES
+from mhacli.text.tokens import TokenSequence
 
 FOLDER = Path(__file__).parent / "schemas"
 PAGE = Path(__file__).parent / "RECORDS.md"
@@ -55,6 +56,28 @@ class Rule(TypedDict):
     undecided: list[TimeChange]
 
 
+class SequenceMask(TypedDict):
+    """The mask of a sequence."""
+
+    visible_per_query: list[int]
+    n_cells: int
+    block: int
+    block_counts: list[list[int]]
+    n_visible: int
+    density: float
+
+
+class Mask(TypedDict):
+    """What trace --mask prints."""
+
+    config: Config
+    sequences: list[TokenSequence]
+    context: list[TokenSequence] | None
+    rules: list[str]
+    masks: list[SequenceMask]
+    command: list[str]
+
+
 def described_fields() -> dict[str, str]:
     """What docs/RECORDS.md says of the fields of a record, by their names."""
     table = PAGE.read_text().partition("<!-- record -->")[2].partition("<!-- /record -->")[0]
@@ -70,10 +93,7 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
             "InspectedLayer": dict.fromkeys(("qk", "scores", "pattern", "z", "out"), Numbers) | ARRAYS,
         },
     ),
-    "mha.mask/1": (
-        "What mha trace --mask --json prints.", MaskSummary,
-        {"MaskSummary": {"command": list[str]}, "SequenceMask": {"n_visible": int, "density": float}},
-    ),
+    "mha.mask/1": ("What mha trace --mask --json prints.", Mask, {}),
     "mha.check/1": ("What mha check --json prints.", Examination, {"Examination": {"summary": str}}),
     "mha.doctor/1": (
         "What mha doctor --json prints.", Report,

@@ -73,21 +73,18 @@ class Run:
         return arrays_to_keep(self.facts, self)
 
 
-@dataclass(frozen=True)
-class CellIndex:
-    """A cell of the pattern by sequence, head, query and key."""
+CellIndex = tuple[int, int, int, int]
+"""A cell of the pattern by sequence, head, query and key."""
 
-    sequence: int
-    head: int
-    query: int
-    key: int
 
-    def require_inside(self, n_heads: int, queries: Sequence[TokenSequence], keys: Sequence[TokenSequence]) -> None:
-        """Raises `UsageError` for a cell outside of the patterns of these texts."""
-        if self.sequence >= len(queries):
-            raise UsageError(out_of_range("--sequence", self.sequence, len(queries)))
-        counts = {"head": n_heads, "query": len(queries[self.sequence].ids), "key": len(keys[self.sequence].ids)}
-        for name, count in counts.items():
-            if getattr(self, name) >= count:
-                typed = f"--cell {self.head},{self.query},{self.key}: {name}"
-                raise UsageError(out_of_range(typed, getattr(self, name), count))
+def require_inside(
+    place: CellIndex, n_heads: int, queries: Sequence[TokenSequence], keys: Sequence[TokenSequence]
+) -> None:
+    """Raises `UsageError` for a cell outside of the patterns of these texts."""
+    sequence, *cell = place
+    if sequence >= len(queries):
+        raise UsageError(out_of_range("--sequence", sequence, len(queries)))
+    counts = {"head": n_heads, "query": len(queries[sequence].ids), "key": len(keys[sequence].ids)}
+    for index, (name, count) in zip(cell, counts.items(), strict=True):
+        if index >= count:
+            raise UsageError(out_of_range(f"--cell {','.join(map(str, cell))}: {name}", index, count))

@@ -150,9 +150,9 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
     from mhacli.attention.memory import require_memory
     from mhacli.cli.source import load_checkpoint
-    from mhacli.run import CellIndex
+    from mhacli.run import require_inside
 
-    place = None if walk.cell is None else CellIndex(walk.sequence, *walk.cell)
+    place = None if walk.cell is None else (walk.sequence, *walk.cell)
     if run.model.path is not None:
         prepared, notes = load_checkpoint(run)
         from mhacli.compute.checkpoint.trace import walk_checkpoint
@@ -161,7 +161,7 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
             return walk_checkpoint(prepared, values=walk.values, place=place), notes
     if place is not None:
         texts = run.encoded.sequences
-        place.require_inside(run.config.n_heads, texts, run.encoded.context or texts)
+        require_inside(place, run.config.n_heads, texts, run.encoded.context or texts)
     require_memory(run)
     with loading_torch():
         from mhacli.layer import trace as study
@@ -174,10 +174,12 @@ def _draw_mask(run: Run, output: Output) -> None:
     from mhacli.render.run.mask import mask_document, mask_view
 
     with loading_torch():
-        from mhacli.layer.trace import summarise_mask
-    summary = summarise_mask(run)
+        from mhacli.layer.trace import masks_of
+    masks = masks_of(run)
     print_report(
-        output, view=lambda on: mask_view(summary, on), json=lambda: [mask_document(summary, record_command())]
+        output,
+        view=lambda on: mask_view(run, masks, on),
+        json=lambda: [mask_document(run, masks, record_command())],
     )
     for text in run.notes:
         note(text)

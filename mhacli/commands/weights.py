@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from os.path import getsize
 from shlex import quote
@@ -56,49 +56,9 @@ _GENERATES = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)\b")
 """The classes in `architectures` of a config whose models write text token by token, with a KV cache."""
 
 
-@dataclass(frozen=True)
-class StackAttention:
-    """The attention of one stack; None is a size that is not known. `biases` are the letters (of q, k, v and o) of the
-    projections with a bias.
-
-    `cache_bytes` are the bytes of one token in the KV cache of all layers, in the dtype of the key projection; None
-    if the stack has no cache, or if its size is not known.
-    """
-
-    stack: str
-    n_layers: int | None
-    n_heads: int | None
-    n_kv_heads: int | None
-    d_head: int | None
-    d_v: int | None
-    d_model: int | None
-    biases: str
-    cache_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The result of `mha weights info`. `kind` is `checkpoint`, or `layer` for a weights file of mha, whose `layout` is
-    `mha`. Each of `dtypes` has its numbers of tensors, parameters and bytes, each of `files` its size."""
-
-    path: str
-    kind: str
-    family: str | None
-    layout: str | None
-    n_tensors: int
-    n_parameters: int
-    n_bytes: int
-    dtypes: tuple[tuple[str, int, int, int], ...]
-    files: tuple[tuple[str, int], ...]
-    attentions: tuple[StackAttention, ...]
-    vocabulary: int | None
-    positions: int | None
-    notes: tuple[str, ...]
-    tensors: tuple[TensorInfo, ...]
-
-
-def contents_of(checkpoint: Checkpoint) -> Contents:
-    """The contents by headers and config. Raises `MhaError` for a saved record and for damaged metadata of mha."""
+def contents_of(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]:
+    """The document of schema `mha.weights-info/1`, by headers and config. `kind` is `checkpoint`, or `layer` for a weights file
+    of mha, whose `layout` is `mha`. Raises `MhaError` for a saved record and for damaged metadata of mha."""
     metadata = checkpoint.metadata if isinstance(checkpoint.metadata, dict) else {}
     if "schema" in metadata:
         raise MhaError(
@@ -111,19 +71,23 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     notes = () if config else ("no config.json is beside the file, so its heads are not known",)
     family = config.get("model_type")
     by_dtype = {dtype: [t for t in tensors if t.dtype == dtype] for dtype in sorted({t.dtype for t in tensors})}
-    return Contents(
-        checkpoint.path,
-        "layer" if is_layer else "checkpoint",
-        family if isinstance(family, str) and family else None,
-        "mha" if is_layer else None,
-        *_totals(tensors),
-        dtypes=tuple((dtype, *_totals(same)) for dtype, same in by_dtype.items()),
-        files=tuple((name, getsize(path)) for name, path in checkpoint.files.items()),
-        attentions=tuple(_attentions(config, tensors)),
-        vocabulary=size_of(config, "vocabulary"),
-        positions=size_of(config, "positions"),
-        notes=(*checkpoint.notes, *notes),
-        tensors=tensors,
+    document = {
+        "schema": SCHEMA,
+        "path": checkpoint.path,
+        "kind": "layer" if is_layer else "checkpoint",
+        "family": family if isinstance(family, str) and family else None,
+        "layout": "mha" if is_layer else None,
+        **_totals(tensors),
+        "dtypes": [{"dtype": dtype, **_totals(same)} for dtype, same in by_dtype.items()],
+        "files": [{"name": name, "n_bytes": getsize(path)} for name, path in checkpoint.files.items()],
+        "attentions": [*_attentions(config, tensors)],
+        "vocabulary": size_of(config, "vocabulary"),
+        "positions": size_of(config, "positions"),
+        "notes": [*checkpoint.notes, *notes],
+    }
+    listed = ("name", "dtype", "shape", "n_bytes")
+    return document | (
+        {"tensors": [{name: getattr(t, name) for name in listed} for t in tensors]} if with_tensors else {}
     )
 
 
@@ -139,7 +103,7 @@ def _config_of_layer(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _totals(tensors: Sequence[TensorInfo]) -> tuple[int, int, int]:
+def _totals(tensors: Sequence[TensorInfo]) -> dict[str, int]:
     """The numbers of tensors, of parameters as in `torch.nn.Module.parameters`, and of bytes.
 
     Masks, positions and rotary angles, which follow from the config, are buffers and no parameters; so are integers.
@@ -149,12 +113,15 @@ def _totals(tensors: Sequence[TensorInfo]) -> tuple[int, int, int]:
         is_mask = len(tensor.shape) > 1 and tensor.name.endswith(_MASKS)
         if not is_mask and not tensor.name.endswith(_BUFFERS) and not tensor.dtype.startswith(_INTEGERS):
             n_parameters += prod(tensor.shape)
-    return len(tensors), n_parameters, sum(tensor.n_bytes for tensor in tensors)
+    n_bytes = sum(tensor.n_bytes for tensor in tensors)
+    return {"n_tensors": len(tensors), "n_parameters": n_parameters, "n_bytes": n_bytes}
 
 
-def _attentions(config: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> Iterator[StackAttention]:
-    """The attention of each stack that the config describes. The size of the KV cache is known if all layers have keys and
-    values: others, such as those of linear attention, keep another state."""
+def _attentions(config: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> Iterator[dict[str, Any]]:
+    """The attention of each stack that the config describes; None is a size that is not known. `biases` are the letters (of q, k,
+    v and o) of the projections with a bias, `cache_bytes` the bytes of one token in the KV cache of all layers, in the dtype of
+    the key projection. The size of the cache is known if all layers have keys and values: others, such as those of linear
+    attention, keep another state."""
 
     def named(letter: str, part: str) -> list[TensorInfo]:
         name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{_PROJECTIONS[letter]})[._]{part}")
@@ -169,12 +136,13 @@ def _attentions(config: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> Ite
     generates = config.get("is_decoder") is True or _GENERATES.search(str(config.get("architectures")))
     has_cache = generates and keys and len(keys) == sum(size_of(config, "n_layers", stack) or 0 for stack in stacks)
     for stack in stacks:
-        n_layers, n_heads, n_kv_heads, d_head, d_v, d_model = (size_of(config, name, stack) for name in _SIZES)
+        sizes = {name: size_of(config, name, stack) for name in _SIZES}
+        n_layers, _, n_kv_heads, d_head, d_v, _ = sizes.values()
         cache = None
         if has_cache and stack in _CACHED and n_layers and n_kv_heads and d_head and d_v:
             cache = n_layers * n_kv_heads * (d_head + d_v) * keys[0].n_bytes // prod(keys[0].shape)
-        if n_heads is not None:
-            yield StackAttention(stack, n_layers, n_heads, n_kv_heads, d_head, d_v, d_model, biases, cache)
+        if sizes["n_heads"] is not None:
+            yield {"stack": stack, **sizes, "biases": biases, "cache_bytes": cache}
 
 
 # -------------------------------------------------------------------------------------------------------- the commands
@@ -202,75 +170,66 @@ def info(
     if not path:
         raise UsageError("no checkpoint is given", hint="mha weights info DIR lists a folder with config.json")
     with show_activity("reading headers"):
-        contents = contents_of(read_weights(path))
+        contents = contents_of(read_weights(path), with_tensors=tensors)
     print_report(
         output,
-        view=lambda on: contents_view(contents, on, with_tensors=tensors),
-        json=lambda: json_document(to_json(contents, with_tensors=tensors)),
+        view=lambda on: contents_view(contents, on),
+        json=lambda: json_document(contents),
     )
-    for text in contents.notes:
+    for text in contents["notes"]:
         note(text)
-    if output.on_terminal and contents.attentions:
+    if output.on_terminal and contents["attentions"]:
         from mhacli.cli.next_steps import suggest
 
-        option = "--weights" if contents.kind == "layer" else "--model"
-        suggest(["mha", "run", "the cat sat on the mat", option, contents.path])
+        option = "--weights" if contents["kind"] == "layer" else "--model"
+        suggest(["mha", "run", "the cat sat on the mat", option, contents["path"]])
 
 
-def to_json(contents: Contents, *, with_tensors: bool) -> dict[str, Any]:
-    """The document of schema `mha.weights-info/1`."""
-    document: dict[str, Any] = {"schema": SCHEMA} | asdict(contents)
-    totals = ("dtype", "n_tensors", "n_parameters", "n_bytes")
-    document["dtypes"] = [dict(zip(totals, row, strict=True)) for row in contents.dtypes]
-    document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in contents.files]
-    tensors = [{name: value for name, value in t.items() if name != "start"} for t in document.pop("tensors")]
-    return document | ({"tensors": tensors} if with_tensors else {})
-
-
-def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> RenderableType:
-    """A headline, a line per attention, dtypes and files; `with_tensors` adds every tensor."""
+def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
+    """A headline, a line per attention, dtypes, files, and the tensors of a document with tensors."""
     from rich.console import Group
     from rich.text import Text
 
     from mhacli.render.base.format import count_of, filled
 
     parts = [
-        "a layer of mha" if contents.kind == "layer" else f"family {contents.family or 'unknown'}",
-        count_of(contents.n_parameters, "parameter", grouped=True),
-        count_of(contents.n_tensors, "tensor", grouped=True),
-        format_size(contents.n_bytes),
-        count_of(len(contents.files), "file"),
+        "a layer of mha" if contents["kind"] == "layer" else f"family {contents['family'] or 'unknown'}",
+        count_of(contents["n_parameters"], "parameter", grouped=True),
+        count_of(contents["n_tensors"], "tensor", grouped=True),
+        format_size(contents["n_bytes"]),
+        count_of(len(contents["files"]), "file"),
     ]
-    tables = {"vocabulary": contents.vocabulary, "positions": contents.positions}
-    known = [f"{name} {n:,}" for name, n in tables.items() if n is not None]
+    known = [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
     dtypes = [
-        (dtype, f"{n:,}", f"{n_parameters:,}", format_size(n_bytes))
-        for dtype, n, n_parameters, n_bytes in contents.dtypes
+        (row["dtype"], f"{row['n_tensors']:,}", f"{row['n_parameters']:,}", format_size(row["n_bytes"]))
+        for row in contents["dtypes"]
     ]
-    files = [(name, format_size(n_bytes)) for name, n_bytes in contents.files[:_MOST_FILES]]
-    n_more = len(contents.files) - len(files)
+    files = [(row["name"], format_size(row["n_bytes"])) for row in contents["files"][:_MOST_FILES]]
+    n_more = len(contents["files"]) - len(files)
     lines: list[RenderableType] = [
-        Text(visible(contents.path), style="bold"),
+        Text(visible(contents["path"]), style="bold"),
         Text("\n".join(filled([visible(part) for part in parts], on.width))),
         Text(" · ".join(known)) if known else Text("vocabulary and positions: not given", style="dim"),
-        _table(["attention"], _COLUMNS, map(_cells, contents.attentions))
-        if contents.attentions
+        _table(["attention"], _COLUMNS, map(_cells, contents["attentions"]))
+        if contents["attentions"]
         else Text("no attention that is known", style="dim"),
         _table(["dtype"], ["tensors", "parameters", "bytes"], dtypes),
         _table(["file"], ["bytes"], [*files, *([(f"⋮ {n_more} more", "")] if n_more else [])]),
     ]
-    if with_tensors:
+    if "tensors" in contents:
         rows = (
-            (t.name, t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
-            for t in contents.tensors
+            (t["name"], t["dtype"], " × ".join(map(str, t["shape"])) or "scalar", format_size(t["n_bytes"]))
+            for t in contents["tensors"]
         )
         lines.append(_table(["tensor", "dtype", "shape"], ["bytes"], rows))
     return Group(*lines)
 
 
-def _cells(a: StackAttention) -> tuple[str, ...]:
-    sizes = ("–" if n is None else str(n) for n in (a.n_layers, a.n_heads, a.n_kv_heads, a.d_head, a.d_model))
-    return (a.stack, *sizes, a.biases or "none", "–" if a.cache_bytes is None else format_size(a.cache_bytes))
+def _cells(attention: Mapping[str, Any]) -> tuple[str, ...]:
+    names = (name for name in _SIZES if name != "d_v")
+    sizes = ("–" if attention[name] is None else str(attention[name]) for name in names)
+    cache = attention["cache_bytes"]
+    return (attention["stack"], *sizes, attention["biases"] or "none", "–" if cache is None else format_size(cache))
 
 
 def _table(texts: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +18,10 @@ from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.layer.run import Observed, prepare, record_run
 from mhacli.layer.setup import Setup, make_axes, make_mask
-from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, ScorePart
 from mhacli.run import CellIndex, Run
 from mhacli.settings import ROPE
-from mhacli.sites import alibi_slopes, mask_rules
+from mhacli.sites import alibi_slopes
 
 
 def walk(request: Run, *, route: str, values: bool, place: CellIndex | None) -> Record:
@@ -42,17 +42,17 @@ NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 
 def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
     """The numbers behind one cell, from the tensors of the observed run. Indices are those of tokens."""
-    b, h, axes = place.sequence, place.head, setup.axes
-    i, first = place.query + axes.first_query(b), axes.first_key(b)
-    j, key_columns = place.key + first, slice(first, first + len(axes.keys[b].ids))
+    (b, h, query, key), axes = place, setup.axes
+    i, first = query + axes.first_query(b), axes.first_key(b)
+    j, key_columns = key + first, slice(first, first + len(axes.keys[b].ids))
     q, k, v = (_per_head(setup, observed, name)[b, h] for name in ("q", "k", "v"))
     allowed = observed.visible[b, min(h, observed.visible.shape[1] - 1), i].tolist()
     scores = observed.tensors["scores"][b, h, i].tolist()
     return Cell(
         sequence=b,
         head=h,
-        query=place.query,
-        key=place.key,
+        query=query,
+        key=key,
         q=_numbers(q[i]),
         k=_numbers(k[j]),
         v=_numbers(v[j]),
@@ -79,7 +79,7 @@ def _per_head(setup: Setup, observed: Observed, name: str) -> Tensor:
 
 def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, int]) -> Iterator[ScorePart]:
     """The terms of the score before the mask, in float64. Up to rounding they add up to the score."""
-    b, h, (i, j), scale = place.sequence, place.head, at, setup.config.scale or 0.0
+    (b, h, query, key), (i, j), scale = place, at, setup.config.scale or 0.0
     q, k = (_per_head(setup, observed, name)[b, h].double() for name in ("q", "k"))
     scaled = scale * float(q[i] @ k[j])
     if setup.config.positions in ROPE:
@@ -87,7 +87,7 @@ def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, in
         unrotated = scale * float(plain_q[i] @ plain_k[j])
         yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
         places = setup.encoded.sequences[b].places
-        distance = abs(places[place.query] - places[place.key])
+        distance = abs(places[query] - places[key])
         yield ScorePart(f"change by the rotation, distance {distance}", "position", finite(scaled - unrotated))
     elif setup.config.positions in ("sinusoidal", "learned"):
         yield from _products(setup, place, at, scale)
@@ -111,11 +111,11 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
-    layer, b = setup.layer.attention, place.sequence
+    layer, (b, h, *_) = setup.layer.attention, place
     projected = []
     for tokens, projection, head, index in (
-        (setup.queries, layer.q_proj, place.head, at[0]),
-        (setup.context or setup.queries, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
+        (setup.queries, layer.q_proj, h, at[0]),
+        (setup.context or setup.queries, layer.k_proj, h // setup.config.heads_per_kv_head, at[1]),
     ):
         rows, added = setup.content(tokens), setup.added(tokens.places)
         position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
@@ -148,8 +148,10 @@ _STRIP_CELLS = 1 << 20
 """The most cells to evaluate at a time."""
 
 
-def summarise_mask(request: Run) -> MaskSummary:
-    """What the mask of a request allows. Raises `MhaError` if the device is missing or there are too many cells."""
+def masks_of(request: Run) -> list[dict[str, Any]]:
+    """The mask of each sequence, as in JSON: its visible cells, the number of keys that each query sees, padding included, and
+    the visible cells per block of `block` × `block` queries and keys, of which the last may be smaller. Raises `MhaError` if
+    the device is missing or there are too many cells."""
     facts, device = request.facts, choose_device(request.config.device)
     n_asked = facts.batch * facts.q_len * facts.k_len
     if n_asked > MAX_CELLS:
@@ -168,8 +170,15 @@ def summarise_mask(request: Run) -> MaskSummary:
         per_query.append(cells.sum(dim=-1))
         counts.append(avg_pool2d(cells, block, ceil_mode=True, divisor_override=1))  # sums of blocks
     rows, blocks = (torch.cat(parts, dim=1).long().tolist() for parts in (per_query, counts))
-    masks = tuple(
-        SequenceMask(tuple(row), facts.q_len * facts.k_len, block, tuple(map(tuple, grid)))
+    n_cells = facts.q_len * facts.k_len
+    return [
+        {
+            "n_visible": sum(row),
+            "density": sum(row) / n_cells,
+            "visible_per_query": row,
+            "n_cells": n_cells,
+            "block": block,
+            "block_counts": grid,
+        }
         for row, grid in zip(rows, blocks, strict=True)
-    )
-    return MaskSummary(request.config, request.encoded.sequences, request.encoded.context, mask_rules(facts), masks)
+    ]

@@ -20,7 +20,7 @@ from mhacli.models.calls import Call
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
 from mhacli.record.tables import HeadTable
-from mhacli.run import CellIndex
+from mhacli.run import CellIndex, require_inside
 from mhacli.text.tokens import AttentionKind
 
 _BUILDING = ("eager", "math", "softmax")
@@ -330,16 +330,16 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, record: Reco
     view = record.of_layer(0)
     (q, k, v), z = call.qkv, call.z
     assert z is not None
-    place.require_inside(q.shape[1], view.sequences, view.keys)
-    b, h = place.sequence, place.head
-    i, j = view.first_query(b) + place.query, view.first_key(b) + place.key
+    require_inside(place, q.shape[1], view.sequences, view.keys)
+    b, h, query, key = place
+    i, j = view.first_query(b) + query, view.first_key(b) + key
     group = q.shape[1] // k.shape[1]
     made, first, n_keys = attention.matrices(), view.first_key(b), len(view.keys[b].ids)
     own = slice(first, first + n_keys)
     scores, shares = made["scores"][b, h, i], made["pattern"][b, h, i]
     allowed = bool(made["allowed"][b, min(h, made["allowed"].shape[1] - 1), i, j])
     return Cell(
-        sequence=b, head=h, query=place.query, key=place.key,
+        sequence=b, head=h, query=query, key=key,
         q=_numbers(q[b, h, i]), k=_numbers(k[b, h // group, j]), v=_numbers(v[b, h // group, j]),
         qk=finite(made["qk"][b, h, i, j].item()), scale=call.scale, softcap=call.softcap, allowed=allowed,
         score=finite(scores[j].item()), scores_row=_numbers(scores[own]), pattern_row=_numbers(shares[own]),
@@ -351,8 +351,8 @@ def _parts(attention: Attention, place: CellIndex, i: int, j: int) -> tuple[Scor
     """The terms added to the score besides the product."""
     if not isinstance(attention, ScoredAttention) or attention.bias is None:
         return ()
-    heads = range(place.head, place.head + 1)
-    added = attention.bias(place.sequence, heads, torch.tensor([i]), torch.tensor([j])).item()
+    sequence, head, *_ = place
+    added = attention.bias(sequence, range(head, head + 1), torch.tensor([i]), torch.tensor([j])).item()
     return (ScorePart("position bias", "position", finite(added), added=True),)
 
 
