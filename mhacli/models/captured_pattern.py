@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakIdRef
 
 from mhacli.attention import masks
 from mhacli.attention.masks import Mask
@@ -21,54 +23,50 @@ KEPT_MASKS = 4
 attention."""
 
 
-Added = tuple[Mask | None, Tensor | None]
-"""The mask, and the bias added to the scores."""
+class Added(NamedTuple):
+    """The mask of a call, the bias added to its scores, and the queries that see a key, None if all do."""
+
+    allowed: Mask | None
+    bias: Float[Tensor, "..."] | None
+    sees: Bool[Tensor, "batch head query"] | None
 
 
-class KnownMasks:
-    """A cache of the prepared masks of a pass, because many models pass the same tensor to all layers. Only the last few are
-    kept, because other models make a tensor as large as the pattern for every layer. The model's own tensors are not kept
-    alive."""
-
-    def __init__(self) -> None:
-        self._known: dict[object, Added] = {}
-
-    def of(self, call: Call, real: Bool[Tensor, "batch query"]) -> Added:
-        """The mask and bias of a call."""
-        rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ only in their padded queries
-        key = (*self.key(call), rows, _place(call.mask), _place(call.bias))
-        if key not in self._known:
-            while len(self._known) >= KEPT_MASKS:
-                del self._known[next(iter(self._known))]
-            self._known[key] = mask_of(call, real)
-        return self._known[key]
-
-    @staticmethod
-    def key(call: Call) -> tuple[object, ...]:
-        """The settings besides tensors that a mask depends on."""
-        return (call.causal, call.device, call.shape)
+KnownMasks = dict[object, Added]
+"""The prepared masks of a pass, because many models pass the same tensor to all layers. Only the last few are kept, because other
+models make a tensor as large as the pattern for every layer."""
 
 
-def _place(tensor: Tensor | None) -> tuple[object, ...] | None:
-    """A key of a tensor: its storage, layout, and number of writes in place, which inference mode does not count. While the weak
-    reference exists, no other storage gets the same identity; it does not keep the storage alive."""
+def _known(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> Added:
+    """The mask and bias of a call, prepared once for successive layers that share them."""
+    rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ only in their padded queries
+    key = (call.causal, call.device, call.shape, rows, _state(call.mask), _state(call.bias))
+    if key not in known:
+        while len(known) >= KEPT_MASKS:
+            del known[next(iter(known))]
+        known[key] = mask_of(call, real)
+    return known[key]
+
+
+def _state(tensor: Tensor | None) -> object:
+    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the number of writes in place, which
+    inference mode does not count. There a tensor is never known."""
     if tensor is None:
         return None
-    version = 0 if tensor.is_inference() else tensor._version
-    storage = StorageWeakRef(tensor.untyped_storage())
-    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), version
+    return object() if tensor.is_inference() else (WeakIdRef(tensor), tensor._version)
 
 
 def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> Attention:
-    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding."""
+    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding. The output of a
+    query that sees no key is zeros, whatever the model's code makes of it."""
     if call.q is None:
         return _of_softmax(call, real)
-    (q, k, v), (allowed, bias) = call.qkv, known.of(call, real)
+    (q, k, v), (allowed, bias, sees) = call.qkv, _known(call, real, known)
+    z = call.z if call.z is None or sees is None else call.z.masked_fill(~sees[..., None], 0.0)
     return ScoredAttention(
         q=q,
         k=k,
         v=v,
-        z=call.z,
+        z=z,
         scale=call.scale,
         softcap=call.softcap,
         bias=None if bias is None else tensor_bias(bias),
@@ -113,9 +111,10 @@ def _copied(keep: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
     return once.clone().expand(keep.shape)
 
 
-def mask_of(call: Call, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None, Float[Tensor, "..."] | None]:
+def mask_of(call: Call, real: Bool[Tensor, "batch query"]) -> Added:
     """The mask of a call, and the bias added to its scores."""
     rules: list[Mask] = [masks.causal()] if call.causal else []
+    sees: Tensor | None = None
     added: list[Tensor] = []
     for tensor in (call.mask, call.bias):
         if tensor is None:
@@ -125,10 +124,11 @@ def mask_of(call: Call, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None,
         keep = _copied(keep) if tensor.dtype == torch.bool else keep
         if not bool(keep.all()):
             rules.append(masks.from_tensor(keep))
+            sees = sees if bool((seen := keep.any(dim=-1)).all()) else seen if sees is None else sees & seen
         if tensor.dtype != torch.bool:
             rest = tensor.masked_fill(~keep, 0.0)
             added += [rest.to(torch.promote_types(rest.dtype, torch.float32))] if bool(rest.any()) else []
     if not bool(real.all()):
         rules.append(masks.from_tensor(real[:, None, :, None]))
     bias = None if not added else sum(added[1:], start=added[0])
-    return masks.both(*rules) if rules else None, bias
+    return Added(masks.both(*rules) if rules else None, bias, sees)

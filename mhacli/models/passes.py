@@ -268,10 +268,10 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]] | None:
 
 def _detached(call: Call) -> Call:
     """The call without its graph. Autocast rounds queries, keys and values within the operator that reads them."""
-    tensors: dict[str, Any] = {name: own.detach() for name, own in call.tensors.items()}
+    tensors: dict[str, Any] = {name: own.detach() for name, own in call.tensors.items() if own.requires_grad}
     q, z = call.q, call.z
     if q is not None and z is not None and q.dtype != z.dtype and torch.is_autocast_enabled(call.device.type):
-        tensors |= {name: tensors[name].to(z.dtype) for name in ("q", "k", "v")}
+        tensors |= {name: own.detach().to(z.dtype) for name, own in zip(("q", "k", "v"), call.qkv, strict=True)}
     return replace(call, **tensors)
 
 

@@ -96,7 +96,7 @@ class PassInspection:
     found: list[LayerKey] = field(default_factory=list)
     unfit: dict[LayerKey, str] = field(default_factory=dict)
     not_kept: list[str] = field(default_factory=list)
-    _masks: KnownMasks = field(default_factory=KnownMasks)
+    _masks: KnownMasks = field(default_factory=dict)
     _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
     _kept_bytes: int = 0
 
@@ -120,7 +120,7 @@ class PassInspection:
 
     def release(self) -> None:
         """Frees the masks that layers share, so that no tensor of the model is held after its pass."""
-        self._masks, self._baselines = KnownMasks(), {}
+        self._masks, self._baselines = {}, {}
 
     def _inspect(self, call: Call, axes: Axes) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks."""

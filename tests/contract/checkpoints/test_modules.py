@@ -360,18 +360,7 @@ class InPlace(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "no_grad",
-        pytest.param(
-            "inference_mode",
-            marks=pytest.mark.xfail(
-                strict=True, reason="tensors of inference mode count no changes, and the old mask is reused"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_a_mask_that_was_written_to_is_read_again(mode: str) -> None:
     model = InPlace()
     with mhacli.inspecting(model, keep=["pattern"]) as seen, getattr(torch, mode)():

@@ -56,7 +56,6 @@ def test_the_words_of_a_caption_attend_to_the_patches_of_the_image() -> None:
     assert any("text_decoder" in layer.name and "cross" in layer.name for layer in record.layers)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="queries without a key fail the self-check with eager")
 def test_a_batch_padded_on_both_sides_is_right_and_passes_its_self_check() -> None:
     model = llama(attention="eager")
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0, 0]])
