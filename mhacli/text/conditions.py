@@ -36,7 +36,6 @@ PLACES_BELOW: Final = 2**31
 NUMBERS_BELOW: Final = 2**63
 """The bound of int64. A condition that could exceed it at any position is refused, so that no number overflows."""
 
-Axis = Literal["q", "k"]
 Kind = Literal["condition", "whole number", "token", "list of words"]
 Operation = Callable[[Any, Any], Any]
 OPERATIONS: Final[dict[str, Operation]] = {

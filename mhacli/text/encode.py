@@ -164,12 +164,12 @@ def _tokens_of(
             )
         notes.append(f"only the first {limit:,} tokens of {name} are used (--max-tokens)")
     documents, tokens = zip(*numbered[:limit], strict=True)
-    words, starts, ends, ids = zip(*tokens, strict=True)
+    words, offsets, ids = zip(*tokens, strict=True)
     return TokenSequence(
         text,
         words,
         () if tokenizer.vocabulary is None else ids,
-        tuple(zip(starts, ends, strict=True)),
+        offsets,
         () if config.documents is None else documents,
     )
 
@@ -179,8 +179,8 @@ def _tokens_of_documents(tokenizer: Tokenizer, text: str, separator: str | None)
     document, start = 0, 0
     for piece in [text] if separator is None else text.split(separator):
         has_tokens = False
-        for token in tokenizer.tokens(piece):
+        for name, (first, end), token_id in tokenizer.tokens(piece):
             has_tokens = True
-            yield document, token._replace(start=token.start + start, end=token.end + start)
+            yield document, (name, (start + first, start + end), token_id)
         document += has_tokens
         start += len(piece) + len(separator or "")

@@ -78,8 +78,7 @@ class LibraryTokenizer:
     def tokens(self, text: str) -> Iterator[Token]:
         """The tokens, including the special tokens that the tokenizer adds (with an empty range)."""
         sequence = self.sequence(text)
-        for label, (start, end), token_id in zip(sequence.tokens, sequence.offsets, sequence.ids, strict=True):
-            yield Token(label, start, end, token_id)
+        yield from zip(sequence.tokens, sequence.offsets, sequence.ids, strict=True)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """The count of each name, taken line by line, without the special tokens that the tokenizer adds."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from mhacli.errors import MhaError
 from mhacli.settings import Punctuation
@@ -20,16 +20,8 @@ from mhacli.settings import Punctuation
 BUILT_IN = ("word", "char", "byte")
 
 
-class Token(NamedTuple):
-    """A token: its text, its range of the source (characters, end exclusive), and its id.
-
-    `id` is None if the vocabulary assigns ids.
-    """
-
-    text: str
-    start: int
-    end: int
-    id: int | None = None
+Token = tuple[str, tuple[int, int], int | None]
+"""A token: its text, its range of the source (characters, end exclusive), and its id, None if the vocabulary assigns ids."""
 
 
 def is_punctuation(character: str) -> bool:
@@ -60,11 +52,11 @@ class WordTokenizer:
 
     With `inner_marks`, marks inside a word stay part of it; earlier versions treated them like other marks.
 
-    >>> [t.text for t in WordTokenizer().tokens("Don't panic, cat!")]
+    >>> [name for name, *_ in WordTokenizer().tokens("Don't panic, cat!")]
     ["don't", 'panic', 'cat']
-    >>> [t.text for t in WordTokenizer(punctuation="keep").tokens("Don't!")]
+    >>> [name for name, *_ in WordTokenizer(punctuation="keep").tokens("Don't!")]
     ["don't", '!']
-    >>> [t.text for t in WordTokenizer(inner_marks=False).tokens("Don't panic, cat!")]
+    >>> [name for name, *_ in WordTokenizer(inner_marks=False).tokens("Don't panic, cat!")]
     ['dont', 'panic', 'cat']
     """
 
@@ -80,7 +72,7 @@ class WordTokenizer:
             require_token_len(chunk.end() - chunk.start(), self.max_token_len)
             for word, start, end in self._words(chunk.group()):
                 cased = word if self.keep_case else word.lower()  # the lower case of a sigma depends on its word
-                yield Token(cased, chunk.start() + start, chunk.start() + end)
+                yield cased, (chunk.start() + start, chunk.start() + end), None
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """Word counts, of the same words as `tokens` gives for the whole text."""
@@ -112,7 +104,7 @@ class CharacterTokenizer:
         for i, character in enumerate(text):
             is_itself = not self.as_bytes or character.isascii()
             for name in [character] if is_itself else [f"<0x{byte:02X}>" for byte in character.encode()]:
-                yield Token(name, i, i + 1)
+                yield name, (i, i + 1), None
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """The count of each token."""
@@ -123,8 +115,8 @@ def _counts(tokens: Callable[[str], Iterator[Token]], texts: Counter[str]) -> Co
     """The count of each token of texts, of which each is cut once, however often it occurs."""
     counts: Counter[str] = Counter()
     for text, count in texts.items():
-        for token in tokens(text):
-            counts[token.text] += count
+        for name, *_ in tokens(text):
+            counts[name] += count
     return counts
 
 
