@@ -78,9 +78,10 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
         folder = snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
     except Exception as fault:
         words = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+        reason = f"the hub says: {words:.200}" if "/" in source else f"there is no folder {source} here"
         raise MhaError(
-            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be fetched from a hub: {words:.200}",
-            hint="give the path of a folder with config.json, such as --model ./MiniLM, or an id such as org/name",
+            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be fetched from a hub",
+            hint=f"{reason}; give the path of a folder with config.json, such as --model ./MiniLM, or an id such as org/name",
             code="no-model",
             path=source,
         ) from None

@@ -32,7 +32,7 @@ def test_every_public_name_is_listed_and_documented() -> None:
     [
         (lambda: mhacli.load("missing.safetensors"), 1, "missing.safetensors"),
         (lambda: mhacli.inspect("the cat", mhacli.Config(n_heads=5)), 2, "5"),
-        (lambda: mhacli.inspect("", mhacli.Config()), 1, "tokens"),
+        (lambda: mhacli.inspect("", mhacli.Config()), 1, "token"),
         (lambda: mhacli.bench([64], backends=["none"]), 2, "none"),
         (lambda: mhacli.bench([8.5]), 2, "--lengths"),
         (lambda: mhacli.bench([8], repeat=0), 2, "--repeat"),
