@@ -129,9 +129,10 @@ class ScoredAttention(Attention):
         q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
         k = of_heads(self.k[batch], heads, self.shape[1])[:, keys.start : keys.stop]
         is_plain = self.softcap is None and self.bias is None
-        q_idx, k_idx = indices(queries, out), indices(keys, out)
         product(q.to(out.dtype) * (self.scale * (LOG2_E if is_plain else 1.0)), k.to(out.dtype).mT, out)
-        return out if is_plain else self._finish(out, batch, heads, q_idx, k_idx).mul_(LOG2_E)
+        if is_plain:
+            return out
+        return self._finish(out, batch, heads, indices(queries, out), indices(keys, out)).mul_(LOG2_E)
 
     def _finish(self, scaled: Tensor, batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         """From scaled products to scores, in place: all that comes after the scale, in this one place."""

@@ -363,9 +363,10 @@ def reduce_heads(
     for queries, keys in blocks_of(attention, request.block):
         strips, n_cells = _strips(attention, queries, keys), len(queries) * len(keys)
         most = heads_at_once(n_cells, is_cpu=device.type == "cpu")
+        groups = list(head_groups(heads, n_heads // attention.n_kv_heads, most=most))
         for b in range(batch):
             places = Places(request, b, queries, keys, memory)
-            for some in head_groups(heads, n_heads // attention.n_kv_heads, most=most):
+            for some in groups:
                 block = Block(places, len(some))
                 done = compiled.reduce(block, some.start, strips) if compiled else ()
                 if not done:
@@ -374,7 +375,8 @@ def reduce_heads(
                 if values is not None:
                     sums.add_z(block, some, values, are_finite=values_are_finite)
         report_progress(batch * len(heads) * n_cells)
-    lse = torch.where(sums.lse.isneginf(), 0.0, sums.lse * math.log(2))
+    bits = sums.lse if compiled is None else sums.lse + compiled.lse
+    lse = torch.where(bits.isneginf(), 0.0, bits * math.log(2))
     given = None if attention.z is None else attention.z[:, heads.start : heads.stop]
     return Reduced(attention, heads, sums.statistics, lse, given if values is None else sums.z)
 
@@ -505,7 +507,9 @@ class _Compiled:
         norms = [torch.linalg.vector_norm(t, dim=-1).amax(dim=-1).double() for t in (attention.q, attention.k)]
         bound = norms[0] * norms[1].repeat_interleave(n_heads // attention.n_kv_heads, dim=1)
         self._bounds = (1.02 * abs(attention.scale) * bound).tolist()  # norms of 16 bits are rounded
-        self._lse, self._unused, self._columns = torch.zeros(n_queries), torch.zeros(n_queries), torch.zeros(n_keys)
+        self._unused, self._columns = torch.zeros(n_queries), torch.zeros(n_keys)
+        self.lse = torch.zeros(sums.lse.shape)
+        self._addresses: dict[tuple[int, int], dict[str, int]] = {}
         self._texts = [_only_text(*row) for row in zip(request.first, request.leading, strict=True)]
 
     def reduce(self, block: Block, head: int, strips: _Strips) -> tuple[str, ...]:
@@ -524,32 +528,42 @@ class _Compiled:
                 reference is not None and sink > -math.inf
             ):
                 return ()
-        sums, text, request = self._sums.of_head(places.batch, head), self._texts[places.batch], places.request
-        at, band, cells = {name: numbers.data_ptr() for name, numbers in sums.items()}, Band(), None
+        text, request, map_keys = self._texts[places.batch], places.request, self._sums.statistics["map"].shape[3]
+        at, band, cells = self._addresses_of(places.batch, head), Band(), None
         if isinstance(attention.allowed, Mask) and attention.allowed.cells is None:
             band = attention.allowed.band
         elif strips:
             cells = own_cells(strips[0][1], places.batch, head).expand(scores.shape)
             cells = cells if cells.stride(1) in (0, 1) else cells.contiguous()
-        if text is None:
-            at |= dict.fromkeys(("first", "leading"), self._unused.data_ptr())
         of_tokens = (tokens[places.batch].data_ptr() for tokens in self._tokens)
         compiled_block(
             scores.data_ptr(),
             CompiledBlock(
                 *scores.shape, scores.stride(0), places.queries.start, places.keys.start, *band,
                 *((None, 0, 0) if cells is None else (cells.data_ptr(), *cells.stride())), sink, *(text or (0, 0)),
-                *of_tokens, request.is_self, request.block, sums["map"].shape[1], len(self._lse) - 1,
+                *of_tokens, request.is_self, request.block, map_keys, len(self._unused) - 1,
             ),
-            CompiledSums(**at, lse=self._lse.data_ptr(), columns=self._columns.data_ptr()),
+            CompiledSums(**at),
         )  # fmt: skip
-        block.lse = self._lse[None, places.rows]
         if reference is not None:
-            block.lse = block.lse + reference.squeeze(-1)
-        return _BY_C if text is None else (*_BY_C, "first", "leading")
+            own = head - self._sums.heads.start
+            self._sums.lse[places.batch, own, places.rows] = reference[0, :, 0]
+        return _BY_C if text is None else _IN_C
+
+    def _addresses_of(self, batch: int, head: int) -> dict[str, int]:
+        """Where the sums of a head are."""
+        if (batch, head) not in self._addresses:
+            own = head - self._sums.heads.start
+            sums = {name: numbers[batch, own] for name, numbers in self._sums.statistics.items() if name in _IN_C}
+            sums |= {"lse": self.lse[batch, own], "columns": self._columns}
+            if self._texts[batch] is None:
+                sums |= {"first": self._unused, "leading": self._unused}
+            self._addresses[batch, head] = {name: numbers.data_ptr() for name, numbers in sums.items()}
+        return self._addresses[batch, head]
 
 
 _BY_C = ("mass", "entropy", "squares", "peak", "distance", "received", "map", "profile", "duplicate", "induction")
+_IN_C = (*_BY_C, "first", "leading")
 
 
 def _only_text(first: Bool[Tensor, " key"], leading: Bool[Tensor, " key"]) -> tuple[int, int] | None:
@@ -599,7 +613,8 @@ class _Sums:
             "condition": (len(request.matches),),
             "spans": (n_spans, n_spans),
         }
-        self._n_all, self._heads = n_all, heads
+        self._n_all, self.heads = n_all, heads
+        self._rows = [row for row in STATISTICS if math.prod(shapes[row.per])]
         self.statistics: Statistics = {
             row.name: attention.like.new_zeros(
                 (batch, len(heads), *shapes[row.per]),
@@ -610,12 +625,13 @@ class _Sums:
         self.lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
         self.z = None if attention.v is None else attention.v.new_zeros(*self.lse.shape, attention.v.shape[3])
 
-    def of_head(self, batch: int, head: int) -> Statistics:
-        """Those of one head of a sequence, to be added to."""
-        return {name: sums[batch, head - self._heads.start] for name, sums in self.statistics.items()}
-
     def add(self, block: Block, heads: range, done: Container[str] = ()) -> None:
         """Adds every statistic of a block of some of the heads but for those that are done."""
+        rows = [row for row in self._rows if row.name not in done]
+        if not done:
+            self.lse[block.places.batch, self._own(heads), block.places.rows] = block.lse
+        if not rows:
+            return
         places, own = block.places, self._own(heads)
         width, n_rows, n_keys = places.request.block, len(places.queries), len(places.keys)
         start = self.lse.shape[2] + places.keys.start - places.queries.start - n_rows
@@ -626,11 +642,9 @@ class _Sums:
             "distance": (slice(None), slice(start, start + n_rows + n_keys - 1)),
             "map": (slice(None), slice(row, row - (-n_rows // width)), slice(column, column - (-n_keys // width))),
         }
-        for statistic in STATISTICS:
-            if statistic.name not in done:
-                sums = self.statistics[statistic.name][places.batch, own]
-                sums[at.get(statistic.per, ())].add_(statistic.of(block))
-        self.lse[places.batch, own, places.rows] = block.lse
+        for statistic in rows:
+            sums = self.statistics[statistic.name][places.batch, own]
+            sums[at.get(statistic.per, ())].add_(statistic.of(block))
 
     def add_z(self, block: Block, heads: range, values: Tensor, *, are_finite: bool) -> None:
         """The product of the weights with the values."""
@@ -639,7 +653,11 @@ class _Sums:
         values = of_heads(values[places.batch], heads, self._n_all)[:, places.columns].to(block.weights.dtype)
         if not are_finite:  # 0 · NaN is NaN, and a hidden key may hold anything
             values = values.masked_fill((block.weights == 0).all(dim=1).unsqueeze(-1), 0.0)
-        self.z[places.batch, self._own(heads), places.rows] = product(block.weights, values).to(self.z.dtype)
+        own = self.z[places.batch, self._own(heads), places.rows]
+        if own.dtype == values.dtype and len(own) == 1:
+            product(block.weights, values, out=own)
+        else:
+            own.copy_(product(block.weights, values))
 
     def _own(self, heads: range) -> slice:
-        return slice(heads.start - self._heads.start, heads.stop - self._heads.start)
+        return slice(heads.start - self.heads.start, heads.stop - self.heads.start)
