@@ -25,7 +25,7 @@ BASE_BYTES = 300 << 20
 """A generous bound of the memory of Python and torch before the first tensor."""
 VECTORS, SMALL_BUFFERS = 16, 32 << 20
 """Bounds for head statistics: the numbers per head, query and key, and bytes of small buffers."""
-_BLOCK_CELLS, _DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 19, 1 << 25, 128, 16
+_BLOCK_CELLS, _DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 20, 1 << 25, 256, 16
 """Cells of all heads of a block of queries with all their keys, on a CPU and elsewhere; and its most and fewest queries."""
 _PER_CELL, _MASK_PER_CELL = 12, 4
 """Bounds for a block: numbers per cell (scores and weights, both in float64, planes of 0 and 1, a bias), and bytes of
@@ -65,9 +65,9 @@ def rows_of_block(n_keys: int, *, is_cpu: bool = True) -> int:
     """How many queries are reduced together with all their keys: fewer where a text is long.
 
     >>> [rows_of_block(n_keys) for n_keys in (100, 4096, 8192, 1 << 20)]
-    [128, 128, 64, 16]
+    [256, 256, 128, 16]
     """
-    cells, most = (_BLOCK_CELLS, _MOST_ROWS) if is_cpu else (_DEVICE_CELLS, 4 * _MOST_ROWS)
+    cells, most = (_BLOCK_CELLS, _MOST_ROWS) if is_cpu else (_DEVICE_CELLS, 2 * _MOST_ROWS)
     return max(_LEAST_ROWS, min(most, 1 << max(0, (cells // max(1, n_keys)).bit_length() - 1)))
 
 
