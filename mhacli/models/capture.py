@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from mhacli.errors import MhaError
@@ -47,10 +48,8 @@ def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
     """A context like `captured` for a `watch` whose batch may change between passes. Functions are unwrapped in reverse order,
     also if a watch that was opened earlier is closed first; it then captures nothing more."""
     with _ONE_AT_A_TIME, ExitStack() as hooks:
-        for module in model.modules():
-            if module is model or any(module.children()) or not type(module).__module__.startswith("torch.nn."):
-                hooks.callback(module.register_forward_pre_hook(Hook(watch.enter)).remove)
-                hooks.callback(module.register_forward_hook(Hook(watch.leave), always_call=True).remove)
+        hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
+        hooks.callback(register_module_forward_hook(watch.leave, always_call=True).remove)
         with ExitStack() as wrapped:
             _wrap_functions(model, watch, wrapped)
             if _writes_out(model):
@@ -66,22 +65,6 @@ def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
 
 _OPEN: list[tuple[Watch, ExitStack]] = []
 """The open watches with the functions that they wrap, the innermost first."""
-
-
-class Hook:
-    """A hook on a module's runs. In copies of the module, and in saved ones, the hook does nothing."""
-
-    def __init__(self, hears: Callable[..., None] | None = None) -> None:
-        self._hears = hears
-
-    def __call__(self, *seen: Any) -> None:
-        """Calls the callback with the arguments from torch."""
-        if self._hears is not None:
-            self._hears(*seen)
-
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        """A hook without callback, for copies."""
-        return Hook, ()
 
 
 class Watch:
@@ -103,29 +86,35 @@ class Watch:
         self._n_runs = self._n_captured = 0
         self.begin_pass()
 
-    def begin_pass(self) -> None:
-        """Starts a forward pass: layers are counted from 0, and what an interrupted pass left is forgotten."""
+    def begin_pass(self, *running: nn.Module) -> None:
+        """Starts a forward pass, in which a module may be running already. What an interrupted pass left is forgotten."""
         self._numbers.begin_pass()
         self._running: list[tuple[nn.Module, int, int]] = []
         self.open: list[nn.Module] = []
         self._pending: Call | None = None
         self._n_sequences, self._held = 1, list[Tensor]()
+        for module in running:
+            self._enter(module)
 
     # ------------------------------------------------------------------------------------------------ the running modules
 
-    def enter(self, module: nn.Module, *_: Any) -> None:
-        """The hook before a module."""
+    def enter(self, module: nn.Module, _: Any) -> None:
+        """The hook before any module."""
         if module is self._model:
-            self.begin_pass()
+            self.begin_pass(module)
+        elif id(module) in self.names:
+            self._enter(module)
+
+    def _enter(self, module: nn.Module) -> None:
         self._n_runs += 1
         self._running.append((module, self._n_runs, self._n_captured))
         if id(module) in self._attentions:
             self.open.append(module)
 
     def leave(self, module: nn.Module, _: Any, output: Any) -> None:
-        """The hook after a module, also if it raised."""
+        """The hook after any module, also if it raised."""
         if not self._running or self._running[-1][0] is not module:
-            return  # an earlier hook raised, and `enter` was not called
+            return  # of another model, or an earlier hook raised
         *_, n_captured = self._running.pop()
         if id(module) not in self._attentions:
             return

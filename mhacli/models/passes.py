@@ -6,7 +6,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.models.calls import Call
-from mhacli.models.capture import Hook, Watch, watched
+from mhacli.models.capture import Watch, watched
 from mhacli.models.captured_pattern import FORBIDDING
 from mhacli.models.layer_names import is_pair
 
@@ -24,28 +24,28 @@ Half = Literal["encoder", "decoder"]
 
 
 class ReadIds(NamedTuple):
-    """The ids of a batch with padding, and which of them are not masked; None without a mask per token. With `are_places`, the
-    model was given vectors, and the ids are positions."""
+    """The ids of a batch with padding, and which of them are not masked. With `are_places`, the model was given vectors, and the
+    ids are positions."""
 
     ids: list[list[int]]
-    real: list[list[bool]] | None
+    real: list[list[bool]]
     are_places: bool = False
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether any id is masked."""
+        return not all(map(all, self.real))
 
     @property
     def transposed(self) -> ReadIds:
         """The ids with both axes exchanged, for inputs whose first axis is that of tokens."""
-        real = None if self.real is None else [*map(list, zip(*self.real, strict=True))]
-        return ReadIds([*map(list, zip(*self.ids, strict=True))], real, self.are_places)
+        ids, real = ([*map(list, zip(*rows, strict=True))] for rows in (self.ids, self.real))
+        return ReadIds(ids, real, self.are_places)
 
     def followed_by(self, more: ReadIds) -> ReadIds:
         """These ids with more after each sequence."""
-
-        def shown(own: ReadIds) -> list[list[bool]]:
-            return own.real or [[True] * len(row) for row in own.ids]
-
-        is_plain = self.real is None and more.real is None
-        real = None if is_plain else [a + b for a, b in zip(shown(self), shown(more), strict=True)]
         ids = [a + b for a, b in zip(self.ids, more.ids, strict=True)]
+        real = [a + b for a, b in zip(self.real, more.real, strict=True)]
         return ReadIds(ids, real, self.are_places or more.are_places)
 
 
@@ -90,15 +90,13 @@ def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = Fal
         for name, module in model.named_modules()
         if not name or hasattr(module, "main_input_name") or "input_ids" in _parameters(module)
     ]
-    handles = [part.register_forward_pre_hook(Hook(passes.enter), with_kwargs=True) for part in parts]
-    try:
-        with watched(model, passes.watch):  # its hooks must see the end of a part before the end of the pass
-            handles += [part.register_forward_hook(Hook(passes.leave), always_call=True) for part in parts]
-            yield passes.watch
-    finally:
-        for handle in handles:
-            handle.remove()
-        passes.interrupt()
+    with watched(model, passes.watch), ExitStack() as hooks:
+        hooks.callback(passes.interrupt)
+        for part in parts:  # a copy of the model takes functions along, but not what they refer to
+            enter, leave = (lambda *seen, hears=hears: hears(*seen) for hears in (passes.enter, passes.leave))
+            hooks.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
+        yield passes.watch
 
 
 class _Passes:
@@ -119,7 +117,9 @@ class _Passes:
         self._pass = ModelPass(1)
 
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
-        """The hook before a module that users may call."""
+        """The hook before a module that users may call; a copy of the model is another one."""
+        if id(module) not in self._names:
+            return
         name = type(self._model).__name__
         if torch.compiler.is_compiling():
             message = f"{name} is called through torch.compile, whose kernels hide its attention"
@@ -135,7 +135,7 @@ class _Passes:
         self._require_readable(given.values())
         if is_first:
             self.watch.batch, self.watch.may_lack_batch = _batch_of(given)
-            self.watch.begin_pass()
+            self.watch.begin_pass(module)
             self._pass = ModelPass(self.watch.batch)
         self._running.append(module)
         self._read(self._names[id(module)], given, is_first=is_first)
@@ -250,20 +250,20 @@ def _is_ids(value: Any) -> bool:
     return bool(known) and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
-def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]] | None:
+def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]]:
     """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where keys without any query are
-    padding on the left."""
+    padding on the left. Without such a mask all are."""
     mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # one mask per kind of layer
     batch, n = ids.shape[:2]
-    if not isinstance(mask, Tensor) or mask.shape[0] != batch:
-        return None
-    if mask.ndim == 2:
-        return (mask != 0)[:, -n:].tolist() if mask.shape[1] >= n else None
-    if mask.ndim != 4 or mask.shape[2] != n or mask.shape[3] < n_past + n:
-        return None
-    cells = mask if mask.dtype == torch.bool else mask > FORBIDDING
-    seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
-    return (seen.cumsum(dim=1) > 0).tolist()
+    shown = torch.ones(batch, n, dtype=torch.bool)
+    if isinstance(mask, Tensor) and mask.shape[0] == batch and mask.ndim == 2 and mask.shape[1] >= n:
+        shown = (mask != 0)[:, -n:]
+    elif isinstance(mask, Tensor) and mask.shape[0] == batch and mask.ndim == 4:
+        cells = mask if mask.dtype == torch.bool else mask > FORBIDDING
+        if mask.shape[2] == n and mask.shape[3] >= n_past + n:
+            seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
+            shown = seen.cumsum(dim=1) > 0
+    return shown.tolist()
 
 
 def _detached(call: Call) -> Call:

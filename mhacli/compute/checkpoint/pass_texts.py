@@ -66,8 +66,7 @@ class PassTexts:
     @property
     def side(self) -> PaddingSide:
         """The side of the padding; that of the tokenizer if there is none."""
-        masks = [read.real for read in self.read.halves.values() if read.real is not None]
-        rows = [row for mask in masks for row in mask if not all(row)]
+        rows = [row for read in self.read.halves.values() for row in read.real if not all(row)]
         if not rows:
             return self.tokenizer.side if self.tokenizer is not None else "right"
         return "right" if all(row[0] for row in rows) else "left"
@@ -94,7 +93,7 @@ class PassTexts:
 
     def _rows(self, read: ReadIds) -> Sequence[Sequence[int]]:
         """The ids without padding, which must be on one side."""
-        if read.real is None:
+        if not read.has_padding:
             return read.ids
         n, counts = len(read.ids[0]), [sum(row) for row in read.real]
         columns = [slice(0, c) if self.side == "right" else slice(n - c, n) for c in counts]

@@ -227,7 +227,7 @@ class _Removing:
                 f"{call.name} reads no ids, and which positions are padding is not known",
                 "call the model with input_ids",
             )
-        if read is None or read.real is None:
+        if read is None or not read.has_padding:
             return z.mean(dim=1, keepdim=True)
         real = torch.tensor(read.real, dtype=z.dtype, device=z.device)[..., None]
         if real.shape[:2] != z.shape[:2]:
