@@ -279,6 +279,8 @@ def _arguments(module: nn.Module, given: Mapping[str, Any], level: InterceptionL
 
 def _kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **given: Any) -> str:
     """The name of the kernel that torch chooses for a call of `scaled_dot_product_attention`: flash, efficient, cudnn or math."""
+    if query.device.type not in ("cpu", "cuda"):
+        return "sdpa"
     chosen = torch._fused_sdp_choice(query, key, value, attn_mask, **given)
     return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,28 +62,17 @@ class ModelPass:
     is_cached: bool = False
 
 
-class Listener(Protocol):
-    """The receiver of passes. The tensors of a call belong to the model and must be copied to be kept."""
-
-    def begin(self, began: ModelPass) -> None:
-        """Called when a pass begins. The inputs of a part of the model become known when the part runs."""
-
-    def take(self, call: Call) -> Tensor | None:
-        """Called with each attention of the pass. For listeners that only watch, it is detached from the graph, and gradients and
-        autocast are off. For those that edit, it is unchanged, and a returned tensor replaces `z`."""
-
-    def end(self, *, is_whole: bool) -> None:
-        """Called when the pass is over; `is_whole` is False if the model raised an exception."""
-
-    def stray(self, name: str) -> None:
-        """Called for an attention outside any pass, when a part of the model is called directly."""
-
-
 @contextmanager
-def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = False) -> Iterator[Watch]:
-    """A context in which `listener` receives every pass of `model` in this thread, without recomputations in a backward pass. The
-    model's results are not changed unless the listener `edits`. `by` is the function that the user called. Raises `MhaError` in a
-    pass of another thread, and when editing in a backward pass."""
+def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -> Iterator[Watch]:
+    """A context in which a listener receives every pass of `model` in this thread, without recomputations in a backward pass.
+
+    Its methods are `begin(ModelPass)`, where the inputs of a part of the model become known when the part runs; `take(call)` with
+    each attention; `end(is_whole=)`, False if the model raised an exception; and `stray(name)` for an attention outside any pass.
+    Calls are detached from the graph, with gradients and autocast off, and their tensors belong to the model. A listener that
+    `edits` gets them unchanged, and a tensor that it returns replaces z.
+
+    `by` is the function that the user called. Raises `MhaError` in a pass of another thread, and when editing in a backward pass.
+    """
     passes = _Passes(model, listener, by, edits)
     parts = [
         module
@@ -102,7 +91,7 @@ def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = Fal
 class _Passes:
     """Separates passes by the outermost running module."""
 
-    def __init__(self, model: nn.Module, listener: Listener, by: str, edits: bool) -> None:
+    def __init__(self, model: nn.Module, listener: Any, by: str, edits: bool) -> None:
         self._by, self._edits = by, edits
         self.watch = Watch(model, self._take, 1)
         self._model, self._listener = model, listener
@@ -196,7 +185,8 @@ class _Passes:
             self._listener.stray(call.name)
             return None
         if self._edits:
-            return self._listener.take(call)
+            edited: Tensor | None = self._listener.take(call)
+            return edited
         self._require_readable(call.tensors.values())
         with torch.no_grad():
             seen = _detached(call)

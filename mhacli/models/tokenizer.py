@@ -35,10 +35,9 @@ class ModelTokenizer(LibraryTokenizer):
             return []
         count = next((i for i, token_id in enumerate(sequence.ids) if token_id != self.bos_id), len(sequence.ids))
         if count > 1:
-            return [
-                f"the text begins with {sequence.tokens[0]!r} {'twice' if count == 2 else f'{count} times'}: "
-                "the text or chat template brings one and the tokenizer adds another"
-            ]
+            times = "twice" if count == 2 else f"{count} times"
+            why = "the text or chat template brings one and the tokenizer adds another"
+            return [f"the text begins with {sequence.tokens[0]!r} {times}: {why}"]
         if count == 1 or self.bos_id not in self.sequence("a").ids[:1]:
             return []
         return [

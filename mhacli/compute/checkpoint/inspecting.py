@@ -57,7 +57,7 @@ def inspecting(
     `tokenizer` is a tokenizer of transformers; without one, tokens are shown as their ids.
 
     Contexts can be nested, also for one model; a second thread waits until the first has closed its context. Raises `MhaError`
-    for a model that hides its parts (compiled, scripted, distributed), and in a call from another thread.
+    for a model that hides its parts (compiled, scripted, DataParallel), and in a call from another thread.
     """
     require_open(model, _NAME)
     wanted = Run(

@@ -40,7 +40,7 @@ def removed(
 
     Removals of nested contexts of one model add up; if two remove the same head, the inner one decides its replacement. Leaving
     the context restores the model. Raises `MhaError` if not everything could be removed: for a model that hides its parts
-    (compiled, scripted, distributed) or is called in another thread, for heads that do not exist, for a mean in a call without
+    (compiled, scripted, DataParallel) or is called in another thread, for heads that do not exist, for a mean in a call without
     all positions, and on leaving a context in which the model was not called or never computed the named heads or edges.
     """
     require_open(model, _NAME)

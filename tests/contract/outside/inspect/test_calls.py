@@ -118,3 +118,81 @@ def test_the_number_of_a_layer_in_a_record_is_that_of_removals() -> None:
     expected = logits()
     hook.remove()
     assert (without - expected).abs().max() < 1e-4
+
+
+TEXT_TOWER = {"vocab_size": 320, "max_position_embeddings": 128, "num_key_value_heads": 2, **SIZE}
+IMAGE_TOWER = {**IMAGE, **SIZE, "num_hidden_layers": 3}
+
+
+def paligemma() -> tuple[Any, dict[str, torch.Tensor]]:
+    """A model whose image tower ends in torch's own attention."""
+    import transformers
+
+    tower, text = transformers.SiglipVisionConfig(**IMAGE_TOWER), transformers.GemmaConfig(**TEXT_TOWER, head_dim=8)
+    config = transformers.PaliGemmaConfig(
+        vision_config=tower, text_config=text, image_token_index=9, projection_dim=32, hidden_size=32
+    )
+    call = image_and_question()
+    call["token_type_ids"] = torch.zeros_like(call["input_ids"])
+    return filled(transformers.PaliGemmaForConditionalGeneration(config)), call
+
+
+def mllama() -> tuple[Any, dict[str, torch.Tensor]]:
+    """A model in which layer 1 of the text attends to the image alone."""
+    import transformers
+
+    tower = {
+        **IMAGE, "hidden_size": 32, "attention_heads": 4, "num_hidden_layers": 2, "num_global_layers": 1,
+        "intermediate_size": 48, "intermediate_layers_indices": [0, 1], "max_num_tiles": 1,
+        "supported_aspect_ratios": [[1, 1]], "vision_output_dim": 96,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    text = {
+        **TEXT_TOWER,
+        "num_hidden_layers": 3,
+        "cross_attention_layers": [1],
+        "pad_token_id": 2,
+        "rope_parameters": rope,
+    }
+    config = transformers.MllamaConfig(vision_config=tower, text_config=text, image_token_index=9)
+    call = {
+        "input_ids": torch.tensor([[3, 9, 50, 60]]), "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
+        "aspect_ratio_ids": torch.tensor([[1]]), "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "cross_attention_mask": torch.ones(1, 4, 1, 1, dtype=torch.long),
+    }  # fmt: skip
+    return filled(transformers.MllamaForConditionalGeneration(config)), call
+
+
+def image_captioner() -> tuple[Any, dict[str, torch.Tensor]]:
+    """ViT as an encoder, and GPT-2 as the decoder that attends to it."""
+    import transformers
+
+    text = transformers.GPT2Config(
+        vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=64, add_cross_attention=True, is_decoder=True
+    )
+    tower = transformers.ViTConfig(**IMAGE_TOWER)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(tower, text)
+    config.decoder_start_token_id, config.pad_token_id = 2, 0
+    call = {"pixel_values": torch.randn(1, 3, 16, 16), "decoder_input_ids": torch.tensor([[2, 30, 31]])}
+    return filled(transformers.VisionEncoderDecoderModel(config)), call
+
+
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (paligemma, {"encoder": [0, 1, 2, 3], "self": [0, 1]}),
+        (mllama, {"encoder": [0, 1, 2], "self": [0, 2], "cross": [1]}),
+        (image_captioner, {"encoder": [0, 1, 2], "decoder": [0, 1], "cross": [0, 1]}),
+    ],
+)
+def test_each_kind_of_layer_is_numbered_as_in_the_model_and_none_is_left_out(make: Any, kinds: Any) -> None:
+    model, call = make()
+    record = inspected(model, **call)
+    assert record.self_check.ok
+    assert record.model.without == ()
+    found: dict[str, list[int]] = {}
+    for layer in record.layers:
+        assert layer.verified
+        found.setdefault(layer.kind, []).append(layer.layer)
+        assert f".{layer.layer}." in layer.name or "global" in layer.name or "head" in layer.name
+    assert found == kinds
