@@ -3,82 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import groupby
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
-from mhacli.commands.bench.intervals import Interval, ratio_text
-from mhacli.commands.bench.workload import Sweep, Workload
+from mhacli.commands.bench.workload import TIMING, BenchRow, Sweep
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.record.display import Shown
 
 MAX_FILE_BYTES = 256 << 20
-Seconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]
-"""A time of a call, within bounds in which all ratios are finite."""
-
-BackendStatus = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
-"""`too-large` and `too-slow` were predicted and not tried; `out-of-memory` was tried; `unsupported` cannot run;
-`failed` should have run."""
-
-
-@dataclass(frozen=True)
-class BenchRow(Workload):
-    """One backend at one size. Without status `ok` the times are None, and `reason` says why.
-
-    `ran` is the observed kernel; `is_fallback`: it is unfused although a fused kernel was expected. One sample has
-    `n_calls` calls. `ratio` is the median ÷ that of the fastest row of the size. `low` and `high` are the 95 % interval
-    of a median or ratio. `is_similar`: the interval of the ratio contains 1, so the row is not certainly slower.
-    Without `is_sure` there were too few rounds to mark a row as the fastest. `predicted_bytes`, `limit` and
-    `share_of_peak` are always None now.
-    """
-
-    backend: str
-    status: BackendStatus
-    predicted_bytes: int | None = None
-    reason: str | None = None
-    ran: str | None = None
-    is_fallback: bool = False
-    first_s: float | None = None
-    n_calls: int = 0
-    samples_s: tuple[Seconds, ...] = ()
-    median_s: Seconds | None = None
-    median_low_s: Seconds | None = None
-    median_high_s: Seconds | None = None
-    p25_s: float | None = None
-    p75_s: float | None = None
-    min_s: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    is_sure: bool = True
-    is_similar: bool = False
-    is_fastest: bool = False
-    limit: str | None = None
-    share_of_peak: float | None = None
-    extra_bytes: int | None = None
-    max_error: float | None = None
-    mean_error: float | None = None
-    n_error_queries: int = 0
-    n_samples: int = 0
-    flops: int = 0
-    bytes: int = 0
-    flops_per_byte: float = 0.0
-    tflops: float | None = None
-
-    @property
-    def interval(self) -> Interval | None:
-        """The median seconds with their interval."""
-        if self.median_s is None or self.median_low_s is None or self.median_high_s is None:
-            return None
-        return self.median_s, self.median_low_s, self.median_high_s
-
-    @property
-    def size(self) -> Workload:
-        """The size alone, without measurements."""
-        return Workload(*(getattr(self, field.name) for field in fields(Workload)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +42,7 @@ class Benchmark(Shown):
     def summary(self) -> tuple[str, ...]:
         """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
         timed = families([row for row in self.rows if row.interval is not None])
-        sentences = {family: _sentence(_longest(rows)) for family, rows in timed}
+        sentences = {family: _sentence(rows) for family, rows in timed}
         if len(sentences) < 2:
             return tuple(sentences.values()) or ("nothing could be timed",)
         return tuple(f"{family}: {sentence}" for family, sentence in sentences.items())
@@ -115,6 +50,8 @@ class Benchmark(Shown):
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON values. All numbers are finite. `ceilings` and `controls` are always empty now."""
         run: dict[str, Any] = msgspec.to_builtins(self)
+        for name in TIMING:
+            del run["sweep"][name]
         return {"schema": self.schema, "summary": list(self.summary)} | run | {"ceilings": [], "controls": []}
 
     def to_json(self, **added: object) -> str:
@@ -137,17 +74,19 @@ def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
     return list(by_family.items())
 
 
-def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The timed rows of the longest size with at least two of them, else of the longest size."""
-    sizes = [list(of_size) for _, of_size in groupby(rows, key=lambda row: row.size)]
-    return max(sizes, key=lambda of_size: (len(of_size) > 1, of_size[0].k_len, of_size[0].batch))
+def ratio_text(ratio: float) -> str:
+    """A ratio in three digits: `0.98`, `3.40`, `24.6`, `1,234`."""
+    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
 
 
 def _sentence(rows: Sequence[BenchRow]) -> str:
-    """The fastest backend of a size against `explicit`, the plain formula, or else against the slowest."""
+    """The fastest backend at the longest size, of those with two timed rows if any, against `explicit`, the plain formula, or
+    else against the slowest."""
     from mhacli.render.base.format import seconds_text
 
-    first, *others = sorted(rows, key=lambda row: row.median_s or 0.0)
+    sizes = [[row for row in rows if row.size == size] for size in dict.fromkeys(row.size for row in rows)]
+    longest = max(sizes, key=lambda of_size: (len(of_size) > 1, of_size[0].k_len, of_size[0].batch))
+    first, *others = sorted(longest, key=lambda row: row.median_s or 0.0)
     time = seconds_text(first.median_s)
     if not others:
         return f"{first.backend} takes {time} at {first.length_text}; no other backend was timed"

@@ -20,11 +20,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
-from mhacli.commands.bench.intervals import MIN_ROUNDS, ratio_text
-from mhacli.commands.bench.result import Benchmark, BenchRow, families
-from mhacli.commands.bench.workload import BACKENDS, LAYERS, RETURNS_PATTERN, Workload
+from mhacli.commands.bench.comparison import NOT_NOW, Comparison, change, verdict
+from mhacli.commands.bench.result import Benchmark, families, ratio_text
+from mhacli.commands.bench.workload import BACKENDS, LAYERS, MIN_ROUNDS, RETURNS_PATTERN, BenchRow
 from mhacli.errors import MhaError, missing_library
+from mhacli.io.files import write_whole
 from mhacli.record.glossary import words_of
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
@@ -53,7 +53,7 @@ _SIMILAR = "≈ not certainly changed: the interval contains 1"
 _NAME = max(map(len, BACKENDS))
 
 
-def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, screen: Screen) -> RenderableType:
+def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Screen) -> RenderableType:
     """The complete output of `mha bench`."""
     parts: list[RenderableType] = [_machine(benchmark, screen.width)]
     for family, rows in families(benchmark.rows):
@@ -168,9 +168,9 @@ def _at(why: str, sizes: Sequence[str], n_sizes: int) -> str:
     return why if len(listed) == n_sizes else f"{why} (at {', '.join(listed)})"
 
 
-def size_text(work: Workload) -> str:
+def size_text(row: BenchRow) -> str:
     """Batch and length; the length alone for a batch of one."""
-    return f"{work.k_len}" if work.batch == 1 else f"{work.batch} × {work.k_len}"
+    return f"{row.k_len}" if row.batch == 1 else f"{row.batch} × {row.k_len}"
 
 
 def backend_text(row: BenchRow) -> str:
@@ -229,34 +229,34 @@ def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
     return seconds is not None and seconds < _SHORT_S and not benchmark.environment["device"].startswith("cuda")
 
 
-def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
+def _changes(comparison: Comparison, screen: Screen) -> RenderableType:
     """Each size's ratio to the baseline, and the rows that cannot be compared."""
     parts: list[RenderableType] = []
-    for size, changes in groupby(comparison.changes, key=lambda change: change.name):
+    for size, pairs in groupby(comparison.pairs, key=lambda pair: pair[0].title):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
         is_narrow = screen.width < _NARROW
         table.add_column("backend", overflow="fold", min_width=None if is_narrow else _NAME)
         headings = _CHANGED_NARROW if is_narrow else _CHANGED
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True, min_width=len("1.23 ms"))
-        for change in changes:
+        for now, then in pairs:
+            (ratio, low, high), word = change(now, then), verdict(now, then)
             cells = (
-                seconds_text(change.baseline_s), seconds_text(change.median_s),
-                ("≈ " if change.verdict == "similar" else "") + ratio_text(change.ratio),
-                f"{ratio_text(change.ratio_low)}–{ratio_text(change.ratio_high)}",
-                "" if change.verdict == "similar" else change.verdict,
+                seconds_text(then.median_s), seconds_text(now.median_s),
+                ("≈ " if word == "similar" else "") + ratio_text(ratio), f"{ratio_text(low)}–{ratio_text(high)}",
+                "" if word == "similar" else word,
             )  # fmt: skip
-            colour = {"slower": "red", "faster": "green"}.get(change.verdict)
-            table.add_row(change.backend, *cells[-len(headings) :], style=colour)
+            colour = {"slower": "red", "faster": "green"}.get(word)
+            table.add_row(now.backend, *cells[-len(headings) :], style=colour)
         parts += [Text(size), table]
-    if any(change.verdict == "similar" for change in comparison.changes):
+    if any(verdict(*pair) == "similar" for pair in comparison.pairs):
         parts.append(Text(_SIMILAR, style="dim"))
     notes = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
     title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
     return Group(title, *parts, *(Text(visible(line), style="dim") for line in notes))
 
 
-def _alone(comparison: BaselineComparison) -> Sequence[str]:
+def _alone(comparison: Comparison) -> Sequence[str]:
     """The rows of one run alone, by name if they are few."""
     alone, baseline = comparison.unmatched, comparison.baseline
     if len(alone) <= _ALONE_SHOWN:
@@ -269,7 +269,7 @@ def _alone(comparison: BaselineComparison) -> Sequence[str]:
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
 
 
-def _conclusion(comparison: BaselineComparison) -> Text:
+def _conclusion(comparison: Comparison) -> Text:
     style = "bold" if comparison.outcome is None else _OUTCOMES[comparison.outcome]
     return Text(visible(comparison.summary), style=style)
 
@@ -370,6 +370,15 @@ def svg(benchmark: Benchmark) -> str:
         paper = io.StringIO()
         figure.savefig(paper, format="svg", metadata={"Date": None, "Creator": "mha", "Description": about(benchmark)})
     return paper.getvalue()
+
+
+def write_plots(benchmark: Benchmark, svg_path: str | None, html_path: str | None, *, force: bool) -> None:
+    """Writes the picture and the page that were requested."""
+    picture = svg(benchmark) if svg_path or html_path else ""
+    if svg_path is not None:
+        write_whole(svg_path, picture.encode(), force=force)
+    if html_path is not None:
+        write_whole(html_path, page(benchmark, picture).encode(), force=force)
 
 
 def page(benchmark: Benchmark, picture: str) -> str:
