@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from mhacli.commands.bench.comparison import Comparison, FailIfOutcome
-from mhacli.commands.bench.result import Benchmark
+from mhacli.commands.bench.result import Benchmark, Comparison, FailIfOutcome
 from mhacli.commands.bench.workload import TIMING, Direction
 from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination

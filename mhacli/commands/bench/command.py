@@ -13,8 +13,7 @@ from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
-from mhacli.commands.bench.comparison import compare
-from mhacli.commands.bench.result import read_benchmark
+from mhacli.commands.bench.result import compare, read_benchmark
 from mhacli.commands.bench.workload import BACKENDS, Sweep
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.files import write_whole

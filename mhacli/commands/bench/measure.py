@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,22 +19,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import grad
+from torch.autograd.profiler import profile
 
+from mhacli.attention import masks
+from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
-from mhacli.attention.fused import KERNELS, only
-from mhacli.commands.bench.backends import COMPILED, Problem, answers, call_of, outcome_of, problem_of, watched
+from mhacli.attention.fused import KERNELS, fused_attend, kernel_among, only
 from mhacli.commands.bench.result import Benchmark
-from mhacli.commands.bench.workload import LAYERS, MIN_ROUNDS, BenchRow, Direction, Interval, Sweep
+from mhacli.commands.bench.workload import LAYERS, MIN_ROUNDS, RETURNS_PATTERN, BenchRow, Direction, Interval, Sweep
+from mhacli.io.data import finite
 from mhacli.io.files import format_size
 from mhacli.io.memory import cpu_name, fits, n_cpus, uncollected
 from mhacli.io.progress import Progress, no_progress
 from mhacli.settings import Dtype
 
+Leaves = tuple[Tensor, ...]
+"""The tensors to which gradients go: q, k and v split into heads, or the rows that a layer reads."""
+Problem = tuple[Leaves, Tensor, list[Tensor]]
+"""The leaves, some queries, and the answers in float64 at these."""
 Clock = Callable[[int], float]
 """Takes a number of calls, and gives the seconds of one."""
-_EXPECTED_FUSED = ("sdpa", "flex", "compiled", "torch-mha")
+COMPILED = ("flex", "compiled")
+_EXACT_BYTES = 256 << 20
+"""The most bytes of scores in float64. Of more queries, evenly spread ones are compared."""
 
 
 def bench(
@@ -111,12 +121,10 @@ def _measured(planned: Sequence[BenchRow], rate: float, device: torch.device, sw
         with warnings.catch_warnings(record=True) as warned, _running(row):
             warnings.simplefilter("always")
             try:
-                problems[is_layer] = problems.get(is_layer) or problem_of(row, device, sweep.seed)
+                problems[is_layer] = problems.get(is_layer) or _problem(row, device, sweep.seed)
                 rows[name], clocks[name] = _first_calls(row, problems[is_layer], device, sweep.seed)
             except Exception as fault:
-                reasons = [str(each.message).partition(" (Triggered")[0] for each in warned]
-                status, reason = outcome_of(name, fault, reasons)
-                rows[name] = replace(row, status=status, reason=reason)
+                rows[name] = _failed(row, fault, [str(each.message).partition(" (Triggered")[0] for each in warned])
     if clocks:
         is_single = device.type == "cuda" or planned[0].direction == "backward"
         rows |= _ranked(rows, *time_in_turns(clocks, sweep, most_calls=1 if is_single else 1000))
@@ -149,7 +157,7 @@ def _running(row: BenchRow) -> Iterator[None]:
 def _first_calls(row: BenchRow, problem: Problem, device: torch.device, seed: int) -> tuple[BenchRow, Clock]:
     """The row with the time of the first call, compilation included, the kernel, the memory and the error; and its clock."""
     leaves, queries, exact = problem
-    call, direction = call_of(row, leaves, seed), row.direction
+    call, direction = _call(row, leaves, seed), row.direction
 
     def whole() -> Tensor:
         out = call()
@@ -158,16 +166,15 @@ def _first_calls(row: BenchRow, problem: Problem, device: torch.device, seed: in
         return out.detach()
 
     first_s = seconds_of(whole, 1, device)
-    ran, peak = watched(row, whole, device)
-    pairs = zip(answers(call().index_select(-2, queries), leaves, direction), exact, strict=True)
+    ran, peak = _watched(row, whole, device)
+    pairs = zip(_answers(call().index_select(-2, queries), leaves, direction), exact, strict=True)
     errors = torch.cat([(ours.detach().to(of.device).double() - of).abs().flatten() for ours, of in pairs])
-    largest, mean, n = float(errors.max()), float(errors.mean()), len(queries)
-    is_fallback = row.backend in _EXPECTED_FUSED and ran in ("math", "unfused")
-    row = replace(row, first_s=first_s, ran=ran, is_fallback=is_fallback, extra_bytes=peak, n_error_queries=n)
-    if math.isfinite(mean):
-        row = replace(row, max_error=largest, mean_error=mean)
-    else:
-        row = replace(row, reason="results are not finite")
+    largest, mean = finite(float(errors.max())), finite(float(errors.mean()))
+    row = replace(
+        row, first_s=first_s, ran=ran, is_fallback=row.backend in ("sdpa", "torch-mha") and ran in ("math", "unfused"),
+        extra_bytes=peak, max_error=largest, mean_error=mean, n_error_queries=len(queries),
+        reason="results are not finite" if mean is None else None,
+    )  # fmt: skip
     weight = whole()
 
     def clock(n_calls: int) -> float:
@@ -221,6 +228,113 @@ def _ranked(
     near = [name for name, row in ranked.items() if name == first or row.is_similar]
     is_certain = ranked[first].is_sure and len(near) < len(ranked) and len({rows[name].ran for name in near}) == 1
     return ranked | {name: replace(ranked[name], is_fastest=is_certain) for name in near}
+
+
+# ------------------------------------------------------------------------------------------------------------ backends
+
+
+def _call(row: BenchRow, leaves: Leaves, seed: int) -> Callable[[], Tensor]:
+    """The call to time. Raises `NotImplementedError` for what the backend cannot do."""
+    name, compiled = row.backend, partial[Any](torch.compile, fullgraph=True, dynamic=False)
+    if name in LAYERS:
+        layer, mask = _layer(row, leaves[0], seed)
+        how = {"need_weights": name == RETURNS_PATTERN, "average_attn_weights": False, "is_causal": row.is_masked}
+        return lambda: layer(*leaves * 3, attn_mask=mask, **how)[0]
+    if name in ("explicit", "compiled"):
+        function = attend if name == "explicit" else compiled(attend)
+        return partial(function, *leaves, allowed=masks.causal() if row.is_masked else None)
+    if name != "flex":
+        return partial(fused_attend, *leaves, causal=row.is_masked)
+    device = leaves[0].device.type
+    if device != "cuda":
+        raise NotImplementedError(
+            f"FlexAttention is measured on CUDA, where it compiles to one kernel, not on {device}"
+        )
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    blocks = None
+    if row.is_masked:
+        create: Any = torch.compile(create_block_mask)  # uncompiled it would ask every cell at once
+        blocks = create(lambda b, h, q_idx, k_idx: q_idx >= k_idx, None, None, row.q_len, row.k_len, device=device)
+    return partial(compiled(flex_attention), *leaves, block_mask=blocks, enable_gqa=row.n_kv_heads != row.n_heads)
+
+
+def _layer(row: BenchRow, x: Tensor, seed: int) -> tuple[nn.Module, Tensor | None]:
+    """`nn.MultiheadAttention` for rows like x, with weights that keep the size of normal rows, and its mask."""
+    if row.n_kv_heads != row.n_heads:
+        raise NotImplementedError("nn.MultiheadAttention has no shared kv heads")
+    if row.q_len != row.k_len:
+        raise NotImplementedError("nn.MultiheadAttention has no cache to decode with")
+    width, generator = x.shape[-1], torch.Generator().manual_seed(seed)
+    layer = nn.MultiheadAttention(width, row.n_heads, batch_first=True, device="cpu", dtype=torch.float32).eval()
+    for parameter in layer.parameters():
+        parameter.data.normal_(std=width**-0.5, generator=generator)
+    mask = nn.Transformer.generate_square_subsequent_mask(row.q_len, x.device, x.dtype) if row.is_masked else None
+    return layer.to(getattr(torch, row.dtype)).to(x), mask
+
+
+def _problem(row: BenchRow, device: torch.device, seed: int) -> Problem:
+    """Normal numbers for this size, since zeros would be computed too fast, and what float64 makes of them."""
+    shapes: list[tuple[int, ...]] = [(row.batch, row.q_len, row.n_heads * row.d_head)]
+    if row.backend not in LAYERS:
+        of_keys = (row.batch, row.n_kv_heads, row.k_len, row.d_head)
+        shapes = [(row.batch, row.n_heads, row.q_len, row.d_head), of_keys, of_keys]
+    kind: Any = {"generator": torch.Generator(device).manual_seed(seed), "dtype": getattr(torch, row.dtype)}
+    has_gradient, home = row.direction != "forward", "cpu" if device.type == "mps" else device  # MPS has no float64
+    leaves = tuple(torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes)
+    wide = tuple(leaf.detach().to(home).double().requires_grad_(has_gradient) for leaf in leaves)
+    n = max(1, min(row.q_len, _EXACT_BYTES // (8 * row.batch * row.n_heads * row.k_len)))
+    queries = torch.linspace(0, row.q_len - 1, n, dtype=torch.float64).round().long().to(home)
+    some = wide[0].index_select(-2, queries)
+    if row.backend in LAYERS:
+        layer, mask = _layer(row, wide[0], seed)
+        visible = None if mask is None else mask[queries]
+        out = layer(some, wide[0], wide[0], attn_mask=visible, need_weights=False)[0]
+    else:
+        causal = masks.causal()
+        out = attend(some, *wide[1:], allowed=(lambda _, k_idx: causal(queries, k_idx)) if row.is_masked else None)
+    return leaves, queries.to(device), _answers(out, wide, row.direction)
+
+
+def _answers(out: Tensor, leaves: Leaves, direction: Direction) -> list[Tensor]:
+    """The output, unless only backward is measured, and the gradients."""
+    if direction == "forward":
+        return [out]
+    signs = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).sign().to(out)
+    gradients = grad(out, leaves, signs)
+    return [*gradients] if direction == "backward" else [out.detach(), *gradients]
+
+
+def _watched(row: BenchRow, call: Callable[[], object], device: torch.device) -> tuple[str, int | None]:
+    """The kernel that a call runs, and the most bytes that torch's allocator held for it at a time, results included;
+    None where the allocator does not say."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes to stderr
+    with profile(use_kineto=False, profile_memory=device.type == "cpu") as seen:
+        call()
+    assert seen.kineto_results is not None  # it has been stopped
+    events = sorted(seen.kineto_results.events(), key=lambda event: int(event.start_ns()))
+    operators = frozenset(event.name() for event in events)
+    kernel = row.backend if row.backend in ("explicit", *COMPILED) else kernel_among(operators) or "unknown"
+    if device.type == "cuda":
+        return kernel, torch.cuda.max_memory_allocated(device) - before
+    held = accumulate((event.nbytes() for event in events if event.name() == "[memory]"), initial=0)
+    return kernel, max(held) if device.type == "cpu" else None
+
+
+def _failed(row: BenchRow, fault: Exception, warned: Sequence[str]) -> BenchRow:
+    """The row of a backend that raised this, and why. torch gives the reasons for refusing a kernel as warnings."""
+    reason = " ".join(str(fault).split())[:300] or type(fault).__name__
+    if isinstance(fault, MemoryError | torch.OutOfMemoryError) or re.search("can't allocate|out of memory", reason):
+        return replace(row, status="out-of-memory", reason=reason)
+    if re.search("No available kernel|No viable backend", reason):
+        reason = f"torch has no {row.backend} kernel for this device and these inputs"
+        return replace(row, status="unsupported", reason=": ".join([reason, " ".join(warned)]) if warned else reason)
+    cannot = re.search("not implemented for|No working C.. compiler|Cannot find a working triton", reason)
+    is_unsupported = cannot or isinstance(fault, NotImplementedError)
+    return replace(row, status="unsupported" if is_unsupported else "failed", reason=reason)
 
 
 # -------------------------------------------------------------------------------------------------------------- timing

@@ -1,19 +1,23 @@
-"""The result of `mha bench` as data (`mha.bench/1`) and as a summary."""
+"""The result of `mha bench` as data (`mha.bench/1`), and its comparison with an earlier one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from mhacli.commands.bench.workload import TIMING, BenchRow, Sweep
+from mhacli.commands.bench.workload import SIZE, TIMING, BenchRow, Interval, Sweep
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.record.display import Shown
 
 MAX_FILE_BYTES = 256 << 20
+FailIfOutcome = Literal["slower", "inconclusive", "passed"]
+_SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
+NOT_NOW = ": not measured now"
+"""The end of the line for a row that only the baseline has."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,11 +45,9 @@ class Benchmark(Shown):
     @property
     def summary(self) -> tuple[str, ...]:
         """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
-        timed = families([row for row in self.rows if row.interval is not None])
-        sentences = {family: _sentence(rows) for family, rows in timed}
-        if len(sentences) < 2:
-            return tuple(sentences.values()) or ("nothing could be timed",)
-        return tuple(f"{family}: {sentence}" for family, sentence in sentences.items())
+        from mhacli.commands.bench.view import sentences
+
+        return sentences(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON values. All numbers are finite. `ceilings` and `controls` are always empty now."""
@@ -66,33 +68,85 @@ def read_benchmark(path: str) -> Benchmark:
     return decode(Benchmark, document, f"{path} is not a benchmark (mha.bench/1)", path=path)
 
 
-def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
-    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
-    by_family: dict[str, list[BenchRow]] = {}
-    for row in rows:
-        by_family.setdefault(row.family, []).append(row)
-    return list(by_family.items())
+@dataclass(frozen=True)
+class Comparison:
+    """Rows that have a time now and had one in the baseline, the rows that cannot be compared, and warnings.
+
+    `outcome` is the result of the rule `slower:limit`: `slower` if a time is surely above the limit or a row could not run,
+    `passed` if all times are surely at most the limit. It is None without a rule, or if nothing can be compared.
+    """
+
+    baseline: str
+    pairs: tuple[tuple[BenchRow, BenchRow], ...]
+    broken: tuple[str, ...]
+    unmatched: tuple[str, ...]
+    warnings: tuple[str, ...]
+    limit: float | None
+    outcome: FailIfOutcome | None
+    summary: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as JSON values. `shows_from` is the least ratio that an interval of this width shows to be above the
+        limit; `noise_high` is always null now."""
+        changes: list[dict[str, Any]] = []
+        for now, then in self.pairs:
+            ratio, low, high = change(now, then)
+            changes.append({
+                **{name: getattr(now, name) for name in SIZE}, "backend": now.backend, "name": now.title,
+                "baseline_s": then.median_s, "median_s": now.median_s, "ratio": ratio, "ratio_low": low,
+                "ratio_high": high, "verdict": verdict(now, then),
+                "shows_from": None if self.limit is None else self.limit * ratio / low, "noise_high": None,
+            })  # fmt: skip
+        fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "limit", "outcome")}
+        if self.limit is None or self.outcome is None:
+            return fields | {"changes": changes, "rule": None}
+        undecided = [each for each in changes if each["ratio_low"] <= self.limit < each["ratio_high"]]
+        rule = {"limit": self.limit, "outcome": self.outcome, "undecided": undecided}
+        return fields | {"changes": changes, "rule": rule}
 
 
-def ratio_text(ratio: float) -> str:
-    """A ratio in three digits: `0.98`, `3.40`, `24.6`, `1,234`."""
-    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
+def change(now: BenchRow, then: BenchRow) -> Interval:
+    """The ratio of a row's time to the baseline's (above 1 = slower), from the fastest likely time now over the slowest likely
+    time then to the reverse: two runs share no rounds."""
+    assert now.interval is not None
+    assert then.interval is not None
+    (median, low, high), (old, old_low, old_high) = now.interval, then.interval
+    return median / old, low / old_high, high / old_low
 
 
-def _sentence(rows: Sequence[BenchRow]) -> str:
-    """The fastest backend at the longest size, of those with two timed rows if any, against `explicit`, the plain formula, or
-    else against the slowest."""
-    from mhacli.render.base.format import seconds_text
+def verdict(now: BenchRow, then: BenchRow) -> Literal["slower", "faster", "similar"]:
+    """What is certain of a change: it is similar if its interval contains 1."""
+    _, low, high = change(now, then)
+    return "slower" if low > 1 else "faster" if high < 1 else "similar"
 
-    sizes = [[row for row in rows if row.size == size] for size in dict.fromkeys(row.size for row in rows)]
-    longest = max(sizes, key=lambda of_size: (len(of_size) > 1, of_size[0].k_len, of_size[0].batch))
-    first, *others = sorted(longest, key=lambda row: row.median_s or 0.0)
-    time = seconds_text(first.median_s)
-    if not others:
-        return f"{first.backend} takes {time} at {first.length_text}; no other backend was timed"
-    other = next((row for row in others if row.backend == "explicit"), others[-1])
-    low, high = other.ratio_low or 0.0, other.ratio_high or 0.0
-    is_certain = first.is_sure and low > 1
-    faster = f"{ratio_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
-    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {ratio_text(low)} to {ratio_text(high)} ×"
-    return f"{first.backend} {'is' if is_certain else 'was'} {faster} ({evidence}){', which may be chance' * (not is_certain)}"
+
+def compare(now: Benchmark, baseline: Benchmark, path: str, *, limit: float | None = None) -> Comparison:
+    """The comparison of every row of `now` with the same row of the baseline."""
+    then = {(row.backend, row.size): row for row in baseline.rows}
+    pairs, broken, unmatched = [], [], []
+    for row in now.rows:
+        before = then.pop((row.backend, row.size), None)
+        if before is None:
+            unmatched.append(f"{row.backend}, {row.title}: not in {path}")
+        elif row.interval is not None and before.interval is not None:
+            pairs.append((row, before))
+        elif before.interval is not None:
+            broken.append(f"{row.backend}, {row.title}: {row.status} now ({row.reason})")
+    unmatched += [f"{row.backend}, {row.title}{NOT_NOW}" for row in then.values()]
+    differing = [(name, baseline.environment.get(name), now.environment.get(name)) for name in _SAME]
+    differing.append(("seed", baseline.seed, now.seed))
+    warnings = [f"{name} differs: {before} then, {ours} now" for name, before, ours in differing if before != ours]
+    outcome: FailIfOutcome | None = None
+    timings = f"of {len(pairs)} timing{'s' * (len(pairs) != 1)}"
+    verdicts = [verdict(*pair) for pair in pairs]
+    summary = f"{timings}, {verdicts.count('slower')} slower and {verdicts.count('faster')} faster than in {path}"
+    if limit is not None and (pairs or broken):
+        n_slower, n_above = (sum(change(*pair)[end] > limit for pair in pairs) for end in (1, 2))
+        outcome = "slower" if broken or n_slower else "inconclusive" if n_above else "passed"
+        summary = f"{outcome}: {n_slower} {timings} are more than {limit:g} × that in {path}"
+        if outcome == "inconclusive":
+            summary = f"{outcome}: {n_above} {timings} may be more than {limit:g} × that in {path}"
+            summary += "; more rounds (--repeat, --budget) or a quieter machine decide"
+    if broken:
+        summary += f"; rows with a time in {path} that could not run now: {len(broken)}"
+    return Comparison(path, tuple(pairs), tuple(broken), tuple(unmatched), tuple(warnings), limit, outcome, summary)

@@ -20,8 +20,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.bench.comparison import NOT_NOW, Comparison, change, verdict
-from mhacli.commands.bench.result import Benchmark, families, ratio_text
+from mhacli.commands.bench.result import NOT_NOW, Benchmark, Comparison, change, verdict
 from mhacli.commands.bench.workload import BACKENDS, LAYERS, MIN_ROUNDS, RETURNS_PATTERN, BenchRow
 from mhacli.errors import MhaError, missing_library
 from mhacli.io.files import write_whole
@@ -65,6 +64,44 @@ def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Scre
     if comparison is not None:
         parts += [Text(), _changes(comparison, screen), Text(), _conclusion(comparison)]
     return Group(*parts)
+
+
+def sentences(benchmark: Benchmark) -> tuple[str, ...]:
+    """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
+    timed = families([row for row in benchmark.rows if row.interval is not None])
+    if len(timed) < 2:
+        return tuple(_sentence(rows) for _, rows in timed) or ("nothing could be timed",)
+    return tuple(f"{family}: {_sentence(rows)}" for family, rows in timed)
+
+
+def _sentence(rows: Sequence[BenchRow]) -> str:
+    """The fastest backend at the longest size, of those with two timed rows if any, against `explicit`, the plain formula, or
+    else against the slowest."""
+    sizes = [[row for row in rows if row.size == size] for size in dict.fromkeys(row.size for row in rows)]
+    longest = max(sizes, key=lambda of_size: (len(of_size) > 1, of_size[0].k_len, of_size[0].batch))
+    first, *others = sorted(longest, key=lambda row: row.median_s or 0.0)
+    time = seconds_text(first.median_s)
+    if not others:
+        return f"{first.backend} takes {time} at {first.length_text}; no other backend was timed"
+    other = next((row for row in others if row.backend == "explicit"), others[-1])
+    low, high = other.ratio_low or 0.0, other.ratio_high or 0.0
+    is_certain = first.is_sure and low > 1
+    faster = f"{ratio_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
+    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {ratio_text(low)} to {ratio_text(high)} ×"
+    return f"{first.backend} {'is' if is_certain else 'was'} {faster} ({evidence}){', which may be chance' * (not is_certain)}"
+
+
+def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
+    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
+    by_family: dict[str, list[BenchRow]] = {}
+    for row in rows:
+        by_family.setdefault(row.family, []).append(row)
+    return list(by_family.items())
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio in three digits: `0.98`, `3.40`, `24.6`, `1,234`."""
+    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
 
 
 def _machine(benchmark: Benchmark, width: int) -> Text:
@@ -335,6 +372,19 @@ td.reason {{ text-align: left; white-space: normal; color: #555 }}
 </dl>
 </body></html>
 """
+_DESCRIPTIONS = {
+    "explicit": "the readable definition, attend, which builds the whole pattern",
+    "sdpa": "scaled_dot_product_attention with the kernel that torch picks",
+    "math": "scaled_dot_product_attention, its unfused kernel",
+    "flash": "scaled_dot_product_attention, its flash kernel",
+    "efficient": "scaled_dot_product_attention, its memory-efficient kernel",
+    "cudnn": "scaled_dot_product_attention, cuDNN's kernel",
+    "flex": "FlexAttention through torch.compile",
+    "compiled": "attend through torch.compile",
+    "torch-mha": "nn.MultiheadAttention without weights",
+    "torch-mha-weights": "nn.MultiheadAttention with weights for every head",
+}
+
 _PAGE_COLUMNS = ("size", "backend", "median", "quartiles", "ratio", "interval", "rate", "memory", "error")
 
 
@@ -390,14 +440,10 @@ def page(benchmark: Benchmark, picture: str) -> str:
         figure=picture[picture.index("<svg") :],
         tables=tables,
         backends="\n".join(
-            f"<dt>{name}</dt><dd>{html.escape(_described(name))}</dd>" for name in map(html.escape, names)
+            f"<dt>{name}</dt><dd>{html.escape(_DESCRIPTIONS.get(name, 'unknown here'))}</dd>"
+            for name in map(html.escape, names)
         ),
     )
-
-
-def _described(name: str) -> str:
-    """The description of a backend; its name for an unknown one from a later version."""
-    return BACKENDS.get(name, "unknown here")
 
 
 def about(benchmark: Benchmark) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -34,23 +33,14 @@ Interval = tuple[float, float, float]
 MIN_ROUNDS = 6
 """The fewest samples whose range contains the true median with a probability of 95 %."""
 
-BACKENDS: Mapping[str, str] = {
-    "explicit": "the readable definition, attend, which builds the whole pattern",
-    "sdpa": "scaled_dot_product_attention with the kernel that torch picks",
-    "math": "scaled_dot_product_attention, its unfused kernel",
-    "flash": "scaled_dot_product_attention, its flash kernel",
-    "efficient": "scaled_dot_product_attention, its memory-efficient kernel",
-    "cudnn": "scaled_dot_product_attention, cuDNN's kernel",
-    "flex": "FlexAttention through torch.compile",
-    "compiled": "attend through torch.compile",
-    "torch-mha": "nn.MultiheadAttention without weights",
-    "torch-mha-weights": "nn.MultiheadAttention with weights for every head",
-}
-"""The backends in default order, each with what it is."""
+BACKENDS: tuple[str, ...] = (
+    "explicit", "sdpa", "math", "flash", "efficient", "cudnn", "flex", "compiled", "torch-mha", "torch-mha-weights"
+)  # fmt: skip
+"""The backends in default order."""
 LAYERS = ("torch-mha", "torch-mha-weights")
 """Whole layers: they compute the projections too, and cannot decode because they have no cache."""
 RETURNS_PATTERN = "torch-mha-weights"
-_OFF_CUDA = ("explicit", "sdpa", "math", "flash", *LAYERS)
+_OFF_CUDA: tuple[str, ...] = ("explicit", "sdpa", "math", "flash", *LAYERS)
 """The default backends on other devices than CUDA."""
 _HOLDS_SCORES = ("explicit", "math", "compiled", *LAYERS)
 
@@ -188,7 +178,7 @@ TIMING = ("device", "threads", "repeat", "budget", "call_limit", "seed")
 
 def _backends(word: str) -> tuple[str, ...]:
     chosen = words_of(*BACKENDS, _ALL)(word)
-    return tuple(BACKENDS) if _ALL in chosen else chosen
+    return BACKENDS if _ALL in chosen else chosen
 
 
 _list: Any = partial(setting, (), metavar="LIST", common=True)
@@ -243,16 +233,13 @@ class Sweep:
 
     def on(self, kind: str) -> Sweep:
         """The sweep with the defaults of a type of device, except those of the batch and of heads."""
-        is_cuda = kind == "cuda"
-        lengths = ("1k..64k" if is_cuda else "512..8k") if self.decode else ("512..32k" if is_cuda else "256..2k")
-        suited = tuple(BACKENDS) if is_cuda else _OFF_CUDA
-        return replace(
-            self,
-            backends=self.backends or tuple(name for name in suited if not self.decode or name not in LAYERS),
-            d_head=self.d_head or (64,),
-            lengths=self.lengths or counts(lengths),
-            dtypes=self.dtypes or ("bfloat16" if is_cuda else "float32",),
-        )
+        suited, doubling = _OFF_CUDA, "512..8k" if self.decode else "256..2k"
+        if kind == "cuda":
+            suited, doubling = BACKENDS, "1k..64k" if self.decode else "512..32k"
+        dtypes: tuple[Dtype, ...] = self.dtypes or ("bfloat16" if kind == "cuda" else "float32",)
+        backends = self.backends or tuple(name for name in suited if not self.decode or name not in LAYERS)
+        lengths = self.lengths or counts(doubling)
+        return replace(self, backends=backends, d_head=self.d_head or (64,), lengths=lengths, dtypes=dtypes)
 
     def sizes(self, kind: str) -> list[list[BenchRow]]:
         """The rows to measure of every size, family by family. Raises `UsageError` for heads that contradict each other.
