@@ -28,11 +28,8 @@ import torch
 from peak import peak_mib
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhacli.commands.effect.metric import Target
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import TOKENS_AT_ONCE, EffectRun
-from mhacli.models.folder import Checkpoint
-from mhacli.models.load import Loaded
 
 Result = TypeVar("Result")
 N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12
@@ -52,8 +49,7 @@ def made() -> tuple[Any, torch.Tensor]:
 def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> EffectRun:
     """All heads removed, at one position or everywhere."""
     plan = [(Removal(("self", layer), (head,), at=at),) for layer, head in HEADS]
-    loaded = Loaded(model, Checkpoint("random", {}, {}, ()), "random", None)
-    run = EffectRun(loaded, {"input_ids": ids}, plan, LENGTH - 1, Target(7), n_verified)
+    run = EffectRun(model, {"input_ids": ids}, plan, LENGTH - 1, (7, None), n_verified)
     run.run()
     return run
 
@@ -136,7 +132,7 @@ def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds
         changes, n = counted(run)
         products[name] = n * whole / n_products
         for item, change in zip(range(0, len(HEADS), EVERY), changes, strict=True):
-            assert abs(float(found[item].d_logit or 0.0) - change) < 1e-4
+            assert abs(float(found[item]["d_logit"]) - change) < 1e-4
     ways: dict[str, Callable[[], object]] = {
         "removals": lambda: effects(model, ids, at, 0),
         "with proof": lambda: effects(model, ids, at, 4),

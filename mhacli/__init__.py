@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
-    from mhacli.commands.bench.measure import bench
+    from mhacli.commands.bench.run import bench
     from mhacli.commands.check.run import check
     from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
-    from mhacli.commands.effect.in_memory.effects import effects
-    from mhacli.commands.effect.in_memory.removed import removed
+    from mhacli.commands.effect.effects import effects
+    from mhacli.commands.effect.removed import removed
     from mhacli.compute.checkpoint.inspecting import inspecting
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
@@ -28,15 +28,15 @@ _MODULES = {
     "MhaError": "mhacli.errors",
     "MultiHeadAttention": "mhacli.attention.layer",
     "Record": "mhacli.record.record",
-    "bench": "mhacli.commands.bench.measure",
+    "bench": "mhacli.commands.bench.run",
     "check": "mhacli.commands.check.run",
     "diff": "mhacli.commands.diff.compare",
     "doctor": "mhacli.commands.doctor.run",
-    "effects": "mhacli.commands.effect.in_memory.effects",
+    "effects": "mhacli.commands.effect.effects",
     "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.compute.checkpoint.inspecting",
     "load": "mhacli.record.storage",
-    "removed": "mhacli.commands.effect.in_memory.removed",
+    "removed": "mhacli.commands.effect.removed",
 }
 
 

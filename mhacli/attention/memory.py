@@ -217,9 +217,10 @@ class CheckpointFacts:
         """The larger peak, without the weights, of the pass over the text and of a batch of `n_rows` removals.
 
         A row runs `n_run` tokens of the text. Outputs of blocks and heads are kept twice, and keys and values of the other
-        tokens once, and once more for one layer of every row."""
+        tokens once, and once more for every row."""
         row_bytes, n_run = self.length * self.d_model * self.item_bytes, min(n_run, self.length)
-        batch = replace(self, batch=n_rows).peak_bytes() * n_run // self.length + 2 * n_rows * row_bytes
+        batch = replace(self, batch=n_rows).peak_bytes() * n_run // self.length
+        batch += 2 * n_rows * row_bytes * (self.n_layers if n_run < self.length else 1)
         logit_bytes = min(self.n_logits, n_run) * max(FLOAT32_BYTES, self.item_bytes) + 32
         kept = 5 * self.n_layers * row_bytes + n_rows * self.n_vocabulary * logit_bytes
         return max(self.peak_bytes(), batch) + kept

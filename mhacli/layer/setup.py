@@ -70,13 +70,13 @@ class Setup:
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """The output of one forward pass by a route of `run_route`. Reproducible: dropout starts from the seed."""
         self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        x, context, places = self._inputs(tap)
+        x, context, places = self.inputs(tap)
         layer, allowed, bias = self.layer.attention, self.allowed, self.bias
         return run_route(route, layer, x, context, allowed=allowed, bias=bias, places=places, tap=tap)
 
     def heads(self, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values per head, as attention reads them. No score is computed."""
-        x, context, places = self._inputs(tap)
+        x, context, places = self.inputs(tap)
         return self.layer.attention.projected(x, context, places=places, tap=tap)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> ScoredAttention:
@@ -96,7 +96,7 @@ class Setup:
         scale = self.config.scale if self.config.scale is not None else q.shape[-1] ** -0.5
         return ScoredAttention(q=q, k=k, v=v, scale=scale, softcap=self.config.softcap, bias=bias, allowed=allowed)
 
-    def _inputs(self, tap: Tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
+    def inputs(self, tap: Tap = no_tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
         """The layer's input, its context, and the positions of its tokens (None with a context, which counts from 0)."""
         x = self.rows(self.queries, tap)
         if self.context is None:

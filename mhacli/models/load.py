@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -116,7 +116,7 @@ def load_model(
     for a map that does not fit the model.
     """
     library, path = transformers(), checkpoint.path
-    kind, placed = _auto_class(library, config, head), dict[str, Any]()
+    kind, placed = _auto_class(library, config, head, checkpoint.tensors), dict[str, Any]()
     is_base = kind is library.AutoModel
     if device_map is None:
         _require_room(checkpoint, dtype, device)
@@ -148,15 +148,36 @@ def load_model(
     return Loaded(model, checkpoint, source, revision, (*checkpoint.notes, *notes))
 
 
-def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
+_HEADS = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    **dict.fromkeys(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"), "AutoModelForCausalLM"),
+}
+"""The class of transformers for a model with each kind of head, by the end of the name in `architectures`."""
+_HEAD_TENSORS = {
+    "lm_head.": "AutoModelForCausalLM",
+    "cls.predictions.": "AutoModelForMaskedLM",
+    "qa_outputs.": "AutoModelForQuestionAnswering",
+    "classifier.": "AutoModelForSequenceClassification",
+    "score.": "AutoModelForSequenceClassification",
+}
+"""The same by the name of a tensor, for a config without `architectures`."""
+
+
+def _auto_class(library: Any, config: Any, head: LanguageHead | None, tensors: Iterable[str]) -> Any:
     """The class of the model; with `predict`, the one with the head that the checkpoint was saved with, if any."""
-    saved_as = (config.architectures or [""])[0]
-    can_predict = head == "generate" or saved_as.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
-    if head == "predict" and saved_as.endswith("ForMaskedLM"):
-        return library.AutoModelForMaskedLM
-    if (head is None or not can_predict) and type(config) in library.MODEL_MAPPING:  # two models in one are not
+    saved_as, named = (config.architectures or [""])[0], "AutoModelForCausalLM" if head == "generate" else None
+    if head == "predict" and saved_as:
+        named = next((name for ending, name in _HEADS.items() if saved_as.endswith(ending)), None)
+    elif head == "predict":  # a folder that was made by hand, whose tensors tell
+        named = next((name for part, name in _HEAD_TENSORS.items() if any(part in tensor for tensor in tensors)), None)
+    if named is None and type(config) in library.MODEL_MAPPING:  # two models in one are not
         return library.AutoModel
-    return library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
+    if config.is_encoder_decoder and named in (None, "AutoModelForCausalLM"):
+        return library.AutoModelForSeq2SeqLM
+    return getattr(library, named or "AutoModelForCausalLM")
 
 
 def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:

@@ -14,6 +14,12 @@ TIMES_SHAKEN: Mapping[str, float] = {"float64": 8, "float32": 8, "float16": 3, "
 0.7 in float32 and 0.5 in 16 bits, whose parts are moved by twice their rounding; faults reach thousands."""
 
 
+def dtype_of(model: Any) -> torch.dtype:
+    """The dtype of a model's weights."""
+    numbers = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return getattr(model, "dtype", None) or next(numbers, torch.float32)
+
+
 @contextmanager
 def shaken_parts(model: Any, seed: int) -> Iterator[None]:
     """Moves every output of the model's parts by one rounding step, up or down at random, within the context.
@@ -21,7 +27,7 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
     The results then differ by as much as with another order of summation.
     """
     generator = torch.Generator().manual_seed(seed)
-    eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
+    eps = max(torch.finfo(dtype_of(model)).eps, torch.finfo(torch.float32).eps)
 
     def shake(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():

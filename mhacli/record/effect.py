@@ -15,6 +15,9 @@ in records of earlier versions also by its output for another text (resample). F
 scaled so that the row keeps its sum."""
 EFFECT_NUMBERS = ("d_logit", "first_order", "d_logprob", "kl", "rank", "d_output")
 """The numbers of an effect: fields of `Effect`."""
+Measured = Literal["token", "class", "tag", "span", "score", "metric", "vector"]
+"""What is measured: the logit of a token, of a class of the whole text, or of a tag of one token; the sum of the logits of
+the start and the end of an answer; the only score of a text; the value of a user's metric; or only the output vector."""
 REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean")
 """The replacements of the output of a head."""
 
@@ -31,7 +34,8 @@ class Effect:
     `d_logit` is the change of the target token's logit, or of its difference from the logit of the token compared with;
     `d_logprob` is that of its log probability, in nats. `kl` is the divergence KL(without ‖ with the removal) of the whole
     distribution, in nats. `rank` is that of the target token with the removal, 0 for the likeliest. All four are None for a model
-    without a language head. `d_output` is ‖change‖ ÷ ‖output‖ of the last hidden state. Changes below the noise floor are 0.
+    that gives a vector, and the last three for a single score. `d_output` is ‖change‖ ÷ ‖output‖ of the last hidden state, or of
+    the logits of a model without a language head. Changes below the noise floor are 0.
 
     `masked` says that the removed weights were masked already, so nothing changes. `first_order` is the estimate of
     `d_logit` by the gradient, None without a screening.
@@ -75,7 +79,8 @@ class Screening:
 class EffectSummary:
     """The measured quantity, and the checks of the effects.
 
-    `metric` is the field of `Effect` that ranks removals. `target` and `versus` are tokens, None without a language head;
+    `metric` is the field of `Effect` that ranks removals, and `measured` says what the model gives. `target` and `versus` are
+    tokens, or names of classes, tags or answers; None for a vector;
     `logit`, `logprob` and `rank` are those without removals. `floor` is the largest change of the metric in batch rows without a
     removal. `screening` is None unless requested.
     """
@@ -93,6 +98,7 @@ class EffectSummary:
     n_passes: int
     verified: SelfCheck
     screening: Screening | None = None
+    measured: Measured = "token"
 
     def change_of(self, effect: Effect) -> float | None:
         """The change by which removals are ranked."""

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.text.escape import visible
+
+HealthVerdict = Literal["healthy", "unhealthy"]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library of mha: the installed version (None: missing), the required range, and the extra that installs it
+    (None: always needed)."""
+
+    name: str
+    version: str | None
+    needs: str
+    extra: str | None
 
 
 @dataclass(frozen=True)
@@ -24,12 +37,11 @@ class Device:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. A library has its `name`, the
-    installed `version` (None: missing), the range that mha `needs`, and the `extra` that installs it (None: always needed).
-    `kernels` and `numerics` are always empty now."""
+    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. `kernels` and `numerics` are
+    always empty now."""
 
     checks: tuple[HealthCheck, ...]
-    libraries: tuple[Mapping[str, str | None], ...]
+    libraries: tuple[Library, ...]
     environment: Mapping[str, str]
     devices: tuple[Device, ...] = ()
     kernels: tuple[str, ...] = ()
@@ -49,6 +61,11 @@ class Report(Shown):
     def __repr__(self) -> str:
         """The object of the examination and the verdict in a sentence."""
         return f"<Report on {'this installation' if self.model is None else visible(self.model.path)}: {self.summary}>"
+
+    @property
+    def verdict(self) -> HealthVerdict:
+        """Whether any check failed."""
+        return "unhealthy" if self.failed else "healthy"
 
     @property
     def failed(self) -> tuple[HealthCheck, ...]:
@@ -76,5 +93,4 @@ class Report(Shown):
         report: dict[str, Any] = plain(self)
         for check, fields in zip(self.checks, report["checks"], strict=True):
             fields["status"] = check.status
-        verdict = "unhealthy" if self.failed else "healthy"
-        return {"schema": "mha.doctor/1", "verdict": verdict, "summary": self.summary} | report
+        return {"schema": "mha.doctor/1", "verdict": self.verdict, "summary": self.summary} | report

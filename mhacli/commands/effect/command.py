@@ -71,16 +71,18 @@ def _of_checkpoint(run: Run, effect: EffectSettings) -> tuple[Record, tuple[str,
                 hint="of an encoder-decoder: encoder.5.1, decoder.5.1 or cross.5.1",
             )
     with loading_torch():
-        from mhacli.commands.effect.study import prepare_effect
+        from mhacli.commands.effect.study import prepare_effect, study_of
     with show_activity("loading the checkpoint"), uncollected():
-        study, notes = prepare_effect(run, effect)
+        checkpoint, inspected, notes = prepare_effect(run)
     with show_activity("inspecting the layers"):
-        cost = study.inspect()
-    if cost.seconds > _ANNOUNCED_S:
+        inspected.run()
+        study = study_of(checkpoint, inspected, run, effect)
+        n_removals, seconds, n_bytes = study.foresee()
+    if seconds > _ANNOUNCED_S:
         note(
-            f"{count_of(cost.n_removals, 'removal', grouped=True)}: about {seconds_text(cost.seconds)}, "
-            f"and at most {format_size(cost.peak_bytes)} in addition to the weights"
+            f"{count_of(n_removals, 'removal', grouped=True)}: about {seconds_text(seconds)}, "
+            f"and at most {format_size(n_bytes)} in addition to the weights"
         )
     with progress() as report_progress:
-        study.run(report_progress)
-    return study.record(), tuple(notes)
+        study.effects.run(report_progress)
+    return study.added_to(inspected.record()), notes

@@ -1,64 +1,92 @@
-"""The measured output of a pass: the last hidden state at one position, and the logits there if the model has a language head."""
+"""The measured output of a pass: a vector, and the scores of the outcomes that a model chooses from, if it has any."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mhacli.errors import UsageError
 from mhacli.models.device_map import device_of
-from mhacli.models.inputs import outputs_of
+from mhacli.models.inputs import run_model
+from mhacli.record.effect import Measured
 
-
-class Target(NamedTuple):
-    """The measured token `id`; with `versus`, the measure is the difference of both logits."""
-
-    id: int
-    versus: int | None = None
+Target = tuple[int, int | None]
+"""The number of the measured outcome; with a second one, the measure is the difference of both scores."""
+Changes = Mapping[str, Float[Tensor, " row"]]
+"""The changes of rows from one without removals, by the names of their fields in `Effect`."""
+GivenMetric = Callable[[Any], Tensor]
+"""What a user measures: a function of the output of the model for one text that gives a number."""
 
 
 class Reading(NamedTuple):
-    """The hidden state before the language head, and the logits, of each row at one position. In float64."""
+    """The output of each row, in float64: the vector that is compared, and the scores of all outcomes.
 
-    hidden: Float[Tensor, "row d_model"]
-    logits: Float[Tensor, "row token"] | None
+    A language head scores `token`s at one position, and the vector is the hidden state before it. The others' vectors are their
+    scores: those of a `class` of the text, of a `tag` at one position, or of its start and end (a `span`, with the sum of both
+    as its score), or a single `score`, or the value of a user's `metric`. A `vector` has no scores.
+    """
 
-
-class Changes(NamedTuple):
-    """The changes of rows from one without removals. Those of logits are None without a language head."""
-
-    d_output: Float[Tensor, " row"]
-    d_logit: Float[Tensor, " row"] | None = None
-    d_logprob: Float[Tensor, " row"] | None = None
-    kl: Float[Tensor, " row"] | None = None
-    rank: Float[Tensor, " row"] | None = None
+    measured: Measured
+    vector: Float[Tensor, "row d"]
+    scores: Float[Tensor, "row outcome"] | None = None
 
 
-def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> Reading:
-    """The output of one pass at a position. If the model can, it computes logits only there."""
-    head = language_head(model)
-    if head is None:
-        outputs = outputs_of(model, keywords)
-        return Reading(outputs["last_hidden_state"][:, position].double(), None)
-    hidden: list[Tensor] = []
-    given: dict[str, Any] = dict(keywords)
-    if makes_single_logits(model):
-        given["logits_to_keep"] = torch.tensor([position], device=device_of(model))
+def read(
+    model: Any, inputs: Mapping[str, Any], position: int, metric: GivenMetric | None = None, *, n_rows: int = 1
+) -> Reading:
+    """The output of one pass at a position. If the model can, it computes the logits of tokens only there."""
+    head, hidden = None if metric else language_head(model), list[Tensor]()
+    more: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+    if head is not None and makes_single_logits(model):
+        more["logits_to_keep"] = torch.tensor([position], device=device_of(model))
         position = 0
-    handle = head.register_forward_pre_hook(lambda _, args: hidden.append(args[0][:, position].double()))
-    try:
-        outputs = outputs_of(model, given)
-    finally:
-        handle.remove()
-    return Reading(hidden[-1], outputs["logits"][:, position].double())
+    with ExitStack() as stack:
+        if head is not None:
+            stack.callback(head.register_forward_pre_hook(lambda _, args: hidden.append(args[0])).remove)
+        outputs = run_model(model, lambda: model(**more | dict(inputs)))
+    if metric is not None:
+        value = torch.as_tensor(metric(outputs)).double()
+        if value.numel() != 1:
+            raise UsageError(
+                f"metric gives {tuple(value.shape)}, not a number", hint="such as lambda out: out.logits[0, 3]"
+            )
+        return Reading("metric", value.reshape(1, 1), value.reshape(1, 1))
+    named = outputs if isinstance(outputs, Mapping) else {}
+    if hidden:
+        return Reading("token", hidden[-1][:, position].double(), named["logits"][:, position].double())
+    if "start_logits" in named:
+        start, end = named["start_logits"].double(), named["end_logits"].double()
+        return Reading("span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1))
+    if isinstance(logits := named.get("logits"), Tensor):
+        scores = logits.double() if logits.ndim == 2 else logits[:, position].double()
+        kind: Literal["tag", "class", "score"] = (
+            "tag" if logits.ndim > 2 else "class" if scores.shape[1] > 1 else "score"
+        )
+        return Reading(kind, scores, scores)
+    return Reading("vector", _vector(outputs, position, n_rows))
+
+
+def _vector(outputs: Any, position: int, n_rows: int) -> Float[Tensor, "row d"]:
+    """The first tensor of an output, at one position if it has several."""
+    values = [*outputs.values()] if isinstance(outputs, Mapping) else outputs
+    first = values if isinstance(values, Tensor) else next((x for x in values if isinstance(x, Tensor)), None)
+    if first is None or not 2 <= first.ndim <= 3:
+        raise UsageError(
+            f"no vector or logits are found in the output, a {type(outputs).__name__}", hint="give a metric"
+        )
+    if first.shape[0] != n_rows:  # a single sequence without an axis of its own, or with it behind that of tokens
+        first = first[None] if first.ndim == 2 else first.transpose(0, 1)
+    return (first if first.ndim == 2 else first[:, position]).double()
 
 
 def language_head(model: Any) -> nn.Module | None:
-    """The module that computes logits, None for a model without."""
+    """The module that computes logits of tokens, None for a model without."""
     return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
@@ -68,28 +96,28 @@ def makes_single_logits(model: Any) -> bool:
 
 
 def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:
-    """The changes of rows from one without removals."""
-    d_output = (rows.hidden - untouched.hidden).norm(dim=-1) / untouched.hidden.norm(dim=-1)
-    if rows.logits is None or untouched.logits is None or target is None:
-        return Changes(d_output)
-    log_p, before = rows.logits.log_softmax(dim=-1), untouched.logits.log_softmax(dim=-1)
-    return Changes(
-        d_output,
-        d_logit=compared(rows.logits, target) - compared(untouched.logits, target),
-        d_logprob=log_p[:, target.id] - before[:, target.id],
-        kl=(before.exp() * (before - log_p)).sum(dim=-1),
-        rank=rank_of(rows.logits, target.id),
-    )
+    """The changes of rows from one without removals: of the vector, of the target's score, and of all scores if there are
+    several."""
+    found = {"d_output": (rows.vector - untouched.vector).norm(dim=-1) / untouched.vector.norm(dim=-1)}
+    if rows.scores is None or untouched.scores is None or target is None:
+        return found
+    found["d_logit"] = compared(rows.scores, target) - compared(untouched.scores, target)
+    if rows.scores.shape[1] > 1:
+        log_p, before = rows.scores.log_softmax(dim=-1), untouched.scores.log_softmax(dim=-1)
+        found["d_logprob"] = log_p[:, target[0]] - before[:, target[0]]
+        found["kl"] = (before.exp() * (before - log_p)).sum(dim=-1)
+        found["rank"] = rank_of(rows.scores, target[0])
+    return found
 
 
-def compared(logits: Float[Tensor, "row token"], target: Target) -> Float[Tensor, " row"]:
-    """The logit of the target, minus that of `versus` if there is one."""
-    return logits[:, target.id] - (0.0 if target.versus is None else logits[:, target.versus])
+def compared(scores: Float[Tensor, "row outcome"], target: Target) -> Float[Tensor, " row"]:
+    """The score of the target, minus that of the outcome it is compared with, if there is one."""
+    return scores[:, target[0]] - (0.0 if target[1] is None else scores[:, target[1]])
 
 
-def rank_of(logits: Float[Tensor, "row token"], target: int) -> Float[Tensor, " row"]:
-    """The number of tokens that are likelier than the target."""
-    return (logits > logits[:, target, None]).sum(dim=-1)
+def rank_of(scores: Float[Tensor, "row outcome"], target: int) -> Float[Tensor, " row"]:
+    """The number of outcomes that are likelier than the target."""
+    return (scores > scores[:, target, None]).sum(dim=-1)
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:

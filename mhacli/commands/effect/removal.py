@@ -39,19 +39,28 @@ class Removal:
 
 
 class Remover:
-    """Applies the removals `rows[i]` to row i in the attention calls of a batch. `z` are the outputs of the heads of the whole
-    text; the rows begin at position `start`, and the keys and values before it come from a cache.
+    """Applies the removals `rows[i]` to row i in the attention calls of a batch, which begins at position `start`: the keys and
+    values before it come from a cache.
 
-    `n_removed` counts the applied removals, to notice attentions that were never called. `emptied` are the rows with a query
-    without any key left, whose head output is zeros; `seen` are the rows whose removed weights were not masked already.
+    A mean is that of `z`, the outputs of the heads for one whole text, or of the call itself for a layer that `z` lacks; there
+    `real` marks the positions that are not padding. `n_removed` counts the applied removals, to notice attentions that were
+    never called. `emptied` are the rows with a query without any key left, whose head output is zeros; `seen` are the rows whose
+    removed weights were not masked already.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Removal]], z: Mapping[LayerKey, Tensor], *, start: int = 0) -> None:
-        self._z, self._start = z, start
+    def __init__(
+        self,
+        rows: Sequence[Sequence[Removal]],
+        z: Mapping[LayerKey, Tensor],
+        *,
+        start: int = 0,
+        real: Bool[Tensor, "batch query"] | None = None,
+    ) -> None:
+        self._z, self._start, self._real = z, start, real
         self._here: dict[LayerKey, list[tuple[int, Removal]]] = {}
         self.n_removed, self.emptied, self.seen = 0, set[int](), set[int]()
         for row, removals in enumerate(rows):
-            for removal in removals:
+            for removal in sorted(removals, key=lambda removal: removal.keys is None):  # an edge brings no head back
                 self._here.setdefault(removal.layer, []).append((row, removal))
 
     def __call__(self, call: Call) -> Tensor | None:
@@ -62,17 +71,18 @@ class Remover:
         z = call.z.clone()
         for row, removal in here:
             self.n_removed += 1
-            if removal.keys is None:
-                self._replace_heads(z, removal, row)
-            else:
+            if removal.keys is not None:
                 self._cut_edges(z, call, removal, row)
+                continue
+            places = (
+                slice(None) if removal.at is None else slice(removal.at - self._start, removal.at - self._start + 1)
+            )
+            whole = self._z.get(removal.layer)
+            for head in removal.heads:
+                of_head = call.z[row, head] if whole is None else whole[0, head]
+                real = None if whole is not None or self._real is None else self._real[row]
+                z[row, head, places] = stand_in(of_head, removal.replace, real)
         return z
-
-    def _replace_heads(self, z: Tensor, removal: Removal, row: int) -> None:
-        whole = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
-        places = whole if removal.at is None else slice(removal.at - self._start, removal.at - self._start + 1)
-        for head in removal.heads:
-            z[row, head, places] = stand_in(removal, self._z, head)[whole]
 
     def _cut_edges(self, z: Tensor, call: Call, removal: Removal, row: int) -> None:
         assert removal.keys is not None
@@ -90,7 +100,7 @@ class Remover:
         is_cut[[key - first_key for key in removal.keys if 0 <= key - first_key < n_keys]] = True
         was_seen = scores[heads][..., is_cut].isfinite().any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
         self.seen |= {row} if bool(was_seen.any()) else set()
-        weights = softmax_without(scores[heads], is_cut, None if sinks is None else sinks[heads])
+        weights = _softmax_without(scores[heads], is_cut, None if sinks is None else sinks[heads])
         self.emptied |= {row} if bool((weights.sum(dim=-1) == 0).any()) else set()
         group = z.shape[1] // call.v.shape[1]
         new = (weights @ call.v[row].to(weights.dtype)[heads // group]).to(z.dtype)
@@ -99,14 +109,15 @@ class Remover:
 
 
 def stand_in(
-    removal: Removal, z: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]], head: int
-) -> Float[Tensor, "query d_v"]:
-    """The replacement of one head at all positions, from the outputs `z` of all heads for the text."""
-    of_head = z[removal.layer][0, head]
-    return of_head.mean(dim=0).expand_as(of_head) if removal.replace == "mean" else torch.zeros_like(of_head)
+    z: Float[Tensor, "query d_v"], replacement: Replacement, real: Bool[Tensor, " query"] | None = None
+) -> Float[Tensor, "1 d_v"]:
+    """What replaces the output of a head at every position: zeros, or its mean over the positions that are `real`."""
+    if replacement == "mean":
+        return (z if real is None else z[real]).mean(dim=0, keepdim=True)
+    return torch.zeros_like(z[:1])
 
 
-def softmax_without(
+def _softmax_without(
     scores: Float[Tensor, "head query key"], is_cut: Bool[Tensor, " key"], sinks: Float[Tensor, "head query"] | None
 ) -> Float[Tensor, "head query key"]:
     """The weights of rows without some keys, each with its former sum; rows without any key left are zeros."""
@@ -119,8 +130,7 @@ def softmax_without(
 def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query"] | None]:
     """The scores of a call of one sequence in at least float32, −∞ at masked cells, and those of its sinks."""
     n_heads, n_queries = call.shape[1:3]
-    real = torch.ones(1, n_queries, dtype=torch.bool, device=call.z.device)  # type: ignore[union-attr]
-    attention = as_attention(call, real, {})
+    attention = as_attention(call, torch.ones(1, n_queries, dtype=torch.bool, device=call.device), {})
     sinks = attention.sink_logits
     return attention.matrices()["scores"][0], None if sinks is None else sinks.expand(1, n_heads, n_queries)[0]
 

@@ -1,92 +1,131 @@
-"""The study of effects: from a request to the record, with the removals, the target, and the statistics of the heads."""
+"""The study of effects: from settings and the layers of an inspected pass to the removals, the target, and the record."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import CheckpointFacts
-from mhacli.commands.effect.metric import Changes, Target, compared, makes_single_logits, rank_correlation, rank_of
+from mhacli.commands.effect.metric import GivenMetric, Target, compared, makes_single_logits, rank_correlation, rank_of
 from mhacli.commands.effect.removal import Removal
-from mhacli.commands.effect.run import Cost, EffectRun, Floor
+from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint, read
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range
-from mhacli.io.progress import Progress, no_progress
-from mhacli.models.layer_names import LayerKey
+from mhacli.models.layer_names import LayerKey, size_of
+from mhacli.models.rounding import dtype_of
+from mhacli.models.tokenizer import ModelTokenizer
 from mhacli.record.effect import Effect, EffectSummary, Screening
-from mhacli.record.record import InspectedLayer, Record
+from mhacli.record.record import InspectedLayer, Record, SpanTokens
 from mhacli.record.tables import EffectTable
 from mhacli.run import Run
+from mhacli.text.tokens import TokenSequence
 
 _MASKS = ("[MASK]", "<mask>")
 
 
 @torch.no_grad()
-def prepare_effect(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
-    """The study, and notes for the user. Raises `MhaError` for a request that cannot work."""
+def prepare_effect(request: Run) -> tuple[ReadCheckpoint, CheckpointRun, tuple[str, ...]]:
+    """The loaded checkpoint, the run that inspects the heads of all layers, and notes for the user. Raises `MhaError` for a
+    request that cannot work."""
     began = perf_counter()
     checkpoint = read(request, "predict")
-    loaded, texts = checkpoint.loaded, checkpoint.texts
     if len(checkpoint.inputs.sequences) != 1:
         raise UsageError(
             f"mha effect takes one text, and {len(checkpoint.inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
-    base = replace(loaded, model=loaded.model.base_model)
-    run = CheckpointRun(base, checkpoint.inputs, of_all_layers(request), texts.spans)
+    loaded, texts = checkpoint.loaded, checkpoint.texts
+    every = replace(request, model=replace(request.model, layers=None), keep=())
+    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), checkpoint.inputs, every, texts.spans)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
-    return EffectStudy(request, settings, checkpoint, run), (*loaded.notes, *texts.notes)
+    return checkpoint, run, (*loaded.notes, *texts.notes)
 
 
-def of_all_layers(request: Run) -> Run:
-    """The run that inspects the heads of all layers and keeps no matrix, in which removals are chosen."""
-    return replace(request, model=replace(request.model, layers=None), keep=())
+def study_of(checkpoint: ReadCheckpoint, run: CheckpointRun, request: Run, settings: EffectSettings) -> EffectStudy:
+    """The study of a checkpoint whose layers were inspected by `run`."""
+    inputs = checkpoint.inputs
+    return EffectStudy(
+        checkpoint.loaded.model,
+        inputs.keywords,
+        settings,
+        request,
+        heads_of([done.layer for done in run.results]),
+        inputs.sequences[0],
+        inputs.context[0] if inputs.context else None,
+        checkpoint.tokenizer,
+        checkpoint.texts.spans,
+    )
 
 
 @dataclass
 class EffectStudy:
-    """The statistics of all heads and the effects of removals: call `inspect`, then `run`; `record` has the results."""
+    """The effects of removals from one text: call `foresee`, then `effects.run`; `added_to` gives the record.
 
-    request: Run
+    `heads` are the numbers of heads of the attentions, in the order in which they run. The text of the measured positions is
+    `sequence`; the encoder of a pair reads `context`. `request` chooses layers and heads.
+    """
+
+    model: Any
+    inputs: Mapping[str, Any]
     settings: EffectSettings
-    checkpoint: ReadCheckpoint
-    inspected: CheckpointRun
+    request: Run
+    heads: Mapping[LayerKey, int]
+    sequence: TokenSequence
+    context: TokenSequence | None = None
+    tokenizer: ModelTokenizer | None = None
+    spans: Sequence[SpanTokens] = ()
+    metric: GivenMetric | None = None
+    has_batches: bool = True
     effects: EffectRun = field(init=False)
 
-    def inspect(self) -> Cost:
-        """Runs the inspected pass and returns the cost of the removals. Raises `MhaError` for heads and tokens that do not
-        exist, and for removals that do not fit in memory."""
-        self.inspected.run()
-        position = self._position()
+    def foresee(self) -> tuple[int, float, int]:
+        """The number of removals, the predicted seconds, and the largest memory in addition to the weights. Raises `MhaError`
+        for heads and tokens that do not exist, and for removals that do not fit in memory."""
+        settings, position = self.settings, self._position()
         self.effects = EffectRun(
-            self.checkpoint.loaded,
-            self.checkpoint.inputs.keywords,
+            self.model,
+            self.inputs,
             self._plan(position),
             position,
-            n_verified=self.settings.verify,
-            n_screened=self.settings.screen,
+            n_verified=settings.verify,
+            n_screened=settings.screen,
+            metric=self.metric,
+            has_batches=self.has_batches,
         )
-        cost = self.effects.foresee(self._facts(), free_bytes(self.request.model.device))
-        self.effects.target = self._target()
-        return cost
+        with torch.no_grad():
+            self.effects.target = self._target()
+            return self.effects.foresee(self._facts(), free_bytes(self.request.model.device))
 
-    def run(self, report_progress: Progress = no_progress) -> None:
-        """Computes the removals, after `inspect`."""
-        self.effects.run(report_progress)
-
-    def _facts(self) -> CheckpointFacts:
-        model, facts = self.checkpoint.loaded.model, self.inspected.facts()
-        n_vocabulary = model.get_output_embeddings().weight.shape[0] if self._has_head else 0
-        n_logits = 1 if makes_single_logits(model) else facts.length
-        return replace(facts, n_vocabulary=n_vocabulary, n_logits=n_logits)
+    def _facts(self) -> CheckpointFacts | None:
+        """The sizes that determine the memory of removals in a transformers model."""
+        config: Any = getattr(self.model, "config", None)
+        if not hasattr(config, "get_text_config"):
+            return None
+        text, scores = config.get_text_config(decoder=True), self.effects.untouched.scores
+        d_model, length = size_of(text, "hidden_size") or 1, max(len(x.ids) for x in (self.sequence, self.context) if x)
+        return CheckpointFacts(
+            batch=1,
+            length=length,
+            d_model=d_model,
+            d_inner=size_of(text, "intermediate_size") or 4 * d_model,
+            n_layers=len(self.heads),
+            n_heads=max(self.heads.values()),
+            item_bytes=torch.finfo(dtype_of(self.model)).bits // 8,
+            holds_matrices=getattr(config, "_attn_implementation", None) != "sdpa",
+            kept_matrices=0,
+            keep_limit=0,
+            n_vocabulary=0 if scores is None else scores.shape[1],
+            n_logits=1 if makes_single_logits(self.model) else length,
+        )
 
     # ------------------------------------------------------------------------------------------------ what is removed
 
@@ -97,35 +136,37 @@ class EffectStudy:
         heads = self._heads(layers)
         if self.settings.edges:
             return self._edges(layers, heads, position)
-        made = [self._head(key, head) for key, head in heads]
+        at = self.settings.at
+        for key, _ in heads:
+            n = len(self.context.ids if key[0] == "encoder" and self.context else self.sequence.ids)
+            if at is not None and at >= n:
+                raise UsageError(out_of_range(self._named("at"), at, n))
+        made = [Removal(key, (head,), replace=self.settings.replace or "zero", at=at) for key, head in heads]
         joint = [tuple(made)] if self.settings.heads is not None and len(made) > 1 else []
         return [*((removal,) for removal in made), *joint]
 
-    def _head(self, key: LayerKey, head: int) -> Removal:
-        if self.settings.at is not None and self.settings.at >= (n := self.inspected.axes(key[0]).q_len):
-            raise UsageError(out_of_range(self._named("at"), self.settings.at, n))
-        return Removal(key, (head,), replace=(self.settings.replace or "zero"), at=self.settings.at)
-
     def _edges(
-        self, layers: dict[LayerKey, InspectedLayer], heads: list[tuple[LayerKey, int]], query: int
+        self, layers: Sequence[LayerKey], heads: list[tuple[LayerKey, int]], query: int
     ) -> list[tuple[Removal, ...]]:
         """The removals of the weights from one query to each key, in each named head or in all heads of a layer together."""
-        named: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
+        together: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
         if self.settings.heads is None:
-            named = [(key, tuple(range(layer.n_heads))) for key, layer in layers.items() if key[0] != "encoder"]
-        if not named or any(key[0] == "encoder" for key, _ in named):
+            together = [
+                (key, tuple(range(self.heads[key]))) for key in layers if key[0] != "encoder" or not self.context
+            ]
+        if not together or (self.context and any(key[0] == "encoder" for key, _ in together)):
             raise UsageError(
                 f"{self._named('edges')} removes weights of a query of the decoder, and the encoder has queries of its own",
                 hint=f"{self._named('heads')} decoder.5.1 and cross.5.1, and {self._named('layers')} decoder.5 have such queries",
             )
         return [
-            (Removal(key, own, (query,), (k,), "renormalise"),)
-            for key, own in named
-            for k in range(self.inspected.axes(key[0]).k_len)
+            (Removal(key, of, (query,), (k,), "renormalise"),)
+            for key, of in together
+            for k in range(len(self.context.ids if key[0] == "cross" and self.context else self.sequence.ids))
         ]
 
-    def _cut(self, layers: dict[LayerKey, InspectedLayer], source: str, reader: str) -> tuple[Removal, ...]:
-        spans = {span.name: span.tokens[0] for span in self.checkpoint.texts.spans}
+    def _cut(self, layers: Sequence[LayerKey], source: str, reader: str) -> tuple[Removal, ...]:
+        spans = {span.name: span.tokens[0] for span in self.spans}
         for name in (source, reader):
             if not spans.get(name):
                 raise UsageError(
@@ -133,82 +174,84 @@ class EffectStudy:
                     hint=f"--span '{name}=/…/' names a part of the text",
                 )
         return tuple(
-            Removal(key, tuple(range(layer.n_heads)), spans[reader], spans[source], "renormalise")
-            for key, layer in layers.items()
+            Removal(key, tuple(range(self.heads[key])), spans[reader], spans[source], "renormalise") for key in layers
         )
 
-    def _layers(self) -> dict[LayerKey, InspectedLayer]:
+    def _layers(self) -> list[LayerKey]:
         """The layers with removals, in the order in which they run."""
-        layers = {(done.layer.kind, done.layer.layer): done.layer for done in self.inspected.results}
-        asked = self.request.model.layers
-        for kind, n in asked or ():
-            if not any(number == n and kind in (None, own) for own, number in layers):
+        for kind, n in self.request.model.layers or ():
+            if not any(number == n and kind in (None, own) for own, number in self.heads):
                 raise UsageError(
-                    f"{self._named('layers')} {n} has no attention", hint=f"layers with attention: {_listed(layers)}"
+                    f"{self._named('layers')} {n} has no attention", hint=f"layers with attention: {self._listed()}"
                 )
-        return {key: layer for key, layer in layers.items() if self.request.model.includes(key[1], key[0])}
+        return [key for key in self.heads if self.request.model.includes(key[1], key[0])]
 
-    def _heads(self, layers: dict[LayerKey, InspectedLayer]) -> list[tuple[LayerKey, int]]:
+    def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
         if self.settings.heads is None:
             shown = self.request.statistics.heads
-            return [(key, head) for key, layer in layers.items() for head in shown or range(layer.n_heads)]
-        own = "decoder" if self.checkpoint.inputs.context else "self"
-        chosen = []
+            return [(key, head) for key in layers for head in shown or range(self.heads[key])]
+        own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in {key[0] for key in self.heads})
+        chosen = set[tuple[LayerKey, int]]()
         for kind, n, head in self.settings.heads:
+            key: LayerKey = (kind or own, n or 0)
             place = str(n) if kind is None else f"{kind}.{n}"
-            layer, name = layers.get((kind or own, n)), f"{self._named('heads')} {place}.{head}"  # type: ignore[arg-type]
-            if layer is None:
+            name = f"{self._named('heads')} {'' if n is None else place + '.'}{head}"
+            if key not in layers:
                 raise UsageError(
                     f"{name}: there is no layer {place} with attention",
-                    hint=f"layers with attention: {_listed(layers)}",
+                    hint=f"layers with attention: {self._listed()}",
                 )
-            if head >= layer.n_heads:
-                raise UsageError(out_of_range(f"{name}: head", head, layer.n_heads))
-            chosen.append(((layer.kind, layer.layer), head))
-        return sorted(set(chosen), key=lambda item: (list(layers).index(item[0]), item[1]))
+            if head >= self.heads[key]:
+                raise UsageError(out_of_range(f"{name}: head", head, self.heads[key]))
+            chosen.add((key, head))
+        return sorted(chosen, key=lambda item: ([*self.heads].index(item[0]), item[1]))
+
+    def _listed(self) -> str:
+        kinds = {kind for kind, _ in self.heads}
+        return ", ".join(str(n) if len(kinds) == 1 else f"{kind}.{n}" for kind, n in self.heads)
 
     # --------------------------------------------------------------------------------------------- where it is measured
 
-    @property
-    def _has_head(self) -> bool:
-        model = self.checkpoint.loaded.model
-        return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
-
     def _position(self) -> int:
-        sequence, asked = self.checkpoint.inputs.sequences[0], self.settings.position
-        n = len(sequence.ids)
+        asked, n = self.settings.position, len(self.sequence.ids)
         if asked is not None:
             if not -n <= asked < n:
                 raise UsageError(out_of_range(self._named("position"), asked, n))
             return asked % n
-        return next((i for i, token in enumerate(sequence.tokens) if token.strip() in _MASKS), n - 1)
+        return next((i for i, token in enumerate(self.sequence.tokens) if token.strip() in _MASKS), n - 1)
 
     def _target(self) -> Target | None:
-        asked = self.settings
-        if not self._has_head:
-            needing = {"screen": asked.screen, "target": asked.target, "versus": asked.versus}
-            given = next((name for name, value in needing.items() if value is not None), None)
+        asked, reading = self.settings, self.effects.untouched
+        needing = {"screen": asked.screen, "target": asked.target, "versus": asked.versus}
+        given = next((name for name, value in needing.items() if value is not None), None)
+        if reading.scores is None:
             if given is not None:
                 raise UsageError(
-                    f"{self._named(given)} needs a language head, which this model does not have",
+                    f"{self._named(given)} needs a language head or another one that gives logits, which this model does not "
+                    "have",
                     hint="without it, the change of the output vector is measured",
                 )
             return None
         versus = None if asked.versus is None else self._id("versus", asked.versus)
-        if asked.target is not None:
-            return Target(self._id("target", asked.target), versus)
-        logits = self.effects.untouched.logits
-        assert logits is not None
-        return Target(int(logits[0].argmax()), versus)
+        target = int(reading.scores[0].argmax()) if asked.target is None else self._id("target", asked.target)
+        return target, versus
 
     def _id(self, parameter: str, word: str | int) -> int:
-        name = self._named(parameter)
+        """The number of a token, class or tag."""
+        name, scores, measured = self._named(parameter), self.effects.untouched.scores, self.effects.untouched.measured
+        assert scores is not None
+        if isinstance(word, str) and (measured != "token" or self.tokenizer is None):
+            names = {} if measured == "token" else {self._outcome(i): i for i in range(scores.shape[1])}
+            if word not in names and not word.isdecimal():
+                known = f"the {measured} is one of: {', '.join([*names][:20])}" if names else "give its id"
+                raise UsageError(f"{name} {word!r} is not known", hint=known)
+            word = names[word] if word in names else int(word)
         if isinstance(word, int):
-            n = self._facts().n_vocabulary
-            if not 0 <= word < n:
-                raise UsageError(out_of_range(name, word, n))
+            if not 0 <= word < scores.shape[1]:
+                raise UsageError(out_of_range(name, word, scores.shape[1]))
             return word
-        sequence = self.checkpoint.tokenizer.sequence(word, special=False)
+        assert self.tokenizer is not None
+        sequence = self.tokenizer.sequence(word, special=False)
         if not sequence.ids:
             raise UsageError(f"{name} {word!r} has no token")
         if len(sequence.ids) > 1 and not self.settings.target_first:
@@ -224,54 +267,87 @@ class EffectStudy:
             )
         return sequence.ids[0]
 
+    def _outcome(self, n: int) -> str:
+        """The name of a token, class, tag or answer."""
+        measured = self.effects.untouched.measured
+        if measured == "span":
+            start, end = divmod(n, len(self.sequence.ids))
+            return " ".join(self.sequence.tokens[start : end + 1]) or f"{start} to {end}"
+        if measured in ("score", "metric"):
+            return measured
+        if measured != "token":
+            return str((getattr(getattr(self.model, "config", None), "id2label", None) or {}).get(n, n))
+        if self.tokenizer is None:
+            return str(n)
+        return self.tokenizer.continued(self.tokenizer.sequence("", special=False), [n]).tokens[0]
+
     def _named(self, parameter: str) -> str:
         """A parameter as the user names it: an option or an argument."""
         return self.settings.name_of(parameter)
 
     # ------------------------------------------------------------------------------------------------------- the record
 
+    def added_to(self, record: Record) -> Record:
+        """The record of the inspected pass with the effects."""
+        check = record.self_check.and_holds(self.effects.verified.ok)
+        return replace(record, self_check=check, effects=self.table(), effect=self._summary())
+
     def table(self) -> EffectTable:
         """The effects of all finished removals."""
-        done = self.effects
-        return EffectTable(
-            effect_of(
-                done.plan[item],
-                changes,
-                done.floor,
-                first_order=done.estimates.get(item),
-                spans=self.settings.cut or (),
-                is_masked=item in done.masked,
-            )
-            for item, changes in sorted(dict(done.results).items())
+        return EffectTable(self._effect(item) for item in sorted(self.effects.results))
+
+    def _effect(self, item: int) -> Effect:
+        removals, found, spans = self.effects.plan[item], self.effects.results[item], self.settings.cut or ()
+        first, is_alone = removals[0], len(removals) == 1
+        is_edge, kinds = first.keys is not None, tuple(removal.layer[0] for removal in removals)
+
+        def above(name: str, value: Any) -> float | None:
+            return None if value is None else float(value) if abs(float(value)) > self.effects.floor(name) else 0.0
+
+        return Effect(
+            layer=first.layer[1] if is_alone else None,
+            kind=first.layer[0],
+            head=first.heads[0] if is_alone and len(first.heads) == 1 else None,
+            query=first.queries[0] if is_edge and is_alone else None,
+            key=first.keys[0] if first.keys and is_alone else None,
+            removed="spans" if spans else "edge" if is_edge else "head" if is_alone else "heads",
+            replace=first.replace,
+            at=first.at,
+            d_logit=above("d_logit", found.get("d_logit")),
+            d_logprob=above("d_logprob", found.get("d_logprob")),
+            kl=above("kl", found.get("kl")),
+            rank=int(found["rank"]) if "rank" in found else None,
+            d_output=above("d_output", found["d_output"]) or 0.0,
+            heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
+            spans=spans,
+            layers=tuple(r.layer[1] for r in removals) if spans else (),
+            first_order=above("d_logit", self.effects.estimates.get(item)),
+            masked=item in self.effects.masked,
+            kinds=kinds if len(set(kinds)) > 1 else (),
         )
 
-    def record(self) -> Record:
-        """The record of the inspected pass with the effects."""
-        record, summary = self.inspected.record(), self._summary()
-        check = record.self_check.and_holds(summary.verified.ok)
-        return replace(record, self_check=check, effects=self.table(), effect=summary)
-
     def _summary(self) -> EffectSummary:
-        done, target = self.effects, self.effects.target
-        logits = done.untouched.logits
+        done, (measured, _, scores), target = self.effects, self.effects.untouched, self.effects.target
         logit = logprob = rank = None
-        if target is not None and logits is not None:
-            logit = float(compared(logits, target)[0])
-            logprob, rank = float(logits.log_softmax(dim=-1)[0, target.id]), int(rank_of(logits, target.id)[0])
+        if target is not None and scores is not None:
+            logit = float(compared(scores, target)[0])
+            if scores.shape[1] > 1:
+                logprob, rank = float(scores.log_softmax(dim=-1)[0, target[0]]), int(rank_of(scores, target[0])[0])
         return EffectSummary(
-            metric=done.metric,
+            metric=done.measure,
             position=done.position,
-            target=None if target is None else self._token(target.id),
-            target_id=None if target is None else target.id,
-            versus=None if target is None or target.versus is None else self._token(target.versus),
-            versus_id=None if target is None else target.versus,
+            target=None if target is None else self._outcome(target[0]),
+            target_id=None if target is None else target[0],
+            versus=None if target is None or target[1] is None else self._outcome(target[1]),
+            versus_id=None if target is None else target[1],
             logit=logit,
             logprob=logprob,
             rank=rank,
-            floor=done.floor(done.metric),
+            floor=done.floor(done.measure),
             n_passes=done.n_batches,
             verified=done.verified,
             screening=self._screening(),
+            measured=measured,
         )
 
     def _screening(self) -> Screening | None:
@@ -279,7 +355,7 @@ class EffectStudy:
         done, n = self.effects, self.settings.screen
         if n is None:
             return None
-        floor = done.floor(done.metric)
+        floor = done.floor(done.measure)
         pairs = [(abs(done.estimates[item]), abs(done.size(item))) for item in done.results]
         estimated, found = zip(*((size if size > floor else 0.0, change) for size, change in pairs), strict=True)
         n_largest = min(n, len(done.estimates))
@@ -287,51 +363,7 @@ class EffectStudy:
             len(done.estimates), n_largest, len(done.results) - n_largest, rank_correlation(estimated, found)
         )
 
-    def _token(self, token: int) -> str:
-        empty = self.checkpoint.tokenizer.sequence("", special=False)
-        return self.checkpoint.tokenizer.continued(empty, [token]).tokens[0]
 
-
-def _listed(layers: dict[LayerKey, InspectedLayer]) -> str:
-    kinds = {kind for kind, _ in layers}
-    return ", ".join(str(n) if len(kinds) == 1 else f"{kind}.{n}" for kind, n in layers)
-
-
-def effect_of(
-    removals: tuple[Removal, ...],
-    found: Changes,
-    floor: Floor,
-    *,
-    first_order: float | None = None,
-    spans: tuple[str, ...] = (),
-    is_masked: bool = False,
-) -> Effect:
-    """The effect of removals that were made together, for the record."""
-    first = removals[0]
-    is_edge, is_alone = first.keys is not None, len(removals) == 1
-    kinds = tuple(removal.layer[0] for removal in removals)
-
-    def above(name: str, value: Tensor | float | None) -> float | None:
-        return None if value is None else float(value) if abs(float(value)) > floor(name) else 0.0
-
-    return Effect(
-        layer=first.layer[1] if is_alone else None,
-        kind=first.layer[0],
-        head=first.heads[0] if is_alone and len(first.heads) == 1 else None,
-        query=first.queries[0] if is_edge and is_alone else None,
-        key=first.keys[0] if first.keys and is_alone else None,
-        removed="spans" if spans else "edge" if is_edge else "head" if is_alone else "heads",
-        replace=first.replace,
-        at=first.at,
-        d_logit=above("d_logit", found.d_logit),
-        d_logprob=above("d_logprob", found.d_logprob),
-        kl=above("kl", found.kl),
-        rank=None if found.rank is None else int(found.rank),
-        d_output=above("d_output", found.d_output) or 0.0,
-        heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
-        spans=spans,
-        layers=tuple(r.layer[1] for r in removals) if spans else (),
-        first_order=above("d_logit", first_order),
-        masked=is_masked,
-        kinds=kinds if len(set(kinds)) > 1 else (),
-    )
+def heads_of(layers: Sequence[InspectedLayer]) -> dict[LayerKey, int]:
+    """The number of heads of each attention that removals can name: the first of its module in its layer."""
+    return {(layer.kind, layer.layer): layer.n_heads for layer in layers if layer.call == 1}

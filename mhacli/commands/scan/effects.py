@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mhacli.commands.effect.run import rows_at_once
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy
+from mhacli.commands.effect.study import study_of
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import EXIT_CHECK, MhaError
@@ -23,15 +23,16 @@ def effects_of_heads(
     The size of batches does not depend on the free memory, because it decides the rounding of sums. Raises `MhaError` if a batch
     does not fit, and if repeated removals give different effects.
     """
-    study = EffectStudy(request, EffectSettings(verify=n_verified), checkpoint, run)
-    study.inspect()
+    run.run()
+    study = study_of(checkpoint, run, request, EffectSettings(verify=n_verified))
+    study.foresee()
     if study.effects.most_rows < rows_at_once(checkpoint.inputs.keywords):
         raise MhaError(
             "the removals of its heads need more memory than is free",
             hint="--max-tokens shortens documents, and fewer workers leave more memory to each",
             code="out-of-memory",
         )
-    study.run()
+    study.effects.run()
     if not study.effects.verified.ok:
         raise MhaError(
             "a second computation of its removals gives different effects",

@@ -42,6 +42,10 @@ _GAP = 2
 """The blanks between columns of the table."""
 _SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
 _SUPPORTS = "negative: what was removed supports the target"
+_KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
+"""What a target is that is no token."""
+_AT_POSITION = ("token", "tag", "vector")
+"""What is measured at one position."""
 _SIGNED = ("d_logit", "first_order", "d_logprob")
 """The numbers that can be below 0."""
 
@@ -80,26 +84,28 @@ def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
 def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     """The measured logit or vector, and what was removed."""
     token = token_label(record.sequences[0].tokens[summary.position])
-    where = f"at position {summary.position} “{token}”"
+    where = f"at position {summary.position} “{token}”" if summary.measured in _AT_POSITION else "of the text"
     if summary.target is None:
         parts = [Text(f"measured: the output vector {where}", style="bold")]
         return flowing([*parts, *_what_is_removed(record)], screen.width)
-    target = f"“{token_label(summary.target)}”"
     parts = [
         Text(f"measured: {_measured(summary)} {where}", style="bold"),
         Text(f"without removal {or_dash(summary.logit, number_text)}"),
     ]
-    parts += [
-        Text(f"log probability of {target} {or_dash(summary.logprob, number_text)}"),
-        Text(f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)),
-    ]
+    if summary.rank is not None:
+        parts += [
+            Text(f"log probability of “{token_label(summary.target)}” {or_dash(summary.logprob, number_text)}"),
+            Text(f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)),
+        ]
     return flowing([*parts, *_what_is_removed(record)], screen.width)
 
 
 def _measured(summary: EffectSummary) -> str:
     """The name of the measured logit, or difference of two logits."""
+    if summary.measured in ("score", "metric"):
+        return f"the {summary.measured}"
     minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
-    return f"the logit of “{token_label(summary.target or '')}”{minus}"
+    return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target or '')}”{minus}"
 
 
 def _what_is_removed(record: Record) -> list[Text]:
@@ -178,7 +184,8 @@ def scale_text(shown: EffectMap, screen: Screen, *, has_signs: bool) -> Text:
     ]
     words = [shown.meaning]
     if shown.has_signs:
-        words = [f"change of {_measured(shown.summary)} at {shown.summary.position}", _SUPPORTS]
+        at = f" at {shown.summary.position}" if shown.summary.measured in _AT_POSITION else ""
+        words = [f"change of {_measured(shown.summary)}{at}", _SUPPORTS]
         words += [_SIGNS] if has_signs and not screen.colour else []
     return flowing([*parts, *(Text(word, style="dim") for word in words)], screen.width)
 

@@ -71,6 +71,73 @@ def test_ids_name_the_tokens_without_a_tokenizer_and_the_model_stays_as_it_was()
     assert [*as_list.effects] == [*record.effects]
 
 
+class Written(torch.nn.Module):
+    """Attention over scaled_dot_product_attention, without transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(12, 36), torch.nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (9, 4)).transpose(1, 2).split(3, dim=1)
+        z = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+def without_head_1(model: Written, x: torch.Tensor) -> torch.Tensor:
+    """The output where the output projection does not read head 1."""
+    keep = torch.ones(12)
+    keep[4:8] = 0
+    hook = model.out.register_forward_pre_hook(lambda _, args: (args[0] * keep,))
+    with torch.no_grad():
+        output = model(x)
+    hook.remove()
+    return output
+
+
+def test_any_module_has_the_effects_of_its_heads_on_its_output_or_a_metric() -> None:
+    torch.manual_seed(0)
+    model, x = Written().eval(), torch.randn(1, 5, 12)
+    with torch.no_grad():
+        before = model(x)
+    after = without_head_1(model, x)
+    vector = mhacli.effects(model, x).effects[1]
+    expected = (after - before)[0, -1].norm() / before[0, -1].norm()
+    assert vector.d_output == pytest.approx(float(expected), abs=1e-5)
+    given = mhacli.effects(model, {"x": x}, metric=lambda output: output[0, 2, 3])
+    assert given.effects[1].d_logit == pytest.approx(float((after - before)[0, 2, 3]), abs=1e-5)
+    assert (given.effect.measured, given.effect.verified.n) == ("metric", 3)
+
+
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForQuestionAnswering"])
+def test_a_score_and_an_answer_change_as_their_logits(kind: str) -> None:
+    import transformers
+
+    config = transformers.BertConfig(vocab_size=99, num_labels=1, hidden_size=24, intermediate_size=24,
+                                     num_hidden_layers=1, num_attention_heads=3)  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(config if "Answering" not in kind else transformers.BertConfig.from_dict(
+        {**config.to_dict(), "num_labels": 2})).eval()  # fmt: skip
+    record, ids = mhacli.effects(model, ids_of(1, 5)), ids_of(1, 5)
+
+    def value() -> torch.Tensor:
+        output = model(input_ids=ids)
+        if "Answering" not in kind:
+            return output.logits[0, 0]
+        start, end = divmod(record.effect.target_id, 5)
+        return output.start_logits[0, start] + output.end_logits[0, end]
+
+    with torch.no_grad():
+        before, keep = value(), torch.ones(24)
+        keep[8:16] = 0
+        projection = model.bert.encoder.layer[0].attention.output.dense
+        hook = projection.register_forward_pre_hook(lambda _, args: (args[0] * keep,))
+        after = value()
+        hook.remove()
+    assert record.effects[1].d_logit == pytest.approx(float(after - before), abs=1e-6)
+    assert record.effect.measured == ("span" if "Answering" in kind else "score")
+
+
 IDS = ids_of(1, 5)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from mhacli.record.effect import REPLACEMENTS, Replacement
 from mhacli.text.tokens import AttentionKind
 
 _NAME = "mhacli.removed"
+Place = tuple[AttentionKind | None, int, Any, int | None, int | None]
+"""The kind and layer of a head, its number or None for all, and of an edge its query and key. Without a kind it is in the only
+attention of the layer, or in the decoder's self-attention."""
 
 
 @contextmanager
@@ -44,8 +47,13 @@ def removed(
     all positions, and on leaving a context in which the model was not called or never computed the named heads or edges.
     """
     require_open(model, _NAME)
-    request = _Request(tuple(map(head_place, heads)), tuple(map(_edge, edges)), replace)
-    request.require_possible()
+    request = _Request((*map(place_of, heads), *(place_of(edge, is_edge=True) for edge in edges)), replace)
+    if not request.places:
+        raise noted(UsageError(f"{_NAME} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
+    if replace not in REPLACEMENTS:
+        raise noted(UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS)))
+    if not heads and replace != "zero":
+        raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
     with _opened(model) as shared:
         shared.requests.append(request)
         try:
@@ -55,39 +63,27 @@ def removed(
     request.require_done(type(model).__name__, shared.layers)
 
 
-class _Place(NamedTuple):
-    """A head, or an edge of it; with `head` None, all heads."""
-
-    kind: AttentionKind | None
-    layer: int
-    head: int | None
-    query: int | None = None
-    key: int | None = None
-
-    def is_in(self, call: Call) -> bool:
-        """Whether it is part of an attention. Without a kind, this is the only attention of the layer, or the decoder's
-        self-attention."""
-        return self.layer == call.layer and call.kind in ((self.kind,) if self.kind else ("self", "decoder"))
+def place_of(given: Any, *, is_edge: bool = False) -> Place:
+    """The head or the edge that a user named. Raises `UsageError` with the form."""
+    values: tuple[Any, ...] = tuple(given) if isinstance(given, (tuple, list)) else ()
+    kind, numbers = (values[0], values[1:]) if values and values[0] in get_args(AttentionKind) else (None, values)
+    are_right = [(type(n) is int and n >= 0) or (n is None and is_edge and i == 1) for i, n in enumerate(numbers)]
+    if not all(are_right) or len(numbers) != (4 if is_edge else 2):
+        forms = ("(layer, head, query, key)", "(5, 1, 8, 2), or (5, None, 8, 2) of all heads")
+        form, example = forms if is_edge else ("(layer, head)", '(5, 1), or ("cross", 5, 1)')
+        raise noted(UsageError(f"{'edges' if is_edge else 'heads'}: {given!r} is not {form}", hint=example))
+    layer, head, query, key = numbers if is_edge else (*numbers, None, None)
+    return kind, layer, head, query, key
 
 
 @dataclass(eq=False)
 class _Request:
     """The removals that one context requests, and those that took place."""
 
-    heads: tuple[_Place, ...]
-    edges: tuple[_Place, ...]
+    places: tuple[Place, ...]
     replace: Replacement
     n_passes: int = 0
-    done: set[_Place] = field(default_factory=set)
-
-    def require_possible(self) -> None:
-        """Raises `UsageError` for removals that are empty or contradictory."""
-        if not self.heads + self.edges:
-            raise noted(UsageError(f"{_NAME} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
-        if self.replace not in REPLACEMENTS:
-            raise noted(UsageError(f"replace {self.replace!r} is not known", hint=", ".join(REPLACEMENTS)))
-        if not self.heads and self.replace != "zero":
-            raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
+    done: set[Place] = field(default_factory=set)
 
     def require_done(self, name: str, layers: Sequence[LayerKey]) -> None:
         """Raises `MhaError` for heads and edges that were not removed."""
@@ -99,20 +95,15 @@ class _Request:
                     code="not-called",
                 )
             )
-        left = next((place for place in (*self.heads, *self.edges) if place not in self.done), None)
-        if left is not None:
-            known = ", ".join(f"{kind}.{n}" if left.kind else str(n) for kind, n in layers)
-            what = (
-                f"layer {left.layer}"
-                if left.key is None
-                else f"query {left.query} and key {left.key} of layer {left.layer}"
-            )
-            hint = f"layers with attention: {known}" if known else None
-            raise noted(
-                MhaError(
-                    f"{what} did not occur in the calls of {name}: not all was removed", hint=hint, code="not-removed"
+        for place in self.places:
+            if place not in self.done:
+                kind, layer, _, query, key = place
+                known = ", ".join(f"{own}.{n}" if kind else str(n) for own, n in layers)
+                what = f"layer {layer}" if key is None else f"query {query} and key {key} of layer {layer}"
+                raise _refused(
+                    f"{what} did not occur in the calls of {name}: not all was removed",
+                    f"layers with attention: {known}" if known else None,
                 )
-            )
 
 
 _OPEN: dict[tuple[int, int], _Removing] = {}
@@ -121,14 +112,25 @@ _OPEN: dict[tuple[int, int], _Removing] = {}
 
 @contextmanager
 def _opened(model: nn.Module) -> Iterator[_Removing]:
-    """The removals from a model in this thread, shared by all contexts that are open at the same time, whichever ends first."""
+    """The removals from a model in this thread, shared by all contexts that are open at the same time, whichever ends first.
+    Raises `MhaError` if another model with modules of this one is open in this thread."""
     place = id(model), threading.get_ident()
-    removing = _OPEN.get(place)
-    if removing is None:
-        _require_alone(model, place[1])
+    if place not in _OPEN:
+        modules = set(model.modules())
+        for (_, thread), other in _OPEN.items():
+            if thread == place[1] and modules & set(other.model.modules()):
+                names = f"{type(model).__name__} and {type(other.model).__name__}"
+                raise noted(
+                    MhaError(
+                        f"{names} share modules, and {_NAME} is open for both",
+                        hint=f"give {_NAME} the same model each time",
+                        code="shared",
+                    )
+                )
         removing = _Removing(model)
         removing.opened.enter_context(followed(model, removing, by=_NAME, edits=True))
         _OPEN[place] = removing
+    removing = _OPEN[place]
     removing.n_contexts += 1
     try:
         yield removing
@@ -137,20 +139,6 @@ def _opened(model: nn.Module) -> Iterator[_Removing]:
         if not removing.n_contexts:
             del _OPEN[place]
             removing.opened.close()
-
-
-def _require_alone(model: nn.Module, own_thread: int) -> None:
-    """Raises `MhaError` if another model with modules of this one is open in this thread."""
-    modules = set(model.modules())
-    for (_, thread), other in _OPEN.items():
-        if thread == own_thread and modules & set(other.model.modules()):
-            raise noted(
-                MhaError(
-                    f"{type(model).__name__} and {type(other.model).__name__} share modules, and {_NAME} is open for both",
-                    hint=f"give {_NAME} the same model each time",
-                    code="shared",
-                )
-            )
 
 
 class _Removing:
@@ -188,34 +176,31 @@ class _Removing:
             return None
         key: LayerKey = (call.kind, call.layer)
         self.layers += [] if key in self.layers else [key]
-        heads, rows = dict[int, _Request](), dict[tuple[int, int], set[int]]()
+        heads, rows = dict[int, Replacement](), dict[tuple[int, int], set[int]]()
         for request in self.requests:
-            here = [place for place in (*request.heads, *request.edges) if place.is_in(call)]
-            for place in here:
+            for place in request.places:
+                kind, layer, head, query, of_key = place
+                if layer != call.layer or call.kind not in ((kind,) if kind else ("self", "decoder")):
+                    continue
                 self._require_possible(place, call)
-                if place.query is None or place.key is None:
-                    heads |= dict.fromkeys(self._heads(place, call), request)
-                    request.done.add(place)
-                elif self._runs(place.query, place.key, call):
-                    request.done.add(place)
-                    for head in self._heads(place, call):
-                        rows.setdefault((head, place.query), set()).add(place.key)
-        if not (heads or rows) or call.z is None:
-            return None
-        edges = [
-            Removal(key, (head,), (query,), tuple(sorted(of)), "renormalise") for (head, query), of in rows.items()
-        ]
+                named = range(call.shape[1]) if head is None else (head,)
+                if query is None or of_key is None:
+                    heads |= dict.fromkeys(named, request.replace)
+                elif self._runs(query, of_key, call):
+                    for each in named:
+                        rows.setdefault((each, query), set()).add(of_key)
+                else:
+                    continue
+                request.done.add(place)
+        removals = [Removal(key, (h,), (q,), tuple(sorted(keys)), "renormalise") for (h, q), keys in rows.items()]
+        removals += [Removal(key, (head,), replace=replace) for head, replace in heads.items()]
+        real = self._real(call) if "mean" in heads.values() else None
         with torch.autocast(call.device.type, enabled=False):
-            z = Remover([edges] * call.shape[0], {}, start=self._pass.n_past)(call) if edges else None
-            z = call.z.clone() if z is None else z
-            for head, request in heads.items():  # last: an edge of a whole head is gone with it
-                of_head = call.z[:, head]
-                z[:, head] = self._mean(call, of_head).to(z.dtype) if request.replace == "mean" else 0.0
-        return z
+            return Remover([removals] * call.shape[0], {}, start=self._pass.n_past, real=real)(call)
 
-    def _mean(self, call: Call, z: Tensor) -> Tensor:
-        """The mean over the positions of each sequence. Raises `MhaError` if the call does not have all of them, or if it does
-        not show which are padding."""
+    def _real(self, call: Call) -> Tensor | None:
+        """The positions of each sequence that are not padding; None if all are. Raises `MhaError` if the call does not have all
+        of them, or if it does not show which are padding."""
         read = self._pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
         if self._pass.n_past and call.kind != "encoder":
             raise _refused(
@@ -228,17 +213,14 @@ class _Removing:
                 "call the model with input_ids",
             )
         if read is None or not read.has_padding:
-            return z.mean(dim=1, keepdim=True)
-        real = torch.tensor(read.real, dtype=z.dtype, device=z.device)[..., None]
-        if real.shape[:2] != z.shape[:2]:
+            return None
+        real = torch.tensor(read.real, device=call.device)
+        if real.shape != (call.shape[0], call.shape[2]):
             raise _refused(
                 f"{call.name} has other positions than input_ids, and which are padding is not known",
                 "leave padding out",
             )
-        return (z * real).sum(dim=1, keepdim=True) / real.sum(dim=1, keepdim=True)
-
-    def _heads(self, place: _Place, call: Call) -> set[int]:
-        return set(range(call.shape[1])) if place.head is None else {place.head}
+        return real
 
     def _runs(self, query: int, key: int, call: Call) -> bool:
         """Whether this call computes an edge: it has the query, and its keys reach the key."""
@@ -246,51 +228,16 @@ class _Removing:
         last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
         return first <= query < first + n_queries and key < last_key
 
-    def _require_possible(self, place: _Place, call: Call) -> None:
-        if place.head is not None and place.head >= call.shape[1]:
-            raise noted(UsageError(f"layer {place.layer}: " + out_of_range("head", place.head, call.shape[1])))
-        is_dropped = place.key is not None and any("dropout" in word for word in call.unknown)
+    def _require_possible(self, place: Place, call: Call) -> None:
+        _, layer, head, _, key = place
+        if head is not None and head >= call.shape[1]:
+            raise noted(UsageError(f"layer {layer}: " + out_of_range("head", head, call.shape[1])))
+        is_dropped = key is not None and any("dropout" in word for word in call.unknown)
         if call.z is None or is_dropped:
             why = "drops weights by chance" if is_dropped else "gives no head outputs that could be replaced"
             hint = "model.eval() turns dropout off" if is_dropped else None
             raise noted(MhaError(f"{call.name} {why}: nothing can be removed", hint=hint, code="no-attention"))
 
 
-def _refused(message: str, hint: str) -> MhaError:
+def _refused(message: str, hint: str | None) -> MhaError:
     return noted(MhaError(message, hint=hint, code="not-removed"))
-
-
-# ---------------------------------------------------------------------------------------------------- what is asked for
-
-
-def head_place(given: Any) -> _Place:
-    """The head that a user named. Raises `UsageError` with the form."""
-    kind, numbers = _kind(given)
-    if len(numbers) != 2 or not all(map(_is_index, numbers)):
-        raise noted(UsageError(f"heads: {given!r} is not (layer, head)", hint='(5, 1), or ("cross", 5, 1)'))
-    return _Place(kind, *numbers)
-
-
-def _edge(given: tuple[Any, ...]) -> _Place:
-    kind, numbers = _kind(given)
-    is_right = len(numbers) == 4 and all(_is_index(n) or (n is None and i == 1) for i, n in enumerate(numbers))
-    if not is_right:
-        raise noted(
-            UsageError(
-                f"edges: {given!r} is not (layer, head, query, key)",
-                hint="(5, 1, 8, 2), or (5, None, 8, 2) of all heads",
-            )
-        )
-    return _Place(kind, *numbers)
-
-
-def _kind(given: Any) -> tuple[AttentionKind | None, tuple[Any, ...]]:
-    if not isinstance(given, (tuple, list)):
-        return None, ()
-    if given and given[0] in get_args(AttentionKind):
-        return cast("AttentionKind", given[0]), tuple(given[1:])
-    return None, tuple(given)
-
-
-def _is_index(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 0

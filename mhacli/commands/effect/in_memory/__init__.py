@@ -1,1 +1,0 @@
-"""The Python functions for effects in a model that is in memory."""
