@@ -25,9 +25,9 @@ import torch
 
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
+from mhacli.commands.bench.measure import seconds_of, time_in_turns
 from mhacli.commands.bench.result import Benchmark, read_benchmark
-from mhacli.commands.bench.run import seconds_of, time_in_turns
-from mhacli.commands.bench.workload import Timing
+from mhacli.commands.bench.workload import Sweep
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)
@@ -75,13 +75,9 @@ def four_lines(length: int, device: str) -> None:
     said = []
     for name, (ours, direct) in pairs.items():
         calls = {"ours": ours, "direct": direct}
+        clocks = {name: partial(seconds_of, call, device=torch.device(device)) for name, call in calls.items()}
         with torch.no_grad():
-            samples, _ = time_in_turns(
-                [*calls],
-                lambda name, n_calls, calls=calls: seconds_of(calls[name], n_calls, torch.device(device)),
-                Timing(repeat=60),
-                most_calls=1 if device == "cuda" else 1000,
-            )
+            samples, _ = time_in_turns(clocks, Sweep(repeat=60), most_calls=1 if device == "cuda" else 1000)
         ratios = [a / b for a, b in zip(samples["ours"], samples["direct"], strict=True)]
         said.append(f"{name} {statistics.median(ratios):.3f}")
     print(f"T={length:>5}: {', '.join(said)}")

@@ -13,18 +13,18 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from mhacli.commands.bench.comparison import BaselineComparison, FailIfOutcome, TimeChange
-from mhacli.commands.bench.result import Benchmark
+from mhacli.commands.bench.result import Benchmark, Comparison, FailIfOutcome
+from mhacli.commands.bench.workload import TIMING, Direction
 from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
-from mhacli.commands.doctor.result import HealthVerdict, Report
+from mhacli.commands.doctor.result import Report
 from mhacli.record.heads import MATRICES, PER_QUERY
 from mhacli.record.record import Record
-from mhacli.settings import Config
+from mhacli.settings import Config, Dtype
 from mhacli.sites import SITES
 from mhacli.text.tokens import TokenSequence
 
@@ -46,6 +46,30 @@ KEPT = {f"{'context_array' if name == 'context' else name}?": Numbers for name i
 """Arrays that `--keep` adds."""
 CHECK = dict.fromkeys(("name?", "note?", "rounding?", "sites?", "n?", "identical?"), ...)
 """The parts of a check that most checks lack."""
+
+
+class TimeChange(TypedDict):
+    """The ratio of a row's time to the baseline's."""
+
+    batch: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    q_len: int
+    k_len: int
+    dtype: Dtype
+    causal: bool
+    direction: Direction
+    backend: str
+    name: str
+    baseline_s: float
+    median_s: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    verdict: Literal["slower", "faster", "similar"]
+    shows_from: float | None
+    noise_high: float | None
 
 
 class Rule(TypedDict):
@@ -78,6 +102,16 @@ class Mask(TypedDict):
     command: list[str]
 
 
+class Library(TypedDict):
+    """A library: the installed version (null: missing), the required range, and the extra that installs it (null: always
+    needed)."""
+
+    name: str
+    version: str | None
+    needs: str
+    extra: str | None
+
+
 def described_fields() -> dict[str, str]:
     """What docs/RECORDS.md says of the fields of a record, by their names."""
     table = PAGE.read_text().partition("<!-- record -->")[2].partition("<!-- /record -->")[0]
@@ -98,18 +132,24 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
     "mha.doctor/1": (
         "What mha doctor --json prints.", Report,
         {
-            "Report": {"verdict": HealthVerdict, "summary": str, "environment": dict[str, str]},
+            "Report": {
+                "verdict": Literal["healthy", "unhealthy"], "summary": str, "environment": dict[str, str],
+                "libraries": list[Library],
+            },
             "HealthCheck": {"status": CheckStatus},
         },
     ),
     "mha.bench/1": (
         "What mha bench prints with --json, and saves with --save-baseline.", Benchmark,
         {
+            "Sweep": dict.fromkeys(TIMING),
             "Benchmark": {
                 "schema": None, "summary": list[str], "ceilings": list[Any], "controls": list[Any],
-                "environment": dict[str, str | int | float | None], "comparison?": BaselineComparison,
+                "environment": dict[str, str | int | float | None], "comparison?": Comparison,
             },
-            "BaselineComparison": {"limit": None, "rule": Rule | None, "summary": str},
+            "Comparison": {
+                "pairs": None, "limit": None, "outcome": None, "changes": list[TimeChange], "rule": Rule | None,
+            },
         },
     ),
 }  # fmt: skip

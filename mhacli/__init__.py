@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
-    from mhacli.commands.bench.run import bench
+    from mhacli.commands.bench.measure import bench
     from mhacli.commands.check.run import check
     from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
@@ -28,7 +28,7 @@ _MODULES = {
     "MhaError": "mhacli.errors",
     "MultiHeadAttention": "mhacli.attention.layer",
     "Record": "mhacli.record.record",
-    "bench": "mhacli.commands.bench.run",
+    "bench": "mhacli.commands.bench.measure",
     "check": "mhacli.commands.check.run",
     "diff": "mhacli.commands.diff.compare",
     "doctor": "mhacli.commands.doctor.run",

@@ -321,7 +321,7 @@ def require_ranges(settings: Any) -> None:
     import msgspec  # not for a help text
 
     group = type(settings)
-    hints = get_type_hints(group)
+    hints = get_type_hints(group, include_extras=True)
     for name, option in options_of(group):
         value, hint = getattr(settings, name), hints[name]
         typed = as_option(name, value, group)

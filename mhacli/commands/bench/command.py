@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -12,9 +13,8 @@ from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
-from mhacli.commands.bench.comparison import BaselineComparison, compare, parse_rule
-from mhacli.commands.bench.result import Benchmark, read_benchmark
-from mhacli.commands.bench.workload import BACKENDS, Sweep, Timing
+from mhacli.commands.bench.result import compare, read_benchmark
+from mhacli.commands.bench.workload import BACKENDS, Sweep
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.files import write_whole
 from mhacli.settings import setting
@@ -28,9 +28,17 @@ _CSV = "Print CSV: a line per row, without samples."
 _SVG = "Plot time and TFLOP/s against length (needs the extra plot)."
 _HTML = "Write the plots and rows as one HTML page."
 
-GivenSizes = Annotated[Mapping[str, Any], Sweep]
-"""The fields of `Sweep` that the command line sets: others are those of the baseline."""
+GivenSettings = Annotated[Mapping[str, Any], Sweep]
+"""The fields of `Sweep` that the command line sets: other sizes are those of the baseline."""
 BenchOutput = Annotated[Output, offers("json", "force", *COLOUR, csv=_CSV, svg=_SVG, html=_HTML)]
+
+
+def _rule(word: str) -> float:
+    """The ratio in `slower:RATIO`."""
+    match = re.fullmatch(r"slower:([0-9]{1,6}(?:\.[0-9]{1,9})?)", word.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{word[:40]!r} is no rule: it takes slower:RATIO, such as slower:1.10")
+    return float(match[1])
 
 
 @command(
@@ -40,27 +48,25 @@ BenchOutput = Annotated[Output, offers("json", "force", *COLOUR, csv=_CSV, svg=_
     "mha bench --compare before.json --fail-if slower:1.10",
 )
 def bench(
-    given: GivenSizes,
-    timing: Timing,
+    given: GivenSettings,
     output: BenchOutput,
     compare_with: str | None = setting(None, _BASELINE, _COMPARE, "--compare", metavar="FILE", common=True),
     fail_if: float | None = setting(
-        None, _BASELINE, _FAIL_IF, parse=parse_rule, metavar="RULE", common=True, needs=("compare_with",)
+        None, _BASELINE, _FAIL_IF, parse=_rule, metavar="RULE", common=True, needs=("compare_with",)
     ),
     strict: bool = setting(False, _BASELINE, _STRICT, needs=("fail_if",)),
     save_baseline: str | None = setting(None, _BASELINE, _SAVE, metavar="FILE", common=True),
 ) -> None:
     """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
-    timing.checked()
     saved = [] if save_baseline is None else [("save-baseline", save_baseline)]
+    baseline, sweep = None, Sweep(**given).checked()
     require_writable([*saved, *output.files], force=output.force)
-    baseline = None if compare_with is None else read_benchmark(compare_with)
-    sweep = Sweep() if baseline is None else baseline.sweep
-    known = tuple(name for name in sweep.backends if name in BACKENDS)
-    sweep = replace(sweep, **{"backends": known, **given}).checked()
-    if baseline is not None and fail_if is not None:
+    if compare_with is not None:
+        baseline = read_benchmark(compare_with)
+        known = tuple(name for name in baseline.sweep.backends if name in BACKENDS)
+        sweep = replace(baseline.sweep, **{"backends": known, **given}).checked()
         timed = sorted({row.k_len for row in baseline.rows if row.interval is not None})
-        if not {*timed} & {*sweep.lengths}:
+        if fail_if is not None and not {*timed} & {*sweep.lengths}:
             lengths = ", ".join(map(str, timed)) or "none"
             message = f"{compare_with} has times of other lengths than this run: {lengths}"
             raise MhaError(message, code="nothing-compared", path=compare_with)
@@ -69,13 +75,23 @@ def bench(
 
         require_plots()
     with loading_torch():
-        from mhacli.commands.bench.run import measure
+        from mhacli.commands.bench.measure import measure
     with progress() as report_progress:
-        benchmark = replace(measure(sweep, timing, report_progress), command=record_command())
+        benchmark = replace(measure(sweep, report_progress), command=record_command())
     comparison = None if baseline is None else compare(benchmark, baseline, compare_with or "", limit=fail_if)
     if save_baseline is not None:
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
-    _print(benchmark, comparison, output)
+
+    from mhacli.commands.bench.view import bench_view, csv_pieces, write_plots
+
+    compared = {} if comparison is None else {"comparison": comparison.to_dict()}
+    print_report(
+        output,
+        view=lambda on: bench_view(benchmark, comparison, on),
+        json=lambda: [benchmark.to_json(**compared)],
+        csv=lambda: csv_pieces(benchmark),
+    )
+    write_plots(benchmark, output.svg, output.html, force=output.force)
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
@@ -88,21 +104,3 @@ def bench(
         note("; ".join([*comparison.warnings, comparison.summary]))
     if comparison.outcome == "slower" or (strict and comparison.outcome == "inconclusive"):
         raise typer.Exit(EXIT_CHECK)
-
-
-def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: Output) -> None:
-    """Prints the report, and writes the plots and the page that were requested."""
-    from mhacli.commands.bench.view import bench_view, csv_pieces, page, svg
-
-    compared = {} if comparison is None else {"comparison": comparison.to_dict()}
-    print_report(
-        output,
-        view=lambda on: bench_view(benchmark, comparison, on),
-        json=lambda: [benchmark.to_json(**compared)],
-        csv=lambda: csv_pieces(benchmark),
-    )
-    picture = svg(benchmark) if output.svg or output.html else ""
-    if output.svg is not None:
-        write_whole(output.svg, picture.encode(), force=output.force)
-    if output.html is not None:
-        write_whole(output.html, page(benchmark, picture).encode(), force=output.force)

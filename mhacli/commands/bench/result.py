@@ -1,84 +1,23 @@
-"""The result of `mha bench` as data (`mha.bench/1`) and as a summary."""
+"""The result of `mha bench` as data (`mha.bench/1`), and its comparison with an earlier one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import groupby
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
-from mhacli.commands.bench.intervals import Interval, ratio_text
-from mhacli.commands.bench.workload import Sweep, Workload
+from mhacli.commands.bench.workload import SIZE, TIMING, BenchRow, Interval, Sweep
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.record.display import Shown
 
 MAX_FILE_BYTES = 256 << 20
-Seconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]
-"""A time of a call, within bounds in which all ratios are finite."""
-
-BackendStatus = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
-"""`too-large` and `too-slow` were predicted and not tried; `out-of-memory` was tried; `unsupported` cannot run;
-`failed` should have run."""
-
-
-@dataclass(frozen=True)
-class BenchRow(Workload):
-    """One backend at one size. Without status `ok` the times are None, and `reason` says why.
-
-    `ran` is the observed kernel; `is_fallback`: it is unfused although a fused kernel was expected. One sample has
-    `n_calls` calls. `ratio` is the median ÷ that of the fastest row of the size. `low` and `high` are the 95 % interval
-    of a median or ratio. `is_similar`: the interval of the ratio contains 1, so the row is not certainly slower.
-    Without `is_sure` there were too few rounds to mark a row as the fastest. `predicted_bytes`, `limit` and
-    `share_of_peak` are always None now.
-    """
-
-    backend: str
-    status: BackendStatus
-    predicted_bytes: int | None = None
-    reason: str | None = None
-    ran: str | None = None
-    is_fallback: bool = False
-    first_s: float | None = None
-    n_calls: int = 0
-    samples_s: tuple[Seconds, ...] = ()
-    median_s: Seconds | None = None
-    median_low_s: Seconds | None = None
-    median_high_s: Seconds | None = None
-    p25_s: float | None = None
-    p75_s: float | None = None
-    min_s: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    is_sure: bool = True
-    is_similar: bool = False
-    is_fastest: bool = False
-    limit: str | None = None
-    share_of_peak: float | None = None
-    extra_bytes: int | None = None
-    max_error: float | None = None
-    mean_error: float | None = None
-    n_error_queries: int = 0
-    n_samples: int = 0
-    flops: int = 0
-    bytes: int = 0
-    flops_per_byte: float = 0.0
-    tflops: float | None = None
-
-    @property
-    def interval(self) -> Interval | None:
-        """The median seconds with their interval."""
-        if self.median_s is None or self.median_low_s is None or self.median_high_s is None:
-            return None
-        return self.median_s, self.median_low_s, self.median_high_s
-
-    @property
-    def size(self) -> Workload:
-        """The size alone, without measurements."""
-        return Workload(*(getattr(self, field.name) for field in fields(Workload)))
+FailIfOutcome = Literal["slower", "inconclusive", "passed"]
+_SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
+NOT_NOW = ": not measured now"
+"""The end of the line for a row that only the baseline has."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,15 +45,15 @@ class Benchmark(Shown):
     @property
     def summary(self) -> tuple[str, ...]:
         """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
-        timed = families([row for row in self.rows if row.interval is not None])
-        sentences = {family: _sentence(_longest(rows)) for family, rows in timed}
-        if len(sentences) < 2:
-            return tuple(sentences.values()) or ("nothing could be timed",)
-        return tuple(f"{family}: {sentence}" for family, sentence in sentences.items())
+        from mhacli.commands.bench.view import sentences
+
+        return sentences(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON values. All numbers are finite. `ceilings` and `controls` are always empty now."""
         run: dict[str, Any] = msgspec.to_builtins(self)
+        for name in TIMING:
+            del run["sweep"][name]
         return {"schema": self.schema, "summary": list(self.summary)} | run | {"ceilings": [], "controls": []}
 
     def to_json(self, **added: object) -> str:
@@ -129,31 +68,85 @@ def read_benchmark(path: str) -> Benchmark:
     return decode(Benchmark, document, f"{path} is not a benchmark (mha.bench/1)", path=path)
 
 
-def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
-    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
-    by_family: dict[str, list[BenchRow]] = {}
-    for row in rows:
-        by_family.setdefault(row.family, []).append(row)
-    return list(by_family.items())
+@dataclass(frozen=True)
+class Comparison:
+    """Rows that have a time now and had one in the baseline, the rows that cannot be compared, and warnings.
+
+    `outcome` is the result of the rule `slower:limit`: `slower` if a time is surely above the limit or a row could not run,
+    `passed` if all times are surely at most the limit. It is None without a rule, or if nothing can be compared.
+    """
+
+    baseline: str
+    pairs: tuple[tuple[BenchRow, BenchRow], ...]
+    broken: tuple[str, ...]
+    unmatched: tuple[str, ...]
+    warnings: tuple[str, ...]
+    limit: float | None
+    outcome: FailIfOutcome | None
+    summary: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as JSON values. `shows_from` is the least ratio that an interval of this width shows to be above the
+        limit; `noise_high` is always null now."""
+        changes: list[dict[str, Any]] = []
+        for now, then in self.pairs:
+            ratio, low, high = change(now, then)
+            changes.append({
+                **{name: getattr(now, name) for name in SIZE}, "backend": now.backend, "name": now.title,
+                "baseline_s": then.median_s, "median_s": now.median_s, "ratio": ratio, "ratio_low": low,
+                "ratio_high": high, "verdict": verdict(now, then),
+                "shows_from": None if self.limit is None else self.limit * ratio / low, "noise_high": None,
+            })  # fmt: skip
+        fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "limit", "outcome")}
+        if self.limit is None or self.outcome is None:
+            return fields | {"changes": changes, "rule": None}
+        undecided = [each for each in changes if each["ratio_low"] <= self.limit < each["ratio_high"]]
+        rule = {"limit": self.limit, "outcome": self.outcome, "undecided": undecided}
+        return fields | {"changes": changes, "rule": rule}
 
 
-def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The timed rows of the longest size with at least two of them, else of the longest size."""
-    sizes = [list(of_size) for _, of_size in groupby(rows, key=lambda row: row.size)]
-    return max(sizes, key=lambda of_size: (len(of_size) > 1, of_size[0].k_len, of_size[0].batch))
+def change(now: BenchRow, then: BenchRow) -> Interval:
+    """The ratio of a row's time to the baseline's (above 1 = slower), from the fastest likely time now over the slowest likely
+    time then to the reverse: two runs share no rounds."""
+    assert now.interval is not None
+    assert then.interval is not None
+    (median, low, high), (old, old_low, old_high) = now.interval, then.interval
+    return median / old, low / old_high, high / old_low
 
 
-def _sentence(rows: Sequence[BenchRow]) -> str:
-    """The fastest backend of a size against `explicit`, the plain formula, or else against the slowest."""
-    from mhacli.render.base.format import seconds_text
+def verdict(now: BenchRow, then: BenchRow) -> Literal["slower", "faster", "similar"]:
+    """What is certain of a change: it is similar if its interval contains 1."""
+    _, low, high = change(now, then)
+    return "slower" if low > 1 else "faster" if high < 1 else "similar"
 
-    first, *others = sorted(rows, key=lambda row: row.median_s or 0.0)
-    time = seconds_text(first.median_s)
-    if not others:
-        return f"{first.backend} takes {time} at {first.length_text}; no other backend was timed"
-    other = next((row for row in others if row.backend == "explicit"), others[-1])
-    low, high = other.ratio_low or 0.0, other.ratio_high or 0.0
-    is_certain = first.is_sure and low > 1
-    faster = f"{ratio_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
-    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {ratio_text(low)} to {ratio_text(high)} ×"
-    return f"{first.backend} {'is' if is_certain else 'was'} {faster} ({evidence}){', which may be chance' * (not is_certain)}"
+
+def compare(now: Benchmark, baseline: Benchmark, path: str, *, limit: float | None = None) -> Comparison:
+    """The comparison of every row of `now` with the same row of the baseline."""
+    then = {(row.backend, row.size): row for row in baseline.rows}
+    pairs, broken, unmatched = [], [], []
+    for row in now.rows:
+        before = then.pop((row.backend, row.size), None)
+        if before is None:
+            unmatched.append(f"{row.backend}, {row.title}: not in {path}")
+        elif row.interval is not None and before.interval is not None:
+            pairs.append((row, before))
+        elif before.interval is not None:
+            broken.append(f"{row.backend}, {row.title}: {row.status} now ({row.reason})")
+    unmatched += [f"{row.backend}, {row.title}{NOT_NOW}" for row in then.values()]
+    differing = [(name, baseline.environment.get(name), now.environment.get(name)) for name in _SAME]
+    differing.append(("seed", baseline.seed, now.seed))
+    warnings = [f"{name} differs: {before} then, {ours} now" for name, before, ours in differing if before != ours]
+    outcome: FailIfOutcome | None = None
+    timings = f"of {len(pairs)} timing{'s' * (len(pairs) != 1)}"
+    verdicts = [verdict(*pair) for pair in pairs]
+    summary = f"{timings}, {verdicts.count('slower')} slower and {verdicts.count('faster')} faster than in {path}"
+    if limit is not None and (pairs or broken):
+        n_slower, n_above = (sum(change(*pair)[end] > limit for pair in pairs) for end in (1, 2))
+        outcome = "slower" if broken or n_slower else "inconclusive" if n_above else "passed"
+        summary = f"{outcome}: {n_slower} {timings} are more than {limit:g} × that in {path}"
+        if outcome == "inconclusive":
+            summary = f"{outcome}: {n_above} {timings} may be more than {limit:g} × that in {path}"
+            summary += "; more rounds (--repeat, --budget) or a quieter machine decide"
+    if broken:
+        summary += f"; rows with a time in {path} that could not run now: {len(broken)}"
+    return Comparison(path, tuple(pairs), tuple(broken), tuple(unmatched), tuple(warnings), limit, outcome, summary)

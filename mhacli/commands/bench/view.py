@@ -20,11 +20,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
-from mhacli.commands.bench.intervals import MIN_ROUNDS, ratio_text
-from mhacli.commands.bench.result import Benchmark, BenchRow, families
-from mhacli.commands.bench.workload import BACKENDS, LAYERS, RETURNS_PATTERN, Workload
+from mhacli.commands.bench.result import NOT_NOW, Benchmark, Comparison, change, verdict
+from mhacli.commands.bench.workload import BACKENDS, LAYERS, MIN_ROUNDS, RETURNS_PATTERN, BenchRow
 from mhacli.errors import MhaError, missing_library
+from mhacli.io.files import write_whole
 from mhacli.record.glossary import words_of
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
@@ -53,7 +52,7 @@ _SIMILAR = "≈ not certainly changed: the interval contains 1"
 _NAME = max(map(len, BACKENDS))
 
 
-def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, screen: Screen) -> RenderableType:
+def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Screen) -> RenderableType:
     """The complete output of `mha bench`."""
     parts: list[RenderableType] = [_machine(benchmark, screen.width)]
     for family, rows in families(benchmark.rows):
@@ -65,6 +64,44 @@ def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, scre
     if comparison is not None:
         parts += [Text(), _changes(comparison, screen), Text(), _conclusion(comparison)]
     return Group(*parts)
+
+
+def sentences(benchmark: Benchmark) -> tuple[str, ...]:
+    """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
+    timed = families([row for row in benchmark.rows if row.interval is not None])
+    if len(timed) < 2:
+        return tuple(_sentence(rows) for _, rows in timed) or ("nothing could be timed",)
+    return tuple(f"{family}: {_sentence(rows)}" for family, rows in timed)
+
+
+def _sentence(rows: Sequence[BenchRow]) -> str:
+    """The fastest backend at the longest size, of those with two timed rows if any, against `explicit`, the plain formula, or
+    else against the slowest."""
+    sizes = [[row for row in rows if row.size == size] for size in dict.fromkeys(row.size for row in rows)]
+    longest = max(sizes, key=lambda of_size: (len(of_size) > 1, of_size[0].k_len, of_size[0].batch))
+    first, *others = sorted(longest, key=lambda row: row.median_s or 0.0)
+    time = seconds_text(first.median_s)
+    if not others:
+        return f"{first.backend} takes {time} at {first.length_text}; no other backend was timed"
+    other = next((row for row in others if row.backend == "explicit"), others[-1])
+    low, high = other.ratio_low or 0.0, other.ratio_high or 0.0
+    is_certain = first.is_sure and low > 1
+    faster = f"{ratio_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
+    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {ratio_text(low)} to {ratio_text(high)} ×"
+    return f"{first.backend} {'is' if is_certain else 'was'} {faster} ({evidence}){', which may be chance' * (not is_certain)}"
+
+
+def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
+    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
+    by_family: dict[str, list[BenchRow]] = {}
+    for row in rows:
+        by_family.setdefault(row.family, []).append(row)
+    return list(by_family.items())
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio in three digits: `0.98`, `3.40`, `24.6`, `1,234`."""
+    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
 
 
 def _machine(benchmark: Benchmark, width: int) -> Text:
@@ -168,9 +205,9 @@ def _at(why: str, sizes: Sequence[str], n_sizes: int) -> str:
     return why if len(listed) == n_sizes else f"{why} (at {', '.join(listed)})"
 
 
-def size_text(work: Workload) -> str:
+def size_text(row: BenchRow) -> str:
     """Batch and length; the length alone for a batch of one."""
-    return f"{work.k_len}" if work.batch == 1 else f"{work.batch} × {work.k_len}"
+    return f"{row.k_len}" if row.batch == 1 else f"{row.batch} × {row.k_len}"
 
 
 def backend_text(row: BenchRow) -> str:
@@ -229,34 +266,34 @@ def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
     return seconds is not None and seconds < _SHORT_S and not benchmark.environment["device"].startswith("cuda")
 
 
-def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
+def _changes(comparison: Comparison, screen: Screen) -> RenderableType:
     """Each size's ratio to the baseline, and the rows that cannot be compared."""
     parts: list[RenderableType] = []
-    for size, changes in groupby(comparison.changes, key=lambda change: change.name):
+    for size, pairs in groupby(comparison.pairs, key=lambda pair: pair[0].title):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
         is_narrow = screen.width < _NARROW
         table.add_column("backend", overflow="fold", min_width=None if is_narrow else _NAME)
         headings = _CHANGED_NARROW if is_narrow else _CHANGED
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True, min_width=len("1.23 ms"))
-        for change in changes:
+        for now, then in pairs:
+            (ratio, low, high), word = change(now, then), verdict(now, then)
             cells = (
-                seconds_text(change.baseline_s), seconds_text(change.median_s),
-                ("≈ " if change.verdict == "similar" else "") + ratio_text(change.ratio),
-                f"{ratio_text(change.ratio_low)}–{ratio_text(change.ratio_high)}",
-                "" if change.verdict == "similar" else change.verdict,
+                seconds_text(then.median_s), seconds_text(now.median_s),
+                ("≈ " if word == "similar" else "") + ratio_text(ratio), f"{ratio_text(low)}–{ratio_text(high)}",
+                "" if word == "similar" else word,
             )  # fmt: skip
-            colour = {"slower": "red", "faster": "green"}.get(change.verdict)
-            table.add_row(change.backend, *cells[-len(headings) :], style=colour)
+            colour = {"slower": "red", "faster": "green"}.get(word)
+            table.add_row(now.backend, *cells[-len(headings) :], style=colour)
         parts += [Text(size), table]
-    if any(change.verdict == "similar" for change in comparison.changes):
+    if any(verdict(*pair) == "similar" for pair in comparison.pairs):
         parts.append(Text(_SIMILAR, style="dim"))
     notes = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
     title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
     return Group(title, *parts, *(Text(visible(line), style="dim") for line in notes))
 
 
-def _alone(comparison: BaselineComparison) -> Sequence[str]:
+def _alone(comparison: Comparison) -> Sequence[str]:
     """The rows of one run alone, by name if they are few."""
     alone, baseline = comparison.unmatched, comparison.baseline
     if len(alone) <= _ALONE_SHOWN:
@@ -269,7 +306,7 @@ def _alone(comparison: BaselineComparison) -> Sequence[str]:
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
 
 
-def _conclusion(comparison: BaselineComparison) -> Text:
+def _conclusion(comparison: Comparison) -> Text:
     style = "bold" if comparison.outcome is None else _OUTCOMES[comparison.outcome]
     return Text(visible(comparison.summary), style=style)
 
@@ -335,6 +372,19 @@ td.reason {{ text-align: left; white-space: normal; color: #555 }}
 </dl>
 </body></html>
 """
+_DESCRIPTIONS = {
+    "explicit": "the readable definition, attend, which builds the whole pattern",
+    "sdpa": "scaled_dot_product_attention with the kernel that torch picks",
+    "math": "scaled_dot_product_attention, its unfused kernel",
+    "flash": "scaled_dot_product_attention, its flash kernel",
+    "efficient": "scaled_dot_product_attention, its memory-efficient kernel",
+    "cudnn": "scaled_dot_product_attention, cuDNN's kernel",
+    "flex": "FlexAttention through torch.compile",
+    "compiled": "attend through torch.compile",
+    "torch-mha": "nn.MultiheadAttention without weights",
+    "torch-mha-weights": "nn.MultiheadAttention with weights for every head",
+}
+
 _PAGE_COLUMNS = ("size", "backend", "median", "quartiles", "ratio", "interval", "rate", "memory", "error")
 
 
@@ -372,6 +422,15 @@ def svg(benchmark: Benchmark) -> str:
     return paper.getvalue()
 
 
+def write_plots(benchmark: Benchmark, svg_path: str | None, html_path: str | None, *, force: bool) -> None:
+    """Writes the picture and the page that were requested."""
+    picture = svg(benchmark) if svg_path or html_path else ""
+    if svg_path is not None:
+        write_whole(svg_path, picture.encode(), force=force)
+    if html_path is not None:
+        write_whole(html_path, page(benchmark, picture).encode(), force=force)
+
+
 def page(benchmark: Benchmark, picture: str) -> str:
     """One static page: the picture of `svg`, and every row as a table."""
     tables = "\n".join(_table(family, rows) for family, rows in families(benchmark.rows))
@@ -381,14 +440,10 @@ def page(benchmark: Benchmark, picture: str) -> str:
         figure=picture[picture.index("<svg") :],
         tables=tables,
         backends="\n".join(
-            f"<dt>{name}</dt><dd>{html.escape(_described(name))}</dd>" for name in map(html.escape, names)
+            f"<dt>{name}</dt><dd>{html.escape(_DESCRIPTIONS.get(name, 'unknown here'))}</dd>"
+            for name in map(html.escape, names)
         ),
     )
-
-
-def _described(name: str) -> str:
-    """The description of a backend; its name for an unknown one from a later version."""
-    return BACKENDS.get(name, "unknown here")
 
 
 def about(benchmark: Benchmark) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from mhacli.attention import masks
+from mhacli.attention.block import c_block
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, free_bytes
 from mhacli.attention.fused import fused_attend
@@ -33,7 +34,7 @@ def examine_machine(
         names = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
         names += ["mps"] if torch.backends.mps.is_available() else []
     devices = tuple(_device(name) for name in names)
-    checks = [_check_devices(names), _check_threads()]
+    checks = [_check_devices(names), _check_threads(), _check_block()]
     if torch.get_default_dtype() != torch.float32:
         name = str(torch.get_default_dtype()).removeprefix("torch.")
         message, advice = f"torch's default dtype is {name}, not float32", "leave out torch.set_default_dtype"
@@ -79,6 +80,14 @@ def _check_threads() -> HealthCheck:
     message = f"more threads than cores, so they wait for each other: {message}"
     advice = f"set OMP_NUM_THREADS={cores}, or leave it out"
     return HealthCheck("threads", None, message, most, cores, is_caution=True, advice=advice)
+
+
+def _check_block() -> HealthCheck:
+    """Which block computes the statistics of heads."""
+    message = "the compiled block (C) computes the statistics of heads"
+    if c_block() is None:
+        message = "torch computes the statistics of heads: there is no compiled block (C), or MHA_BLOCK=torch"
+    return HealthCheck("statistics", True, message)
 
 
 def _check_attention(device: str, dtype: str, seed: int) -> HealthCheck:

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.text.escape import visible
-
-HealthVerdict = Literal["healthy", "unhealthy"]
-
-
-@dataclass(frozen=True)
-class Library:
-    """A library of mha: the installed version (None: missing), the required range, and the extra that installs it
-    (None: always needed)."""
-
-    name: str
-    version: str | None
-    needs: str
-    extra: str | None
 
 
 @dataclass(frozen=True)
@@ -37,11 +24,12 @@ class Device:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. `kernels` and `numerics` are
-    always empty now."""
+    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. A library has its `name`, the
+    installed `version` (None: missing), the range that mha `needs`, and the `extra` that installs it (None: always needed).
+    `kernels` and `numerics` are always empty now."""
 
     checks: tuple[HealthCheck, ...]
-    libraries: tuple[Library, ...]
+    libraries: tuple[Mapping[str, str | None], ...]
     environment: Mapping[str, str]
     devices: tuple[Device, ...] = ()
     kernels: tuple[str, ...] = ()
@@ -61,11 +49,6 @@ class Report(Shown):
     def __repr__(self) -> str:
         """The object of the examination and the verdict in a sentence."""
         return f"<Report on {'this installation' if self.model is None else visible(self.model.path)}: {self.summary}>"
-
-    @property
-    def verdict(self) -> HealthVerdict:
-        """Whether any check failed."""
-        return "unhealthy" if self.failed else "healthy"
 
     @property
     def failed(self) -> tuple[HealthCheck, ...]:
@@ -93,4 +76,5 @@ class Report(Shown):
         report: dict[str, Any] = plain(self)
         for check, fields in zip(self.checks, report["checks"], strict=True):
             fields["status"] = check.status
-        return {"schema": "mha.doctor/1", "verdict": self.verdict, "summary": self.summary} | report
+        verdict = "unhealthy" if self.failed else "healthy"
+        return {"schema": "mha.doctor/1", "verdict": verdict, "summary": self.summary} | report

@@ -1,15 +1,19 @@
-"""`mha doctor` as a Python function."""
+"""`mha doctor` as a Python function. Works without torch, and reports that it is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import metadata
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mhacli.commands.doctor.installation import examine_installation, libraries
-from mhacli.commands.doctor.result import Report
-from mhacli.errors import UsageError
+import mhacli
+from mhacli.commands.check import HealthCheck
+from mhacli.commands.doctor.result import Device, Report
+from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.progress import Progress, no_progress
 from mhacli.settings import Dtype, ModelSettings
 
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mhacli.commands.check import Examined
+
+_EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui", "matplotlib": "plot"}
+LIBRARIES = ("torch", "numpy", "safetensors", "typer", "rich", "jaxtyping", *_EXTRAS)
 
 
 def doctor(
@@ -50,13 +57,34 @@ def doctor(
 def examine(
     settings: ModelSettings, texts: Sequence[str] = (), *, seed: int, report_progress: Progress = no_progress
 ) -> Report:
-    """The report on a checkpoint, or without a path on this installation."""
-    if settings.path is None:
-        return examine_installation(settings.device, settings.dtype, seed=seed, report_progress=report_progress)
-    from mhacli.commands.check import examine_checkpoint
+    """The report on a checkpoint, or without a path on this installation: on every device or one, in every dtype or one.
 
-    examination = partial(examine_checkpoint, settings, texts, seed=seed, report_progress=report_progress)
-    return _report(examination, settings.device, seed)
+    Raises `MhaError` for a missing device."""
+    if settings.path is not None:
+        from mhacli.commands.check import examine_checkpoint
+
+        examination = partial(examine_checkpoint, settings, texts, seed=seed, report_progress=report_progress)
+        return _report(examination, settings.device, seed)
+    began, installed, devices = perf_counter(), libraries(), tuple[Device, ...]()
+    checks = [*_check_libraries(installed)]
+    environment = {
+        "mha": mhacli.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device_asked": settings.device,
+    }
+    try:
+        from mhacli.commands.doctor.machine import examine_machine
+    except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
+        name = (getattr(fault, "name", None) or "torch").partition(".")[0]
+        name = name if name in LIBRARIES else "torch"
+        advice = f"pip install --force-reinstall {name}, in the environment of mha"
+        message, meaning = f"it cannot be imported: {str(fault)[:200]}", "Nothing can be computed."
+        checks.append(HealthCheck(name, False, message, meaning=meaning, advice=advice))
+    else:
+        more, devices = examine_machine(settings.device, settings.dtype, seed=seed, report_progress=report_progress)
+        checks += more
+    return Report(tuple(checks), installed, environment, devices, seed=seed, time_s=perf_counter() - began)
 
 
 def _report(examination: Callable[[], Examined], requested: str, seed: int) -> Report:
@@ -69,3 +97,40 @@ def _report(examination: Callable[[], Examined], requested: str, seed: int) -> R
     model, checks, notes = examination()
     where = {name: str(value) for name, value in vars(environment(torch.device(model.device), requested)).items()}
     return Report(checks, libraries(), where, model=model, notes=notes, seed=seed, time_s=perf_counter() - began)
+
+
+def libraries() -> tuple[Mapping[str, str | None], ...]:
+    """The libraries of mha with installed versions and required ranges."""
+    needs, versions = needed_ranges(), dict[str, str]()
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return tuple(
+        {"name": name, "version": versions.get(name), "needs": needs.get(name, ""), "extra": _EXTRAS.get(name)}
+        for name in LIBRARIES
+    )
+
+
+def _check_libraries(installed: Sequence[Mapping[str, Any]]) -> Iterator[HealthCheck]:
+    """Whether required libraries have a supported version. Missing extras are listed, but are no fault."""
+    from packaging.specifiers import SpecifierSet
+
+    missing = [each["name"] for each in installed if each["version"] is None]
+    wrong = [
+        each
+        for each in installed
+        if each["version"] and not SpecifierSet(each["needs"]).contains(each["version"], prereleases=True)
+    ]
+    problems = [f"{name} is missing" for name in missing if name not in _EXTRAS]
+    problems += [f"{each['name']} is {each['version']}, but mha needs {each['needs']}" for each in wrong]
+    if problems:
+        advice = f"{installing(*(each['name'] for each in wrong))} brings what is needed"
+        meaning = "Code that uses them fails, or runs untested."
+        yield HealthCheck("libraries", False, "; ".join(problems), meaning=meaning, advice=advice)
+    else:
+        n = len(installed) - len(missing)
+        yield HealthCheck("libraries", True, f"{n} libraries have versions that mha works with")
+    if names := [name for name in missing if name in _EXTRAS]:
+        yield HealthCheck("extras", None, f"not installed: {', '.join(names)}. {installing(*names)} installs them")
+    else:
+        yield HealthCheck("extras", True, "all optional libraries are installed")

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.check import ExaminedModel, HealthCheck
-from mhacli.commands.doctor.result import Library, Report
+from mhacli.commands.doctor.result import Report
 from mhacli.io.files import format_size
 from mhacli.record.glossary import words_of
 from mhacli.render.base.format import count_of, filled
@@ -38,10 +38,10 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
 def _machine(report: Report, on: Screen) -> list[RenderableType]:
     about = report.environment
     head = [f"mha {about['mha']} doctor", f"python {about['python']}", about["platform"]]
-    required = [library for library in report.libraries if library.version is not None and library.extra is None]
-    head += [f"{library.name} {library.version}" for library in required]
+    required = [library for library in report.libraries if library["version"] and not library["extra"]]
+    head += [f"{library['name']} {library['version']}" for library in required]
     lines: list[RenderableType] = [_joined(head, on, "bold")]
-    extras = [_extra(library) for library in report.libraries if library.extra is not None]
+    extras = [f"{each['name']} {each['version'] or 'missing'}" for each in report.libraries if each["extra"]]
     lines.append(_joined(["extras: " + extras[0], *extras[1:]] if extras else [], on, ""))
     for device in report.devices:
         parts = [f"{device.name}: {device.what}"]
@@ -49,10 +49,6 @@ def _machine(report: Report, on: Screen) -> list[RenderableType]:
         parts += [] if device.free_bytes is None else [f"{format_size(device.free_bytes)} free"]
         lines.append(_joined(parts, on, ""))
     return [*lines, Text()]
-
-
-def _extra(library: Library) -> str:
-    return f"{library.name} {library.version or 'missing'}"
 
 
 def _patient(model: ExaminedModel, report: Report, on: Screen) -> RenderableType:

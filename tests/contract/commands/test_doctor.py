@@ -90,6 +90,12 @@ def test_text_has_a_line_for_every_check_and_the_verdict_last(mha: Mha) -> None:
     assert "\x1b[" in coloured.splitlines()[-1]
 
 
+def test_the_block_that_computes_statistics_is_named(mha: Mha) -> None:
+    words = ("doctor", "--device", "cpu", "--dtype", "float32", "--json")
+    check = check_of(mha(*words, env={"MHA_BLOCK": "torch"}).json, "statistics")
+    assert (check["status"], check["message"].split()[0]) == ("pass", "torch")
+
+
 @pytest.mark.parametrize("name", ["torch", "numpy"])
 def test_a_library_that_cannot_be_imported_is_a_failure(tmp_path: Path, name: str) -> None:
     done = run(tmp_path, "doctor", "--json", code=3, modules={name: MISSING})
