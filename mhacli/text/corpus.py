@@ -1,14 +1,17 @@
-"""The documents of a corpus: text files, JSON lines and Parquet files in order."""
+"""The documents of a corpus: text files, JSON lines and tables in order."""
 
 from __future__ import annotations
 
+import csv
 import glob
+import gzip
 import json
 import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +25,12 @@ from mhacli.text.reading import decoded
 
 CORPUS = "Corpus"
 _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
-_COLUMN = "Read Parquet files, and take the text from this column (needs pyarrow). (default: text)"
+_COLUMN = "Take the text from this column of tables: .csv, .tsv, and any other file as Parquet (needs pyarrow). (default: text)"
 DEFAULT_FIELD = "text"
-"""The default for the field of JSON lines and the column of Parquet files that hold the text."""
-_KINDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+"""The default for the field of JSON lines and the column of tables that hold the text."""
+_KINDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "refused"}
+_COMPRESSED = (".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4")
+"""The endings of files that would have to be decompressed first; `.gz` is read."""
 _ROWS_AT_ONCE = 64
 _TEXT_TYPE = re.compile(r"(dictionary<values=)?(large_)?string")
 
@@ -49,9 +54,10 @@ class CorpusFormat:
 
     `lines`: each non-blank line is a document. `field`: each line is a JSON object with the text in this field;
     `a.b` may also be the field b of the object a.
-    `column`: the files are Parquet files with the texts in this column. If none is set, the file name decides: `.jsonl`
-    and `.ndjson` are JSON lines, `.parquet` is Parquet, and any other file is one document. `max_docs` limits the
-    number of documents, bad ones included. A document or line of more than `max_bytes` is bad.
+    `column`: the files are tables with the texts in this column, Parquet unless they are named `.csv` or `.tsv`. If none
+    is set, the file name decides: `.jsonl` and `.ndjson` are JSON lines, `.parquet`, `.csv` and `.tsv` are tables, `.json` is
+    refused, and any other file is one document. The content of `.gz` counts by the name without it. `max_docs` limits
+    the number of documents, bad ones included. A document or line of more than `max_bytes` is bad.
     """
 
     # fmt: off
@@ -65,9 +71,14 @@ class CorpusFormat:
     # fmt: on
 
     def kind(self, file: str) -> str:
-        """How a file is read: as `text`, `lines`, `json` or `parquet`."""
-        given = "lines" if self.lines else "json" if self.field is not None else self.column and "parquet"
-        return given or _KINDS.get(os.path.splitext(file.lower())[1], "text")
+        """How a file is read: as `text`, `lines`, `json`, `parquet` or `csv`, or `refused`."""
+        ending = os.path.splitext(file.lower().removesuffix(".gz"))[1]
+        if ending in _COMPRESSED:
+            return "refused"
+        if self.lines or self.field is not None:
+            return "lines" if self.lines else "json"
+        named = _KINDS.get(ending, "text")
+        return "parquet" if self.column is not None and named != "csv" else named
 
     def text(self, raw: bytes | None) -> str:
         """The text of one document. Raises `MhaError` for bytes that are none, and for no bytes."""
@@ -94,7 +105,8 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
 
 def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document]:
     kind = form.kind(file)
-    contents = enumerate(_rows(file, form.column or DEFAULT_FIELD), 1) if kind == "parquet" else _raw_texts(file, form)
+    rows = {"parquet": _rows, "csv": _cells}.get(kind)
+    contents = enumerate(rows(file, form.column or DEFAULT_FIELD), 1) if rows else _raw_texts(file, form)
     read = partial(_field_of, form) if kind == "json" else form.text
     for place, raw in contents:
         try:
@@ -113,30 +125,61 @@ def _matched(source: str) -> list[str]:
     return files
 
 
+def is_pipe(source: str) -> bool:
+    """Whether a source can be read only once."""
+    return source == "-" or (os.path.exists(source) and stat.S_ISFIFO(os.stat(source).st_mode))
+
+
 def _require_readable(file: str, form: CorpusFormat) -> None:
     """Raises `MhaError` unless the file can be read. A pipe is not opened, because it can be read only once."""
     if os.path.isdir(file):
         hint = f"{shlex.quote(os.path.join(file, '*'))} takes its files"
         raise MhaError(f"{file} is a directory, not a file", hint=hint, code="unreadable", path=file)
-    if file == "-" or (os.path.exists(file) and stat.S_ISFIFO(os.stat(file).st_mode)):
-        if form.kind(file) == "parquet":
-            raise UsageError(f"{describe(file)} is a pipe: a Parquet file must be a regular file", path=file)
+    if form.kind(file) == "refused":
+        hint = "decompressed on stdin it can be read: … | mha scan - --field text"
+        if file.lower().endswith(".json"):
+            hint = "--field text reads it if each line is an object; jq -c '.[]' makes such lines of an array"
+        raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=hint, path=file)
+    if is_pipe(file):
+        if form.kind(file) in ("parquet", "csv"):
+            raise UsageError(f"{describe(file)} is a pipe: a table must be a regular file", path=file)
         return
     with opened(file):
         pass
+    with _unpacked(file) as read:
+        read(1)
+    kinds, column = dict[str, str](), form.column or DEFAULT_FIELD
     if form.kind(file) == "parquet":
-        column = form.column or DEFAULT_FIELD
         with _parquet_file(file) as table:
             kinds = {field.name: str(field.type) for field in table.schema_arrow}
-        if not _TEXT_TYPE.match(kinds.get(column, "")):
-            names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
-            raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)
+    elif form.kind(file) == "csv":
+        with _csv_file(file) as rows:
+            kinds = dict.fromkeys(rows.fieldnames or (), "string")
+    else:
+        return
+    if not _TEXT_TYPE.match(kinds.get(column, "")):
+        names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
+        raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)
+
+
+@contextmanager
+def _unpacked(file: str) -> Iterator[Callable[[int], bytes]]:
+    """The `read(n)` of a file, of its content if it is named `.gz`."""
+    if not file.lower().endswith(".gz"):
+        with opened(file) as read:
+            yield read
+        return
+    try:
+        with gzip.open(file) as content:
+            yield content.read
+    except (OSError, EOFError, zlib.error) as fault:
+        raise MhaError(f"{file} is no whole gzip file: {fault}", code="unreadable", path=file) from fault
 
 
 def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes]]:
     """The whole file, or each non-blank line with its number, truncated just above the size limit. Only LF ends a line."""
     most, place, line = form.max_bytes + 2, 1, b""
-    with opened(file) as read:
+    with _unpacked(file) as read:
         if form.kind(file) == "text":
             yield 0, read_up_to(read, most)
             return
@@ -185,6 +228,26 @@ def _rows(file: str, column: str) -> Iterator[bytes | None]:
             values = batch.column(column)
             values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
             yield from values.cast("large_binary").to_pylist()
+
+
+def _cells(file: str, column: str) -> Iterator[bytes | None]:
+    """The bytes of each row, because text may be no UTF-8."""
+    with _csv_file(file) as rows:
+        for row in rows:
+            value = row.get(column)
+            yield None if value is None else value.encode(errors="surrogateescape")
+
+
+@contextmanager
+def _csv_file(file: str) -> Iterator[csv.DictReader[str]]:
+    """The rows of a table of values between commas or tabs. Faults become `MhaError`."""
+    name = file.lower()
+    opens: Any = gzip.open if name.endswith(".gz") else open
+    try:
+        with opens(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+            yield csv.DictReader(lines, delimiter="\t" if ".tsv" in name[-7:] else ",")
+    except (OSError, EOFError, zlib.error, csv.Error) as fault:
+        raise MhaError(f"{file} is no whole table: {fault}", code="unreadable", path=file) from fault
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,6 +93,29 @@ def test_a_field_makes_any_file_json_lines_and_may_lie_within_objects(read: Any,
     assert "a.b.c" in result.bad["a.txt", 3]
 
 
+def test_rows_of_csv_and_tsv_are_documents(read: Any, tmp_path: Path) -> None:
+    table = b'\xef\xbb\xbfid,text\n1,"one, ""two""\nthree"\n2,\n3,dr\xc3\xa9i\n4,a\xffb\n5\n'
+    write(tmp_path, a_csv=table, b_TSV="text\tbody\none, two\tno\n")
+    (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"text\nfour\n"))
+    result = read("a.csv", "b.TSV", "c.csv.gz")
+    assert result.documents == [("a.csv", 1, 16), ("a.csv", 3, 5), ("b.TSV", 1, 8), ("c.csv.gz", 1, 4)]
+    assert [*result.bad] == [("a.csv", 2), ("a.csv", 4), ("a.csv", 5)]
+    assert "\\xff" in result.bad["a.csv", 4]
+
+
+def test_a_column_names_the_text_of_a_csv(read: Any, tmp_path: Path) -> None:
+    write(tmp_path, a_csv="id,text\n123,one\n")
+    assert read("a.csv", "--column", "id").documents == [("a.csv", 1, 3)]
+
+
+def test_gzip_is_read_as_what_it_holds(read: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n') + gzip.compress(b'{"text": "four"}'))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"one\ntwo"))
+    assert read("a.jsonl.gz", "b.txt.gz").documents == [
+        ("a.jsonl.gz", 1, 3), ("a.jsonl.gz", 2, 4), ("b.txt.gz", 0, 7)
+    ]  # fmt: skip
+
+
 def test_stdin_is_a_source(read: Any) -> None:
     assert read("-", "--lines", stdin=b"one\nfour").documents == [("-", 1, 3), ("-", 2, 4)]
 
@@ -170,7 +194,8 @@ def test_parquet_is_known_by_its_name_and_bytes_that_are_no_text_are_bad(read: A
 
 @pytest.mark.parametrize(("words", "code", "mentions"), [
     ("a.txt none.txt", 1, "none.txt"), ("a.txt *.md", 1, "*.md"), ("a.txt d", 1, "d/*"),
-    ("a.txt --lines --field text", 2, "--field"),
+    ("a.txt --lines --field text", 2, "--field"), ("a.json", 2, "a.json"), ("a.jsonl.zst --field text", 2, "a.jsonl.zst"),
+    ("a.txt.gz", 1, "a.txt.gz"), ("t.csv --column body", 2, "body"),
     pytest.param("broken.parquet", 1, "broken.parquet", marks=needs_pyarrow),
     pytest.param("t.parquet --column body", 2, "body", marks=needs_pyarrow),
     pytest.param("t.parquet --column n", 2, "n", marks=needs_pyarrow),
@@ -180,12 +205,19 @@ def test_sources_that_cannot_be_read_are_refused_before_anything_is_computed(
     mha: Any, tmp_path: Path, words: str, code: Any, mentions: str
 ) -> None:
     write(tmp_path, a_txt="a", d__b_txt="b", broken_parquet=b"PAR1 and nothing else PAR1")
+    write(tmp_path, a_json='[{"text": "a"}]', a_jsonl_zst=b"x", a_txt_gz="a", t_csv="n,text\n1,one\n")
     if "t.parquet" in words:
         write_table(tmp_path / "t.parquet", text=["one"], n=[1])
     ended = mha("scan", "--model", checkpoints.folder("gpt2"), *words.split(), "--out", "out", "--json", code=code)
     assert mentions in ended.said
     assert ended.stdout == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gzip_file_that_is_cut_is_an_error(mha: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one two three")[:-9])
+    ended = mha("scan", "--model", checkpoints.folder("gpt2"), "a.txt.gz", "--out", "out", "--json", code=1)
+    assert "a.txt.gz" in ended.said
 
 
 @pytest.mark.real
