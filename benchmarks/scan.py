@@ -19,13 +19,11 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
 
 import torch
 from peak import peak_mib
@@ -33,7 +31,7 @@ from peak import peak_mib
 from mhacli.commands.scan.folder import open_folder
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles, units
-from mhacli.commands.scan.worker import Worker, settings_here
+from mhacli.commands.scan.worker import Worker
 from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
@@ -71,11 +69,11 @@ class Loop:
 
 def throughput(request: ScanRequest, settings: ScanSettings, made: list[Unit], folder: str) -> float:
     """Prints the ratio of the loop to the scan; gives the seconds of a unit."""
-    loop, worker = Loop(request), Worker(request, settings)
+    loop, worker = Loop(request), Worker(request)
     target = open_folder(folder, settings)
 
     def scanned(unit: Unit) -> None:
-        target.write(unit, worker.compute(unit))
+        target.write(unit, worker.compute(unit, settings)[0])
 
     for way in (loop.compute, scanned):
         way(made[0])
@@ -95,37 +93,40 @@ def throughput(request: ScanRequest, settings: ScanSettings, made: list[Unit], f
     return statistics.median(scan for _, scan in rounds)
 
 
-@dataclass(frozen=True)
-class NoWork:
-    """A worker that only answers."""
+class NoWork(Worker):
+    """A worker that only answers, with so many bytes."""
 
-    n_bytes: int
+    n_bytes = 0
 
-    def compute(self, unit: Unit) -> UnitFiles:
-        return bytes(self.n_bytes), b"", b""
+    def compute(self, unit: Unit, settings: ScanSettings) -> tuple[UnitFiles, str]:
+        return (bytes(self.n_bytes), b"", b""), ""
 
 
-def done_at(n_workers: int, start: Callable[[], Any], made: list[Unit]) -> list[float]:
+def done_at(kind: type[Worker], request: ScanRequest, settings: ScanSettings, *, made: list[Unit]) -> list[float]:
     """When each unit was done."""
-    from mhacli.commands.scan.engines import RayEngine
+    from mhacli.commands.scan import engines
 
-    return [perf_counter() for _ in RayEngine("auto", n_workers, device="cpu").computed(iter(made), start)]
+    engines.Worker = kind  # type: ignore[misc]
+    return [perf_counter() for _ in engines.RayEngine(request).computed(iter(made), settings)]
 
 
-def with_ray(start: Callable[[], Worker], made: list[Unit], unit_s: float, n_rounds: int = 3) -> None:
+def with_ray(
+    request: ScanRequest, settings: ScanSettings, *, made: list[Unit], unit_s: float, n_rounds: int = 3
+) -> None:
     """Prints what Ray takes of a unit, and how two workers scale."""
     import ray
 
     ray.init("local", num_cpus=2, log_to_driver=False, logging_level="ERROR")
-    files = start().compute(made[0])
-    times = done_at(1, partial(NoWork, sum(map(len, files))), made * 5)
+    files, _ = Worker(request).compute(made[0], settings)
+    NoWork.n_bytes = sum(map(len, files))
+    times = done_at(NoWork, replace(request, workers=1), settings, made=made * 5)
     own_s = statistics.median(later - earlier for earlier, later in pairwise(times))
     print(f"Ray's part of a unit: {1000 * own_s:.1f} ms, {own_s / unit_s:.2%} of {1000 * unit_s:.0f} ms", flush=True)
     rounds = []
     for _ in range(n_rounds):
         rates = []
         for n_workers in (1, 2):
-            times = done_at(n_workers, start, made)
+            times = done_at(Worker, replace(request, workers=n_workers), settings, made=made)
             rates.append((len(made) - n_workers) / (times[-1] - times[n_workers - 1]))
         rounds.append(rates[1] / rates[0])
     print(
@@ -184,11 +185,11 @@ def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
         form=CorpusFormat(),
         view=ViewOptions(),
     )
-    settings = settings_here(request)
+    settings = Worker(request).settings()
     made = good_units(corpus, settings.digest, n_documents)
     with tempfile.TemporaryDirectory() as folder:
         unit_s = throughput(request, settings, made, str(Path(folder, "heads.mha")))
-    with_ray(partial(Worker, request, settings), made, unit_s)
+    with_ray(request, settings, made=made, unit_s=unit_s)
 
 
 def main() -> None:

@@ -39,9 +39,7 @@ class Table(ABC):
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict for each row."""
-        columns = self.columns()
-        lists = (values if isinstance(values, Sequence) else values.tolist() for _, values in columns.values())
-        return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+        return dicts_of(self.columns())
 
     def to_polars(self) -> polars.DataFrame:
         """A polars DataFrame; null for a missing value. Raises `MhaError` if polars is missing."""
@@ -66,12 +64,22 @@ class Table(ABC):
     def to_arrow(self) -> pyarrow.Table:
         """An Arrow table; null for a missing value. Raises `MhaError` if pyarrow is missing."""
         require_library("pyarrow", "to_arrow")
-        import pyarrow
+        return arrow_of(self.columns())
 
-        columns = self.columns().items()
-        return pyarrow.table(
-            {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][2])()) for name, (kind, values) in columns}
-        )
+
+def dicts_of(columns: Columns) -> list[dict[str, Any]]:
+    """A dict for each row."""
+    lists = (values if isinstance(values, Sequence) else values.tolist() for _, values in columns.values())
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def arrow_of(columns: Columns) -> pyarrow.Table:
+    """An Arrow table; null for a missing value."""
+    import pyarrow
+
+    return pyarrow.table(
+        {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][2])()) for name, (kind, values) in columns.items()}
+    )
 
 
 def require_library(name: str, method: str) -> None:

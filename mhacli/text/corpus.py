@@ -25,7 +25,7 @@ from mhacli.text.reading import decoded
 
 CORPUS = "Corpus"
 _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
-_COLUMN = "Take the text from this column of tables: .csv, .tsv, and any other file as Parquet (needs pyarrow). (default: text)"
+_COLUMN = "Read Parquet (needs pyarrow), .csv or .tsv, and take the text from this column. (default: text)"
 DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of tables that hold the text."""
 _KINDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "refused"}

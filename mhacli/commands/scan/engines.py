@@ -1,14 +1,13 @@
-"""Engines compute the units of a corpus: in this process, or in workers of Ray on this machine or a cluster.
+"""Where the units of a corpus are computed: by ranks, or by workers of Ray. The results do not depend on it.
 
-Ranks, processes that `torchrun` or `srun` has started, compute every n-th unit each. The results depend on none of this.
+Ranks are processes that `torchrun` or `srun` has started; each computes every n-th unit.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,30 +15,9 @@ import torch
 
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import Unit, UnitFiles
-from mhacli.commands.scan.worker import Worker, settings_here
+from mhacli.commands.scan.worker import Worker
 from mhacli.errors import MhaError, UsageError, missing_library
 from mhacli.io.interrupts import uninterrupted
-
-Start = Callable[[], Worker]
-"""Loads the model in the process that calls it. Can be pickled."""
-Computed = tuple[Unit, UnitFiles, str]
-"""A unit with its files and the name of its worker."""
-
-
-def name_here() -> str:
-    """The name of this process among workers."""
-    return f"{platform.node()}, process {os.getpid()}"
-
-
-def computed_here(units: Iterator[Unit], start: Start) -> Iterator[Computed]:
-    """The units, computed one after the other in this process. The model is loaded before the first."""
-    worker = None
-    for unit in units:
-        worker = worker or start()
-        yield unit, worker.compute(unit), name_here()
-
-
-# --------------------------------------------------------------------------------------------------------------- ranks
 
 
 def rank_here() -> tuple[int, int] | None:
@@ -64,6 +42,27 @@ def on_own_gpu(request: ScanRequest) -> ScanRequest:
     return replace(request, given={**request.given, "device": f"cuda:{int(local) % n_gpus}"})
 
 
+@contextmanager
+def workers_of(request: ScanRequest) -> Iterator[Worker | RayEngine]:
+    """This process as a worker, or those of Ray, which end with the context. Raises `UsageError` for Ray in a rank."""
+    rank = rank_here()
+    if request.ray is None and request.workers is None:
+        yield Worker(on_own_gpu(request))
+        return
+    if rank:
+        raise UsageError(
+            f"{'--workers' if request.ray is None else '--ray'} does not work in a rank (RANK and WORLD_SIZE are set)",
+            hint="one process with --ray uses all nodes of a Ray cluster",
+        )
+    engine = RayEngine(request)
+    try:
+        yield engine
+    except SystemError as fault:  # compiled functions of Ray raise it instead of an interruption
+        raise fault.__cause__ or fault from None
+    finally:
+        engine.end()
+
+
 # ----------------------------------------------------------------------------------------------------------------- Ray
 
 MAX_ATTEMPTS = 4
@@ -74,54 +73,31 @@ BEGIN_AND_END_S = 20.0
 """Seconds in which Ray starts on this machine, or ends, before an interruption is raised."""
 
 
-class _Actor:
-    """A worker in a process of Ray. Relative paths are those of the process that started the scan, in `folder`."""
-
-    def __init__(self, folder: str) -> None:
-        with suppress(OSError):
-            os.chdir(folder)
-        self._worker: Worker | None = None
-
-    def settings(self, request: ScanRequest) -> ScanSettings:
-        """The settings of the process."""
-        return settings_here(request)
-
-    def compute(self, unit: Unit, start: Start) -> tuple[UnitFiles, str]:
-        """The files of a unit, and the name of the process. The first unit loads the model, so that Ray limits how often a
-        process that ends while it loads is started again."""
-        self._worker = self._worker or start()
-        return self._worker.compute(unit), name_here()
-
-
 @dataclass
 class RayEngine:
-    """The engine of `--ray`: `address` is `local`, which starts Ray on this machine, `auto`, or the address of a cluster.
+    """The workers of `--ray`: of a new Ray on this machine, or of a cluster.
 
-    With `workers` None there are as many as fit: one per GPU, or without GPUs one per `n_cpus` processors. Nodes that join later
-    get workers too. Ray starts processes that ended again, and their units.
+    Without `--workers` there are as many as fit: one per GPU, or without GPUs one per `--cpus-per-worker` processors. Nodes that
+    join later get workers too. Ray starts processes that ended again, and their units.
     """
 
-    address: str
-    workers: int | None = None
-    n_cpus: int = 1
-    device: str = "auto"
+    request: ScanRequest
     _actors: list[Any] = field(default_factory=list)
     _began_ray: bool = False
 
-    def settings(self, request: ScanRequest) -> ScanSettings:
+    def settings(self) -> ScanSettings:
         """The settings of a worker. Raises `MhaError` if Ray is missing, no cluster answers or no node has room for a worker."""
-        settings: ScanSettings = self._result(self._new_actor().settings.remote(request), "")
+        settings: ScanSettings = self._result(self._new_actor().settings.remote(), "")
         return settings
 
-    def computed(self, units: Iterator[Unit], start: Start) -> Iterator[Computed]:
-        """The units in the order in which they are done. Raises `MhaError` also for a unit during which several processes end."""
-        ray = self._connected()
-        start_here, calls, is_over = ray.put(start), dict[Any, tuple[Any, Unit]](), False
+    def computed(self, units: Iterator[Unit], settings: ScanSettings) -> Iterator[tuple[Unit, UnitFiles, str]]:
+        """The units with their files and workers, as they are done. Raises `MhaError` also for one during which processes end."""
+        ray, calls, is_over = self._connected(), dict[Any, tuple[Any, Unit]](), False
 
         def begin(actor: Any) -> None:
             nonlocal is_over
             if unit := next(units, None):
-                calls[actor.compute.remote(unit, start_here)] = actor, unit
+                calls[actor.compute.remote(unit, settings)] = actor, unit
             else:
                 is_over = True
                 ray.kill(actor)  # its room may be needed by one that Ray starts again
@@ -129,7 +105,7 @@ class RayEngine:
         for actor in [*self._actors]:
             begin(actor)
         while not is_over or calls:
-            while not is_over and len(self._actors) < self._n_possible():
+            while not is_over and len(self._actors) < self._room()[1]:
                 begin(self._new_actor())
             for call in ray.wait([*calls], timeout=CHECK_S)[0] if calls else ():
                 actor, unit = calls.pop(call)
@@ -140,57 +116,57 @@ class RayEngine:
         """Ends Ray's processes that were started here, which would outlive this process."""
         if self._began_ray:
             with uninterrupted(BEGIN_AND_END_S):
-                _ray().shutdown()
+                self._connected().shutdown()
                 self._began_ray = False
 
     def _connected(self) -> Any:
         """The module ray, connected to a cluster. Raises `MhaError` if Ray is missing or no cluster answers."""
-        ray = _ray()
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise missing_library("ray", "a scan with workers") from None
         if ray.is_initialized():
             return ray
-        n_cpus = self.workers * self.n_cpus if self.workers and self.address == "local" else None
+        address, workers = self.request.ray or "local", self.request.workers
+        n_cpus = workers * self.request.n_cpus if workers and address == "local" else None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             with uninterrupted(BEGIN_AND_END_S):  # which also puts our handler of SIGTERM back
-                ray.init(
-                    self.address, num_cpus=n_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-                )
+                ray.init(address, num_cpus=n_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
                 self._began_ray = True
         except (OSError, ValueError, RuntimeError) as fault:
-            raise MhaError(
-                f"--ray {self.address}: {fault}",
-                hint="ray start --head starts a cluster here, and --ray local needs none",
-                code="no-cluster",
-            ) from fault
+            hint = "ray start --head starts a cluster here, and --ray local needs none"
+            raise MhaError(f"--ray {address}: {fault}", hint=hint, code="no-cluster") from fault
         return ray
 
     def _new_actor(self) -> Any:
         """A further worker. Raises `MhaError` if no node has room for one."""
-        ray, needs = self._connected(), self._needs()
-        if not self._n_possible():
-            resources = f"{self.n_cpus} processors{' and a GPU' * needs['num_gpus']}"
+        ray, (needs, n_possible) = self._connected(), self._room()
+        if not n_possible:
+            resources = f"{needs['CPU']} processors{' and a GPU' * ('GPU' in needs)}"
             hint = "--cpus-per-worker and --device say what a worker takes"
             raise MhaError(f"no node of the Ray cluster has {resources} for a worker", hint=hint, code="no-worker")
-        retries = {"max_restarts": -1, "max_task_retries": MAX_ATTEMPTS - 1}
-        self._actors.append(ray.remote(_Actor).options(**needs, **retries).remote(os.getcwd()))
+        actor = ray.remote(Worker).options(
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
+            max_restarts=-1,
+            max_task_retries=MAX_ATTEMPTS - 1,
+        )
+        self._actors.append(actor.remote(self.request, os.getcwd()))
         return self._actors[-1]
 
-    def _needs(self) -> dict[str, int]:
-        """The resources of a worker."""
-        has_gpu = _ray().cluster_resources().get("GPU", 0) > 0
-        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and has_gpu)
-        return {"num_cpus": self.n_cpus, "num_gpus": int(on_gpu)}
-
-    def _n_possible(self) -> int:
-        """The number of workers: as many as requested, at most as many as fit on the present nodes if idle."""
-        needs = {name: n for name, n in zip(("CPU", "GPU"), self._needs().values(), strict=True) if n}
-        nodes = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
-        n_fitting = sum(int(min(node.get(name, 0) // n for name, n in needs.items())) for node in nodes)
-        return min(n_fitting, self.workers or n_fitting)
+    def _room(self) -> tuple[dict[str, int], int]:
+        """What a worker takes, and the number of workers: as many as requested, at most as many as fit on idle nodes."""
+        nodes = [node["Resources"] for node in self._connected().nodes() if node["Alive"]]
+        device = self.request.run.model.device
+        on_gpu = device.startswith("cuda") or (device == "auto" and any(node.get("GPU") for node in nodes))
+        needs = {"CPU": self.request.n_cpus, **({"GPU": 1} if on_gpu else {})}
+        n_possible = sum(int(min(node.get(name, 0) // n for name, n in needs.items())) for node in nodes)
+        return needs, min(n_possible, self.request.workers or n_possible)
 
     def _result(self, call: Any, during: str) -> Any:
         """The result of a call. Raises its exception, and `MhaError` if too many processes have ended."""
-        ray = _ray()
+        ray = self._connected()
         try:
             return ray.get(call)
         except ray.exceptions.RayTaskError as fault:
@@ -199,11 +175,3 @@ class RayEngine:
             hint = "its node may lack memory: --max-tokens shortens documents, --cpus-per-worker makes workers fewer"
             message = f"{MAX_ATTEMPTS} workers ended{during}: {type(fault).__name__}"
             raise MhaError(message, hint=hint, code="worker-ended") from fault
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise missing_library("ray", "a scan with workers") from None
-    return ray

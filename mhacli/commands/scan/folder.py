@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mhacli.commands.scan.request import ScanSettings
+from mhacli.commands.scan.totals import Totals, read_totals
 from mhacli.commands.scan.units import (
     MAX_FILE_BYTES,
     Unit,
-    UnitFacts,
     UnitFiles,
     document_digest,
     number_of,
-    read_sums,
     unit_name,
 )
 from mhacli.errors import MhaError, UsageError, bad_file
@@ -49,15 +48,15 @@ class ScanFolder:
     path: Path
     settings: tuple[ScanSettings, ...]
 
-    def finished(self, unit: Unit, note: Callable[[str], None]) -> tuple[str, UnitFacts] | None:
-        """The name and facts of a finished unit, None for an unfinished one. Its sums are read and checked, and its rows compared
+    def finished(self, unit: Unit, note: Callable[[str], None]) -> tuple[str, Totals] | None:
+        """The name and sums of a finished unit, None for an unfinished one. Its sums are read and checked, and its rows compared
         with their digest; `note` receives the fault of damaged files."""
         for name in filter(self.has, self.names_of(unit)):
             rows = self.rows_path(name)
             try:
-                facts, _ = read_sums(self.sums_path(name))
-                if hashlib.sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() == facts.rows:
-                    return name, facts
+                totals = read_totals(self.sums_path(name))
+                if hashlib.sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() == totals.rows:
+                    return name, totals
                 note(f"{rows} is damaged: its content is not what was written; it is computed again")
             except MhaError as fault:
                 note(f"{fault.message}; it is computed again")
@@ -69,9 +68,9 @@ class ScanFolder:
         digests = {document_digest(document) for document in unit.documents}
         for name in set(names) - set(self.names_of(unit)):
             try:
-                facts, _ = read_sums(self.sums_path(name))
-                is_longer = len(facts.documents) + len(facts.bad) > len(unit.documents)
-                is_earlier = not is_longer and {document.digest for document in facts.documents} <= digests
+                totals = read_totals(self.sums_path(name))
+                is_shorter = totals.n_documents + totals.n_bad <= len(unit.documents)
+                is_earlier = is_shorter and set(totals.digests) <= digests
             except MhaError:
                 is_earlier = True
             if not is_earlier:

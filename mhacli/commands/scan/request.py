@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from mhacli.cli.parameters import offers
 from mhacli.io.data import plain
+from mhacli.record.totals import CONDITION, MEANS
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import (
@@ -29,7 +30,7 @@ from mhacli.text.corpus import CORPUS, CorpusFormat
 from mhacli.text.tokens import LayerChoice
 
 _WORKERS = "Workers"
-_SOURCES = "Text files, JSON lines, Parquet files or globs; - reads stdin."
+_SOURCES = "Text files, JSON lines, Parquet, CSV or globs; - reads stdin."
 _FIRST = "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)"
 _SPANS = "Report the attention between parts of the documents that have them: name=/REGEX/; repeatable."
 _EFFECT = "Also remove each head in turn, and report what changes at the first [MASK], else the last token."
@@ -86,13 +87,18 @@ class ScanRequest:
             allow_nonfinite=self.allow_nonfinite,
         )
 
+    @property
+    def n_cpus(self) -> int:
+        """The processors of a worker of Ray."""
+        return self.cpus_per_worker or self.run.model.threads or 1
+
 
 @dataclass(frozen=True)
 class ScanSettings:
     """The settings that, with the documents, determine the results: equal settings give equal bytes.
 
     `model_digest` is that of weights, config and tokenizer. `device` is the kind of device with its name or instruction set,
-    `rows` the format of rows with the library that writes it. `pack` is False; folders of earlier versions may have True.
+    `rows` the format of rows with the library that writes it, `format` the version of the files of units.
     """
 
     model: str
@@ -107,7 +113,6 @@ class ScanSettings:
     rows: str
     unit_size: int
     max_tokens: int | None
-    pack: bool
     layers: tuple[LayerChoice, ...] | None
     heads: tuple[int, ...] | None
     conditions: tuple[str, ...]
@@ -116,6 +121,7 @@ class ScanSettings:
     sink_weight: float
     allow_nonfinite: bool
     effect: bool
+    format: int = 1
 
     @property
     def row_format(self) -> str:
@@ -126,6 +132,11 @@ class ScanSettings:
     def span_names(self) -> tuple[str, ...]:
         """The names of the spans."""
         return tuple(word.partition("=")[0].strip() for word in self.spans)
+
+    @property
+    def mean_names(self) -> tuple[str, ...]:
+        """The statistics of which a scan makes means."""
+        return (*MEANS, *(f"{CONDITION}{number}" for number in range(1, len(self.conditions) + 1)))
 
     @property
     def digest(self) -> str:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
+from io import BytesIO
 
 import torch
 
 import mhacli
 from mhacli.attention.statistics import is_compiled
-from mhacli.commands.scan.effects import N_VERIFIED, effects_of_heads
-from mhacli.commands.scan.gather import Gathered
+from mhacli.commands.effect.run import rows_at_once
+from mhacli.commands.effect.settings import EffectSettings
+from mhacli.commands.effect.study import study_of
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
+from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles
 from mhacli.compute.checkpoint.prepare import (
     ReadCheckpoint,
@@ -24,116 +33,155 @@ from mhacli.compute.checkpoint.prepare import (
     spans_of_pair,
 )
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.errors import MhaError
+from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.models.digest import checkpoint_digest
 from mhacli.models.inputs import ModelInputs
-from mhacli.record.corpus import named
+from mhacli.models.load import Loaded
+from mhacli.record.corpus import CorpusSummary, named
 from mhacli.record.effect import Effect
-from mhacli.record.record import SpanTokens
+from mhacli.record.heads import HeadStatistics
+from mhacli.record.record import Record, SpanTokens
+from mhacli.record.tables import Columns, EffectTable, HeadTable, arrow_of, dicts_of
+from mhacli.record.totals import HeadTotals
 from mhacli.text.corpus import Document
 from mhacli.text.spans import find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
+FORMAT = 2
+"""The version of the files of units."""
+EXAMPLE_LEN = 64
+"""The number of tokens up to which a longer document is a better example; of longer ones, the shortest is."""
+N_VERIFIED = 4
+"""The number of removals of a document that are repeated by a second method."""
 _BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
 """Codes of errors that are faults of a document, not of the model or the machine."""
 
 
-def settings_here(request: ScanRequest) -> ScanSettings:
-    """The settings of this process. Only the config and tokenizer of the model are loaded; its weights are hashed.
-
-    Raises `MhaError` for requests that the model does not support.
-    """
-    unloaded = find(request.run)
-    if request.span and unloaded.config.is_encoder_decoder:
-        raise spans_of_pair()
-    return _settings(request, unloaded)
-
-
-def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSettings:
-    run, device = request.run, unloaded.device
-    dtype = run.model.dtype or str(getattr(unloaded.config, "dtype", None) or torch.float32).removeprefix("torch.")
-    return ScanSettings(
-        model=run.path,
-        model_digest=checkpoint_digest(unloaded.checkpoint, run.model.tokenizer),
-        mha=mhacli.__version__,
-        torch=torch.__version__,
-        transformers=version("transformers"),
-        dtype=dtype,
-        reducer="c" if is_compiled(device, getattr(torch, dtype)) else "torch",
-        device=_device_text(device),
-        threads=torch.get_num_threads(),
-        rows=f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
-        unit_size=UNIT_SIZE,
-        max_tokens=run.max_tokens,
-        pack=False,
-        layers=run.model.layers,
-        heads=run.statistics.heads,
-        conditions=tuple(condition.text for condition in run.statistics.conditions),
-        spans=request.span,
-        first_tokens=run.statistics.first_tokens,
-        sink_weight=run.statistics.sink_weight,
-        allow_nonfinite=run.allow_nonfinite,
-        effect=request.effect,
-    )
-
-
-def _device_text(device: torch.device) -> str:
-    """The kind of a device, with the name of the GPU or the instruction set that torch uses on the CPU."""
-    if device.type == "cuda":
-        return f"cuda {torch.cuda.get_device_name(device)}"
-    return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else device.type
-
-
 class Worker:
-    """The model of a scan. `compute` gives the same bytes for the same unit, in any order.
+    """Computes units in this process. It gives the same bytes for the same unit, in any order.
 
-    Raises `MhaError` if the device, the model or versions differ from those of the scan.
+    Relative paths are those of a process that runs in `folder`.
     """
 
-    def __init__(self, request: ScanRequest, settings: ScanSettings) -> None:
-        unloaded = find(request.run)
-        differences = settings.differences(_settings(request, unloaded))
-        if differences:
-            raise MhaError(f"a worker differs from its scan: {differences}", code="other-worker")
-        self._request, self._settings, self._unloaded = request, settings, unloaded
-        self._loaded = unloaded.load(request.run, "predict" if request.effect else None)
+    def __init__(self, request: ScanRequest, folder: str = ".") -> None:
+        with suppress(OSError):
+            os.chdir(folder)
+        self._request = request
 
-    def compute(self, unit: Unit) -> UnitFiles:
-        """The files of a unit. Each document is computed separately, as by `mha heads`.
+    @cached_property
+    def _unloaded(self) -> UnloadedCheckpoint:
+        """The config and tokenizer of the model."""
+        return find(self._request.run)
+
+    @cached_property
+    def _loaded(self) -> Loaded:
+        """The model. Not loaded before the first unit, so that Ray counts processes that end meanwhile as attempts at this."""
+        return self._unloaded.load(self._request.run, "predict" if self._request.effect else None)
+
+    @cached_property
+    def _settings(self) -> ScanSettings:
+        run, device = self._request.run, self._unloaded.device
+        dtype = run.model.dtype or str(getattr(self._unloaded.config, "dtype", None) or torch.float32).removeprefix(
+            "torch."
+        )
+        return ScanSettings(
+            model=run.path,
+            model_digest=checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
+            mha=mhacli.__version__,
+            torch=torch.__version__,
+            transformers=version("transformers"),
+            dtype=dtype,
+            reducer="c" if is_compiled(device, getattr(torch, dtype)) else "torch",
+            device=_device_text(device),
+            threads=torch.get_num_threads(),
+            rows=f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
+            unit_size=UNIT_SIZE,
+            max_tokens=run.max_tokens,
+            layers=run.model.layers,
+            heads=run.statistics.heads,
+            conditions=tuple(condition.text for condition in run.statistics.conditions),
+            spans=self._request.span,
+            first_tokens=run.statistics.first_tokens,
+            sink_weight=run.statistics.sink_weight,
+            allow_nonfinite=run.allow_nonfinite,
+            effect=self._request.effect,
+            format=FORMAT,
+        )
+
+    def settings(self) -> ScanSettings:
+        """The settings of this process. The weights of the model are hashed, not loaded. Raises `MhaError` for requests that the
+        model does not support."""
+        if self._request.span and self._unloaded.config.is_encoder_decoder:
+            raise spans_of_pair()
+        return self._settings
+
+    def computed(self, units: Iterable[Unit], settings: ScanSettings) -> Iterator[tuple[Unit, UnitFiles, str]]:
+        """The units with their files and the name of this process, one after the other."""
+        for unit in units:
+            yield unit, *self.compute(unit, settings)
+
+    def compute(self, unit: Unit, settings: ScanSettings) -> tuple[UnitFiles, str]:
+        """The files of a unit, and the name of this process. Each document is computed separately, as by `mha heads`.
 
         For the first good document, the outputs are compared with those without inspection, and some removals are repeated by a
-        second method. Raises `MhaError` for errors that are not faults of a document.
+        second method. Raises `MhaError` for errors that are not faults of a document, and if the device, the model or versions
+        differ from the `settings` of the scan.
         """
-        gathered = Gathered(unit, self._settings)
+        if differences := settings.differences(self._settings):
+            raise MhaError(f"a worker differs from its scan: {differences}", code="other-worker")
+        totals = Totals(HeadTotals(settings.mean_names), devices=[settings.device])
+        documents, heads, all_effects = list[tuple[Document, int]](), list[HeadStatistics](), list[Effect]()
+        example, best = None, (False, 0)
         for document in unit.documents:
-            if not document.reason:
-                try:
-                    results = self._inspected(document, is_compared=not gathered.documents)
-                except MhaError as fault:
-                    if fault.code not in _BAD_CODES:
-                        raise _of_document(document, fault) from fault
-                    gathered.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
-                else:
-                    gathered.add(document, *results)
-            else:
-                gathered.leave_out(document, document.reason)
-        return gathered.files()
+            try:
+                run, effects = self._inspected(document, is_compared=not totals.n_documents)
+            except MhaError as fault:
+                if fault.code not in _BAD_CODES:
+                    fault.message = f"{named(document.file, document.place)}: {fault.message}"
+                    raise
+                totals.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
+                continue
+            n_tokens = totals.add(document, run, spans=settings.span_names, effects=effects)
+            documents.append((document, n_tokens))
+            heads += [head for result in run.results for head in result.heads]
+            all_effects += effects
+            rank = (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
+            if unit.wants_example and (example is None or rank > best):
+                example, best = self._example(run.record(), document, n_tokens), rank
+        rows = _rows_to_bytes(_rows(documents, HeadTable(heads), EffectTable(all_effects)), settings.row_format)
+        totals.rows = hashlib.sha256(rows).hexdigest()
+        files = rows, b"" if example is None else example.to_bytes(), totals_to_bytes(totals)
+        return files, f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
     def _inspected(self, document: Document, *, is_compared: bool) -> tuple[CheckpointRun, tuple[Effect, ...]]:
+        """The run over a document, and the effects of removing each head. Raises `MhaError` with one of `_BAD_CODES` for a
+        document that has none."""
+        if document.reason or not document.text.strip():
+            raise MhaError(document.reason or "only white space", code="no-tokens")
         request = replace(self._request.run, texts=(document.text,))
-        if not document.text.strip():
-            raise MhaError("only white space", code="no-tokens")
         texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
         texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         base = replace(self._loaded, model=self._loaded.model.base_model)
         run = CheckpointRun(base, inputs, request, texts.spans)
-        if self._request.effect:
-            checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
-            return run, effects_of_heads(request, checkpoint, run, n_verified=N_VERIFIED if is_compared else 0)
         run.run(verify=is_compared)
-        return run, ()
+        if not self._request.effect:
+            return run, ()
+        checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
+        study = study_of(checkpoint, run, request, EffectSettings(verify=N_VERIFIED * is_compared))
+        study.foresee()
+        if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
+            raise MhaError(
+                "the removals of its heads need more memory than is free",
+                hint="--max-tokens shortens documents, and fewer workers leave more memory to each",
+                code="out-of-memory",
+            )
+        study.effects.run()
+        if not study.effects.verified.ok:
+            message = "a second computation of its removals gives different effects"
+            raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
+        return run, study.table()
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
@@ -147,8 +195,49 @@ class Worker:
             if tokens := tokens_of(ranges, sequence):
                 yield SpanTokens(name, (tokens,))
 
+    def _example(self, record: Record, document: Document, n_tokens: int) -> Record:
+        """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
+        device = self._settings.device
+        return replace(
+            record,
+            sequences=tuple(sequence.covered for sequence in record.sequences),
+            context=record.context and tuple(sequence.covered for sequence in record.context),
+            timings={},
+            environment=replace(record.environment, device=device.partition(" ")[0], device_name=device),
+            corpus=CorpusSummary(1, n_tokens, 0, n_tokens, document.file, document.place, (device,), ()),
+        )
 
-def _of_document(document: Document, fault: MhaError) -> MhaError:
-    """The error with the name of the document in which it occurred."""
-    message = f"{named(document.file, document.place)}: {fault.message}"
-    return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
+
+def _device_text(device: torch.device) -> str:
+    """The kind of a device, with the name of the GPU or the instruction set that torch uses on the CPU."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else device.type
+
+
+def _rows(documents: Sequence[tuple[Document, int]], heads: HeadTable, effects: EffectTable) -> Columns:
+    """A row for each document, layer and head. The columns are `file`, `place` (line or row from 1, 0 for a whole file),
+    `n_documents` (1) and `n_tokens`, those of `HeadTable`, and the effects of removing the heads, if there are any."""
+    n_heads = len(heads) // max(1, len(documents))
+    rows = [row for row in documents for _ in range(n_heads)]
+    changes = effects.columns()
+    return {
+        "file": (str, [document.file for document, _ in rows]),
+        "place": (int, [document.place for document, _ in rows]),
+        "n_documents": (int, [1] * len(rows)),
+        "n_tokens": (int, [n_tokens for _, n_tokens in rows]),
+        **heads.columns(),
+        **({name: changes[name] for name in EFFECTS} if effects else {}),
+    }
+
+
+def _rows_to_bytes(columns: Columns, row_format: str) -> bytes:
+    """The contents of the file of rows, `jsonl` or `parquet`; equal rows give equal bytes."""
+    if row_format == "jsonl":
+        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        return "".join(f"{encode(row)}\n" for row in dicts_of(columns)).encode()
+    from pyarrow import parquet
+
+    file = BytesIO()
+    parquet.write_table(arrow_of(columns), file, compression="zstd")
+    return file.getvalue()

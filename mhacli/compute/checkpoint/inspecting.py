@@ -9,11 +9,11 @@ from operator import index
 from time import perf_counter
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
 from mhacli.compute.checkpoint.cached_passes import CachedPasses
-from mhacli.compute.checkpoint.head_sums import HeadSums
 from mhacli.compute.checkpoint.layers import KEPT, ROUNDED, ModelFacts, PassInspection
 from mhacli.compute.checkpoint.pass_texts import PassTexts
 from mhacli.compute.checkpoint.run import facts_of
@@ -24,8 +24,9 @@ from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, is_attention
 from mhacli.models.passes import ModelPass, followed, noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
-from mhacli.record.record import Model, Record
+from mhacli.record.record import Model, Record, layer_prefix
 from mhacli.record.tables import HeadTable
+from mhacli.record.totals import MEANS, WINDOWS, HeadTotals
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, Statistics
 from mhacli.text.tokens import AttentionKind, LayerChoice
@@ -87,7 +88,7 @@ class Seen:
         self._name = type(model).__name__
         self._parts = _classes(model.named_modules())
         self._attentions = _classes(own for own in model.named_modules() if is_attention(*own))
-        self._keeps_passes, self._sums = keep_passes, HeadSums()
+        self._keeps_passes, self._totals = keep_passes, HeadTotals(MEANS)
         self._facts = _facts_of(model)
         self._passes: list[Record] = []
         self._notes: dict[str, None] = {}
@@ -122,7 +123,7 @@ class Seen:
         `max_score` is the largest of all passes. Statistics that are no means over queries have no value: quantiles of the
         distance, the strongest distance, sinks and strong cells.
         """
-        return self._sums.table()
+        return HeadTable(map(self._totals.head, self._totals.of_head))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -197,7 +198,7 @@ class Seen:
         self._has_cache |= bool(chain.cached.unfit)
         if chain.inspection.results:
             record = chain.inspection.record(self._facts, {"pass and statistics": perf_counter() - chain.began})
-            self._sums.add(record)
+            _add_pass(self._totals, record)
             self._passes = [*(self._passes if self._keeps_passes else ()), record]
         elif chain.inspection.unfit:
             self._notes[f"a pass is in no record: {_unfit_words(chain.inspection.unfit)}"] = None
@@ -256,6 +257,18 @@ class Seen:
             "not flex_attention, compiled functions or kernels of other libraries",
             code="no-attention",
         )
+
+
+def _add_pass(totals: HeadTotals, record: Record) -> None:
+    """Adds the heads of a pass. A mean counts by its number of queries: those that see a key, or, for the entropy as a fraction,
+    more than one. Quantiles of the distance are no means over queries."""
+    for number, layer in enumerate(record.layers):
+        visible = np.asarray(record.arrays[f"{layer_prefix(number)}visible"])
+        heads = [head for head in record.heads if (head.layer, head.attention) == (layer.layer, layer.name)]
+        for row, head in enumerate(heads):
+            n_keys = visible[:, row if visible.shape[1] > 1 else 0]
+            least = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
+            totals.add(head, np.array([(n_keys > least.get(name, 0)).sum() for name in totals.names]))
 
 
 _NO_INPUTS = ModelInputs((), None, "right", {})

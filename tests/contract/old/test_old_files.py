@@ -175,7 +175,9 @@ def test_a_scan_goes_on_where_the_libraries_are_the_same_and_is_refused_elsewher
     words = ("--model", "gpt2", "--layer", "0,1", "--effect", "--where", "k < q", "--out", "scan.mha", "--json")
     ended = mha("scan", "corpus.jsonl", *words, code=(0, 2))
     if ended.code:
-        assert {name for name in ("device", "torch", "transformers", "mha", "rows") if f"{name} was" in ended.said}
+        assert {
+            name for name in ("device", "torch", "transformers", "mha", "rows", "format") if f"{name} was" in ended.said
+        }
         assert not re.search("(digest|layers|conditions|unit_size|effect|pack) was", ended.said)
     for part in ("rows", "units"):
         assert digests(tmp_path / "scan.mha" / part) == digests(FILES / "scan.mha" / part)

@@ -338,7 +338,7 @@ def test_workers_give_what_one_process_gives(mha: Mha, place: Path, longer: Path
     await_units(place / "out", 1, process)
     family = [*descendants(process.pid)]
     if ends == "a worker is killed":
-        worker = next(pid for pid, command in family if b"ray::_Actor" in command)
+        worker = next(pid for pid, command in family if b"ray::Worker" in command)
         os.kill(worker, signal.SIGKILL)
     else:
         process.send_signal(signal.SIGINT)
