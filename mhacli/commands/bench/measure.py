@@ -72,14 +72,11 @@ def bench(
     seconds have passed. A backend whose single call is predicted to take longer than `call_limit_s` is skipped. Raises
     `MhaError` for a missing device and for invalid sizes.
     """
-    lists: dict[str, Any] = {
-        "lengths": lengths, "backends": backends, "batch": batch, "n_heads": n_heads, "n_kv_heads": n_kv_heads,
-        "d_head": d_head, "dtypes": dtypes, "directions": directions,
-    }  # fmt: skip
-    lists = {name: tuple(value) if isinstance(value, Iterable) else value for name, value in lists.items()}
     sweep = Sweep(
-        **lists, causal=causal, decode=decode, device=device, threads=threads, repeat=repeat, budget=budget_s,
-        call_limit=call_limit_s, seed=seed,
+        backends=tuple(backends), directions=tuple(directions), causal=causal, decode=decode, lengths=tuple(lengths),
+        batch=tuple(batch), n_heads=tuple(n_heads), n_kv_heads=tuple(n_kv_heads), d_head=tuple(d_head),
+        dtypes=tuple(dtypes), device=device, threads=threads, repeat=repeat, budget=budget_s, call_limit=call_limit_s,
+        seed=seed,
     )  # fmt: skip
     return measure(sweep.checked())
 
@@ -261,10 +258,8 @@ def _call(row: BenchRow, leaves: Leaves, seed: int) -> Callable[[], Tensor]:
 
 def _layer(row: BenchRow, x: Tensor, seed: int) -> tuple[nn.Module, Tensor | None]:
     """`nn.MultiheadAttention` for rows like x, with weights that keep the size of normal rows, and its mask."""
-    if row.n_kv_heads != row.n_heads:
-        raise NotImplementedError("nn.MultiheadAttention has no shared kv heads")
-    if row.q_len != row.k_len:
-        raise NotImplementedError("nn.MultiheadAttention has no cache to decode with")
+    if row.n_kv_heads != row.n_heads or row.q_len != row.k_len:
+        raise NotImplementedError("nn.MultiheadAttention has no shared kv heads, and no cache to decode with")
     width, generator = x.shape[-1], torch.Generator().manual_seed(seed)
     layer = nn.MultiheadAttention(width, row.n_heads, batch_first=True, device="cpu", dtype=torch.float32).eval()
     for parameter in layer.parameters():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -25,69 +25,61 @@ _SIZE = (2, 6, 97, 48)
 _OVERRIDES = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
 
 
-def examine_machine(
-    requested: str, dtype: Dtype | None, *, seed: int, report_progress: Progress
-) -> tuple[list[HealthCheck], tuple[Device, ...]]:
-    """The checks of every device or one, in every dtype or one, and the devices. Raises `MhaError` for a missing device."""
+def devices_of(requested: str) -> tuple[Device, ...]:
+    """All devices, or one by its name. Raises `MhaError` if it is missing."""
     names = [requested]
     if requested == "auto":
         names = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
         names += ["mps"] if torch.backends.mps.is_available() else []
-    devices = tuple(_device(name) for name in names)
-    checks = [_check_devices(names), _check_threads(), _check_block()]
-    if torch.get_default_dtype() != torch.float32:
-        name = str(torch.get_default_dtype()).removeprefix("torch.")
-        message, advice = f"torch's default dtype is {name}, not float32", "leave out torch.set_default_dtype"
-        checks.append(HealthCheck("default dtype", None, message, is_caution=True, advice=advice))
-    dtypes = [*TOLERANCES][::-1] if dtype is None else [dtype]
-    places = [(name, kind) for name in names for kind in dtypes if (name, kind) != ("mps", "float64")]
-    for n, (name, kind) in enumerate(places):
-        report_progress(n / len(places), f"{name} {kind}")
-        checks.append(_check_attention(name, kind, seed))
-    return checks, devices
+    devices, cores = [], n_cpus()
+    for name in names:
+        what, total = (
+            f"{cpu_name()}, {cores} core{'s' * (cores != 1)}",
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        )
+        if choose_device(name).type == "cuda":
+            about = torch.cuda.get_device_properties(name)
+            version, total = torch.version.cuda or torch.version.hip, about.total_memory
+            what = f"{about.name}, capability {about.major}.{about.minor}, CUDA {version}"
+        devices.append(Device(name, what, total, free_bytes(name)))
+    return tuple(devices)
 
 
-def _device(name: str) -> Device:
-    """A device by its name. Raises `MhaError` if it is missing."""
-    device, cores = choose_device(name), n_cpus()
-    if device.type != "cuda":
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return Device(name, f"{cpu_name()}, {cores} core{'s' * (cores != 1)}", total, free_bytes(name))
-    about = torch.cuda.get_device_properties(device)
-    what = f"{about.name}, capability {about.major}.{about.minor}, CUDA {torch.version.cuda or torch.version.hip}"
-    return Device(name, what, about.total_memory, free_bytes(name))
-
-
-def _check_devices(names: Sequence[str]) -> HealthCheck:
-    """Whether torch can use the graphics card, if there is one."""
+def check_machine(
+    devices: Sequence[Device], dtype: Dtype | None, seed: int, report_progress: Progress
+) -> Iterator[HealthCheck]:
+    """The checks of devices, threads and the block of statistics, and of attention in every dtype or one."""
     built = torch.version.cuda or torch.version.hip
+    message = f"{', '.join(each.name for each in devices)}: torch {torch.__version__}, {f'CUDA {built}' if built else 'for CPUs'}"
     if nvidia_driver() and not torch.cuda.is_available():
         why = "cannot use it" if built else "was built without CUDA"
         message = f"there is an NVIDIA driver, but torch {torch.__version__} {why}"
         advice = "install the build of torch for this driver (pytorch.org lists them), or ignore this"
-        return HealthCheck("devices", None, message, is_caution=True, advice=advice)
-    message = f"{', '.join(names)}: torch {torch.__version__}, {f'CUDA {built}' if built else 'for CPUs'}"
-    return HealthCheck("devices", True, message)
-
-
-def _check_threads() -> HealthCheck:
-    """Whether torch has no more threads than there are cores. More are slow, but not wrong."""
+        yield HealthCheck("devices", None, message, is_caution=True, advice=advice)
+    else:
+        yield HealthCheck("devices", True, message)
     n, cores, stated = torch.get_num_threads(), n_cpus(), os.environ.get("OMP_NUM_THREADS", "")
     most = max(n, int(stated) if stated.isdecimal() else 0)
     message = f"{n} of {cores} cores (OMP_NUM_THREADS{'=' + stated if stated else ' is not set'})"
-    if most <= cores:
-        return HealthCheck("threads", True, message, n, cores)
-    message = f"more threads than cores, so they wait for each other: {message}"
-    advice = f"set OMP_NUM_THREADS={cores}, or leave it out"
-    return HealthCheck("threads", None, message, most, cores, is_caution=True, advice=advice)
-
-
-def _check_block() -> HealthCheck:
-    """Which block computes the statistics of heads."""
+    if most > cores:  # slow, but not wrong
+        message = f"more threads than cores, so they wait for each other: {message}"
+        advice = f"set OMP_NUM_THREADS={cores}, or leave it out"
+        yield HealthCheck("threads", None, message, most, cores, is_caution=True, advice=advice)
+    else:
+        yield HealthCheck("threads", True, message, n, cores)
     message = "the compiled block (C) computes the statistics of heads"
     if c_block() is None:
         message = "torch computes the statistics of heads: there is no compiled block (C), or MHA_BLOCK=torch"
-    return HealthCheck("statistics", True, message)
+    yield HealthCheck("statistics", True, message)
+    if torch.get_default_dtype() != torch.float32:
+        name = str(torch.get_default_dtype()).removeprefix("torch.")
+        message, advice = f"torch's default dtype is {name}, not float32", "leave out torch.set_default_dtype"
+        yield HealthCheck("default dtype", None, message, is_caution=True, advice=advice)
+    dtypes = [*TOLERANCES][::-1] if dtype is None else [dtype]
+    places = [(each.name, kind) for each in devices for kind in dtypes if (each.name, kind) != ("mps", "float64")]
+    for place, (name, kind) in enumerate(places):
+        report_progress(place / len(places), f"{name} {kind}")
+        yield _check_attention(name, kind, seed)
 
 
 def _check_attention(device: str, dtype: str, seed: int) -> HealthCheck:
@@ -97,8 +89,9 @@ def _check_attention(device: str, dtype: str, seed: int) -> HealthCheck:
     exact = attend(*(each.double() for each in numbers), allowed=masks.causal())
     most = TOLERANCES[dtype].output * max(1.0, float(exact.abs().max()))
     q, k, v = (each.to(device) for each in numbers)
-    problem, meaning = "", "Every number that mha shows in this dtype is in doubt."
-    advice, error = "use another dtype, device or release of torch", math.inf
+    problem, error, name = "", math.inf, f"attention {device} {dtype}"
+    meaning = "Every number that mha shows in this dtype is in doubt."
+    advice = "use another dtype, device or release of torch"
     try:
         results = attend(q, k, v, allowed=masks.causal()), fused_attend(q, k, v, causal=True)
     except RuntimeError as fault:
@@ -112,7 +105,6 @@ def _check_attention(device: str, dtype: str, seed: int) -> HealthCheck:
         meaning = "Numbers in float32 are good to three digits instead of seven."
         stated = [f"unset {variable}" for variable in _OVERRIDES if os.environ.get(variable)]
         advice = [*stated, "torch.set_float32_matmul_precision('highest') where it was changed"][0]
-    name, value = f"attention {device} {dtype}", finite(error)
     if problem:
-        return HealthCheck(name, False, problem, value, most, meaning=meaning, advice=advice)
-    return HealthCheck(name, True, "its definition and torch's kernel agree with float64", value, most)
+        return HealthCheck(name, False, problem, finite(error), most, meaning=meaning, advice=advice)
+    return HealthCheck(name, True, "its definition and torch's kernel agree with float64", finite(error), most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
@@ -66,15 +66,11 @@ def examine(
         examination = partial(examine_checkpoint, settings, texts, seed=seed, report_progress=report_progress)
         return _report(examination, settings.device, seed)
     began, installed, devices = perf_counter(), libraries(), tuple[Device, ...]()
-    checks = [*_check_libraries(installed)]
-    environment = {
-        "mha": mhacli.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device_asked": settings.device,
-    }
+    checks = _check_libraries(installed)
+    environment = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": settings.device}
+    environment["platform"] = f"{platform.system()} {platform.machine()}"
     try:
-        from mhacli.commands.doctor.machine import examine_machine
+        from mhacli.commands.doctor.machine import check_machine, devices_of
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
         name = (getattr(fault, "name", None) or "torch").partition(".")[0]
         name = name if name in LIBRARIES else "torch"
@@ -82,8 +78,8 @@ def examine(
         message, meaning = f"it cannot be imported: {str(fault)[:200]}", "Nothing can be computed."
         checks.append(HealthCheck(name, False, message, meaning=meaning, advice=advice))
     else:
-        more, devices = examine_machine(settings.device, settings.dtype, seed=seed, report_progress=report_progress)
-        checks += more
+        devices = devices_of(settings.device)
+        checks += check_machine(devices, settings.dtype, seed, report_progress)
     return Report(tuple(checks), installed, environment, devices, seed=seed, time_s=perf_counter() - began)
 
 
@@ -111,26 +107,24 @@ def libraries() -> tuple[Mapping[str, str | None], ...]:
     )
 
 
-def _check_libraries(installed: Sequence[Mapping[str, Any]]) -> Iterator[HealthCheck]:
+def _check_libraries(installed: Sequence[Mapping[str, Any]]) -> list[HealthCheck]:
     """Whether required libraries have a supported version. Missing extras are listed, but are no fault."""
     from packaging.specifiers import SpecifierSet
 
-    missing = [each["name"] for each in installed if each["version"] is None]
-    wrong = [
-        each
-        for each in installed
-        if each["version"] and not SpecifierSet(each["needs"]).contains(each["version"], prereleases=True)
-    ]
-    problems = [f"{name} is missing" for name in missing if name not in _EXTRAS]
-    problems += [f"{each['name']} is {each['version']}, but mha needs {each['needs']}" for each in wrong]
+    problems, missing = {}, []
+    for name, version, needs, extra in (each.values() for each in installed):
+        if version is None and extra:
+            missing.append(name)
+        elif version is None:
+            problems[name] = f"{name} is missing"
+        elif not SpecifierSet(needs).contains(version, prereleases=True):
+            problems[name] = f"{name} is {version}, but mha needs {needs}"
+    n, advice = len(installed) - len(missing), f"{installing(*problems)} brings what is needed"
+    libraries, extras = f"{n} libraries have versions that mha works with", "all optional libraries are installed"
+    if missing:
+        extras = f"not installed: {', '.join(missing)}. {installing(*missing)} installs them"
+    checks = [HealthCheck("libraries", True, libraries), HealthCheck("extras", None if missing else True, extras)]
     if problems:
-        advice = f"{installing(*(each['name'] for each in wrong))} brings what is needed"
         meaning = "Code that uses them fails, or runs untested."
-        yield HealthCheck("libraries", False, "; ".join(problems), meaning=meaning, advice=advice)
-    else:
-        n = len(installed) - len(missing)
-        yield HealthCheck("libraries", True, f"{n} libraries have versions that mha works with")
-    if names := [name for name in missing if name in _EXTRAS]:
-        yield HealthCheck("extras", None, f"not installed: {', '.join(names)}. {installing(*names)} installs them")
-    else:
-        yield HealthCheck("extras", True, "all optional libraries are installed")
+        checks[0] = HealthCheck("libraries", False, "; ".join(problems.values()), meaning=meaning, advice=advice)
+    return checks
