@@ -64,7 +64,7 @@ class Loop:
             except MhaError:
                 continue
             inputs = inputs_of(self.loaded, texts, self.unloaded.tokenizer, request)
-            CheckpointRun(self.loaded, inputs, request).inspect()
+            CheckpointRun(self.loaded, inputs, request).run()
 
 
 def throughput(request: ScanRequest, settings: ScanSettings, made: list[Unit], folder: str) -> float:

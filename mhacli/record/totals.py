@@ -102,4 +102,5 @@ class HeadTotals:
 
 def widened(array: Array, width: int) -> Array:
     """The array padded with zeros in its last axis."""
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])])
+    more = width - array.shape[-1]
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, more)]) if more else array

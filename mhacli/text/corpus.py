@@ -32,6 +32,8 @@ _KINDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "c
 _COMPRESSED = (".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4")
 """The endings of files that would have to be decompressed first; `.gz` is read."""
 _ROWS_AT_ONCE = 64
+_MAX_CELL_BYTES = 1 << 30
+"""The largest cell of a `.csv` that is read; `--max-bytes` leaves out smaller ones by themselves."""
 _TEXT_TYPE = re.compile(r"(dictionary<values=)?(large_)?string")
 
 
@@ -242,6 +244,7 @@ def _cells(file: str, column: str) -> Iterator[bytes | None]:
 def _csv_file(file: str) -> Iterator[csv.DictReader[str]]:
     """The rows of a table of values between commas or tabs. Faults become `MhaError`."""
     name = file.lower()
+    csv.field_size_limit(_MAX_CELL_BYTES)
     opens: Any = gzip.open if name.endswith(".gz") else open
     try:
         with opens(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:

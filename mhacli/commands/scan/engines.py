@@ -87,7 +87,7 @@ class RayEngine:
 
     def settings(self) -> ScanSettings:
         """The settings of a worker. Raises `MhaError` if Ray is missing, no cluster answers or no node has room for a worker."""
-        settings: ScanSettings = self._result(self._new_actor().settings.remote(), "")
+        settings: ScanSettings = self._result(self._new_actor().settings.remote(), "say its settings")
         return settings
 
     def computed(self, units: Iterator[Unit], settings: ScanSettings) -> Iterator[tuple[Unit, UnitFiles, str]]:
@@ -110,7 +110,7 @@ class RayEngine:
             for call in ray.wait([*calls], timeout=CHECK_S)[0] if calls else ():
                 actor, unit = calls.pop(call)
                 begin(actor)
-                yield unit, *self._result(call, f" over unit {unit.number} ({unit.named})")
+                yield unit, *self._result(call, f"compute unit {unit.number} ({unit.named})")
 
     def end(self) -> None:
         """Ends Ray's processes that were started here, which would outlive this process."""
@@ -164,7 +164,7 @@ class RayEngine:
         n_possible = sum(int(min(node.get(name, 0) // n for name, n in needs.items())) for node in nodes)
         return needs, min(n_possible, self.request.workers or n_possible)
 
-    def _result(self, call: Any, during: str) -> Any:
+    def _result(self, call: Any, job: str) -> Any:
         """The result of a call. Raises its exception, and `MhaError` if too many processes have ended."""
         ray = self._connected()
         try:
@@ -173,5 +173,4 @@ class RayEngine:
             raise fault.cause from None
         except ray.exceptions.RayError as fault:
             hint = "its node may lack memory: --max-tokens shortens documents, --cpus-per-worker makes workers fewer"
-            message = f"{MAX_ATTEMPTS} workers ended{during}: {type(fault).__name__}"
-            raise MhaError(message, hint=hint, code="worker-ended") from fault
+            raise MhaError(f"no worker could {job}: {type(fault).__name__}", hint=hint, code="worker-ended") from fault

@@ -110,10 +110,6 @@ class ScanFolder:
         """The sorted numbers of the units with an example."""
         return sorted(int(path.stem.partition("-")[2]) for path in self.path.glob("example-*"))
 
-    def first_example(self) -> float:
-        """The number of the first unit with an example, infinity if there is none."""
-        return min(self.examples(), default=float("inf"))
-
     def remove_damaged_examples(self, note: Callable[[str], None]) -> None:
         """Removes examples that cannot be read; `note` receives their faults."""
         for path in map(self.example_path, self.examples()):

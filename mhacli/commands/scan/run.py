@@ -68,7 +68,8 @@ class ScanStudy:
             if is_stopped():
                 return
             folder.require_same_documents(unit, names_by_number.pop(unit.number, []))
-            finished, wants_example = folder.finished(unit, self.note), unit.number < folder.first_example()
+            finished = folder.finished(unit, self.note)
+            wants_example = all(unit.number < number for number in folder.examples())
             if finished is not None and not (finished[1].n_documents and wants_example):
                 self._names.append(finished[0])
                 self._count(unit.number, finished[1])

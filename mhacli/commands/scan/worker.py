@@ -81,9 +81,8 @@ class Worker:
     @cached_property
     def _settings(self) -> ScanSettings:
         run, device = self._request.run, self._unloaded.device
-        dtype = run.model.dtype or str(getattr(self._unloaded.config, "dtype", None) or torch.float32).removeprefix(
-            "torch."
-        )
+        own = str(getattr(self._unloaded.config, "dtype", None) or torch.float32).removeprefix("torch.")
+        dtype = run.model.dtype or own
         return ScanSettings(
             model=run.path,
             model_digest=checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
