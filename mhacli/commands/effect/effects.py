@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from mhacli.record.effect import REPLACEMENTS
 from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, options_of
-from mhacli.text.tokens import AttentionKind, LayerChoice
+from mhacli.text.tokens import LayerChoice
 
 _NAME = "mhacli.effects"
 
@@ -61,22 +61,24 @@ def effects(
     and if the verification fails.
     """
     settings = EffectSettings(
-        heads=None if heads is None else tuple(place_of(head)[:3] for head in _some("heads", heads)),
+        heads=None if heads is None else tuple(place_of(head)[:3] for head in heads),
         edges=edges,
         replace=None if replace == "zero" else replace,
-        at=_whole("at", at, 0),
-        position=_whole("position", position),
-        target=target if isinstance(target, str) else _whole("target", target),
-        versus=versus if isinstance(versus, str) else _whole("versus", versus),
+        at=None if at is None else index(at),
+        position=None if position is None else index(position),
+        target=target if target is None or isinstance(target, str) else index(target),
+        versus=versus if versus is None or isinstance(versus, str) else index(versus),
         target_first=target_first,
-        verify=_whole("n_verified", n_verified, 0) or 0,
-        screen=_whole("screen", screen, 1),
+        verify=index(n_verified),
+        screen=None if screen is None else index(screen),
         from_python=True,
     )
+    named = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
     try:
         require_open(model, _NAME)
         _require_possible(settings, model)
-        return _record(model, inputs, tokenizer, settings, layers=_layers(layers), metric=metric)
+        run = Run(model=ModelSettings(path=type(model).__name__, layers=named, device=str(device_of(model))))
+        return _record(model, _inputs(model, inputs, tokenizer), tokenizer, settings, run=run, metric=metric)
     except MhaError as fault:
         if fault.code == "out-of-memory":  # the hint of the command names an option
             fault.hint = "a smaller model or a shorter text needs less"
@@ -87,14 +89,13 @@ def effects(
 @torch.no_grad()
 def _record(
     model: nn.Module,
-    given: Any,
+    inputs: Mapping[str, Any],
     tokenizer: Any,
     settings: EffectSettings,
     *,
-    layers: tuple[LayerChoice, ...] | None,
+    run: Run,
     metric: GivenMetric | None,
 ) -> Record:
-    inputs = _inputs(model, given, tokenizer)
     with inspecting(model, tokenizer) as seen:
         run_model(model, lambda: model(**inputs))
     record = seen.record
@@ -102,7 +103,7 @@ def _record(
         model,
         inputs,
         settings,
-        Run(model=ModelSettings(path=type(model).__name__, layers=layers, device=str(device_of(model)))),
+        run,
         heads_of(record.layers),
         record.sequences[0],
         record.context[0] if record.context else None,
@@ -110,61 +111,42 @@ def _record(
         metric=metric,
         has_batches=hasattr(model, "config") and metric is None,
     )
-    study.foresee()
-    study.effects.run()
+    record = study.completed(record)
     if not study.effects.verified.ok:
+        is_coarse = record.config.dtype in ("bfloat16", "float16")
         raise MhaError(
             "the removals are not verified: a second computation disagrees",
             hint="in 16 bits rounding can hide such changes; model.float() shows whether it does"
-            if record.config.dtype in ("bfloat16", "float16")
+            if is_coarse
             else "please report the family of this model: its attention does something that mha does not know",
             code="not-verified",
         )
-    return study.added_to(record)
+    return record
 
 
 def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     """The arguments of a pass over one text, by name. A mask without padding is left out, as the command does."""
-    accepted = inspect.signature(model.forward).parameters
-    first = "input_ids" if "input_ids" in accepted else next(iter(accepted), "input")
     if isinstance(given, str):
         if tokenizer is None:
-            raise UsageError(
-                f"{given!r} is a text, and no tokenizer is given", hint=f"{_NAME}(model, inputs, tokenizer)"
-            )
+            raise UsageError(f"{given!r} is a text, and no tokenizer is given", hint=f"{_NAME}(model, text, tokenizer)")
         given = tokenizer(given, return_tensors="pt")
     if not isinstance(given, Mapping):
-        ids = torch.as_tensor(given)
-        given = {first: ids[None] if ids.ndim == 1 else ids}
-    if not given:
-        raise UsageError(f"{_NAME} needs {first}", hint="what the tokenizer of the model gives for one text")
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
-    unknown = next(
-        (name for name in given if name not in accepted and not (takes_any and name != "pixel_values")), None
-    )
-    if unknown is not None:
-        raise UsageError(f"{_NAME} cannot take {unknown} for a {type(model).__name__}", hint=f"leave {unknown} out")
-    inputs = {name: _one_text(name, value) for name, value in given.items()}
-    for name in [name for name in inputs if name.endswith("attention_mask")]:
-        if not bool(inputs.pop(name).all()):
+        accepted = inspect.signature(model.forward).parameters
+        given = {"input_ids" if "input_ids" in accepted else next(iter(accepted)): given}
+    inputs = dict[str, Any]()
+    for name, value in given.items():
+        x = inputs[name] = torch.as_tensor(value).to(device_of(model)) if isinstance(value, (list, Tensor)) else value
+        is_of_tokens = name.endswith(("input_ids", "attention_mask", "token_type_ids"))
+        if is_of_tokens and x.ndim == 1:
+            x = inputs[name] = x[None]
+        if is_of_tokens and (x.ndim != 2 or x.shape[0] != 1 or not x.shape[1] or x.is_floating_point()):
+            shape = f"{x.dtype} of shape {tuple(x.shape)}"
+            raise UsageError(f"{_NAME} takes the ids of one text, not {shape}", hint="shape (1, n) or (n,)")
+        if name.endswith("attention_mask") and not bool(inputs.pop(name).all()):
             raise UsageError(f"{_NAME} cannot take {name} as it is given", hint="one text without padding has no mask")
-    if "token_type_ids" in inputs and not bool(inputs["token_type_ids"].any()):
-        del inputs["token_type_ids"]
-    return {name: x.to(device_of(model)) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-
-
-def _one_text(name: str, value: Any) -> Any:
-    """The tensor of an argument. Raises `UsageError` for several texts."""
-    if not name.endswith(("input_ids", "attention_mask", "token_type_ids")):
-        return value
-    ids: Tensor = torch.as_tensor(value)
-    ids = ids[None] if ids.ndim == 1 else ids
-    if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1] or ids.is_floating_point():
-        raise UsageError(
-            f"{_NAME} takes the ids of one text, not {ids.dtype} of shape {tuple(ids.shape)}",
-            hint="shape (1, n) or (n,)",
-        )
-    return ids
+        if name == "token_type_ids" and not bool(x.any()):
+            del inputs[name]
+    return inputs
 
 
 def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
@@ -173,43 +155,11 @@ def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
         raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
     if settings.replace not in (None, *REPLACEMENTS):
         raise UsageError(f"replace {settings.replace!r} is not known", hint=", ".join(REPLACEMENTS))
-    given = {
-        name: option for name, option in options_of(EffectSettings) if getattr(settings, name) not in (None, False)
-    }
-    for name, option in given.items():
-        other = next((other for other in option.excludes if other in given), None)
-        if other is not None:
-            raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
-
-
-def _whole(name: str, number: Any, minimum: int | None = None) -> int | None:
-    """A number as an integer. Raises `UsageError` for a value that is not an integer, or is below `minimum`."""
-    if number is None:
-        return None
-    try:
-        whole = index(number)
-    except TypeError:
-        raise noted(UsageError(f"{name} {number!r} is not a whole number")) from None
-    if minimum is not None and whole < minimum:
-        raise noted(UsageError(f"{name} {whole} is below {minimum}"))
-    return whole
-
-
-def _layers(layers: Any) -> tuple[LayerChoice, ...] | None:
-    """Layers as numbers, or with their kind. Raises `UsageError` with the form."""
-    if layers is None:
-        return None
-    chosen: list[LayerChoice] = []
-    for layer in _some("layers", layers):
-        kind, number = layer if isinstance(layer, tuple) and len(layer) == 2 else (None, layer)
-        if kind not in (None, *get_args(AttentionKind)) or not isinstance(number, int):
-            raise noted(UsageError(f"layers: {layer!r} is not a layer", hint='5, or ("cross", 5)'))
-        chosen.append((kind, number))
-    return tuple(chosen)
-
-
-def _some(name: str, given: Any) -> Sequence[Any]:
-    """A non-empty list. Raises `UsageError` for anything else."""
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise noted(UsageError(f"{name} {given!r} is not a list of {name}", hint=f"leave {name} out to take all"))
-    return given
+    values = {name: (option, getattr(settings, name)) for name, option in options_of(EffectSettings)}
+    given = {name: value for name, value in values.items() if value[1] not in (None, False)}
+    for name, (option, value) in given.items():
+        for other in option.excludes:
+            if other in given:
+                raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
+        if name != "verify" and option.low is not None and value < option.low:
+            raise UsageError(f"{name} {value} is below {option.low}")

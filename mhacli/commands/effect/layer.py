@@ -63,6 +63,4 @@ def layer_effects(run: Run, settings: EffectSettings) -> Record:
         record.sequences[0],
         context[0] if context else None,
     )
-    study.foresee()
-    study.effects.run()
-    return study.added_to(record)
+    return study.completed(record)

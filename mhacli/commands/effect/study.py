@@ -134,6 +134,8 @@ class EffectStudy:
         if self.settings.cut is not None:
             return [self._cut(layers, *self.settings.cut)]
         heads = self._heads(layers)
+        if not heads:
+            raise UsageError(f"{self._named('heads')} and {self._named('layers')} name nothing to remove")
         if self.settings.edges:
             return self._edges(layers, heads, position)
         at = self.settings.at
@@ -181,9 +183,8 @@ class EffectStudy:
         """The layers with removals, in the order in which they run."""
         for kind, n in self.request.model.layers or ():
             if not any(number == n and kind in (None, own) for own, number in self.heads):
-                raise UsageError(
-                    f"{self._named('layers')} {n} has no attention", hint=f"layers with attention: {self._listed()}"
-                )
+                place = f"{self._named('layers')} {n if kind is None else f'{kind}.{n}'}"
+                raise UsageError(f"{place} has no attention", hint=f"layers with attention: {self._listed()}")
         return [key for key in self.heads if self.request.model.includes(key[1], key[0])]
 
     def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
@@ -286,6 +287,12 @@ class EffectStudy:
         return self.settings.name_of(parameter)
 
     # ------------------------------------------------------------------------------------------------------- the record
+
+    def completed(self, record: Record) -> Record:
+        """The record of the inspected pass with the effects of all removals, which are computed here."""
+        self.foresee()
+        self.effects.run()
+        return self.added_to(record)
 
     def added_to(self, record: Record) -> Record:
         """The record of the inspected pass with the effects."""
