@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mhacli.commands.effect.metric import GivenMetric
 from mhacli.commands.effect.removed import place_of
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy, heads_of
+from mhacli.commands.effect.study import EffectStudy
 from mhacli.compute.checkpoint.inspecting import inspecting
 from mhacli.errors import MhaError, UsageError
 from mhacli.models.device_map import device_of
@@ -98,20 +98,12 @@ def _record(
 ) -> Record:
     with inspecting(model, tokenizer) as seen:
         run_model(model, lambda: model(**inputs))
-    record = seen.record
-    study = EffectStudy(
-        model,
-        inputs,
-        settings,
-        run,
-        heads_of(record.layers),
-        record.sequences[0],
-        record.context[0] if record.context else None,
+    names, has_batches = (
         None if tokenizer is None else own_tokenizer(tokenizer),
-        metric=metric,
-        has_batches=hasattr(model, "config") and metric is None,
+        hasattr(model, "config") and metric is None,
     )
-    record = study.completed(record)
+    study = EffectStudy(model, inputs, settings, run, seen.record, names, metric, has_batches)
+    record = study.completed()
     if not study.effects.verified.ok:
         is_coarse = record.config.dtype in ("bfloat16", "float16")
         raise MhaError(
@@ -130,11 +122,13 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
         if tokenizer is None:
             raise UsageError(f"{given!r} is a text, and no tokenizer is given", hint=f"{_NAME}(model, text, tokenizer)")
         given = tokenizer(given, return_tensors="pt")
+    accepted = inspect.signature(model.forward).parameters
     if not isinstance(given, Mapping):
-        accepted = inspect.signature(model.forward).parameters
         given = {"input_ids" if "input_ids" in accepted else next(iter(accepted)): given}
     inputs = dict[str, Any]()
     for name, value in given.items():
+        if name not in accepted and "input_ids" in accepted:  # others take any
+            raise UsageError(f"{type(model).__name__} takes no {name}", hint=f"leave {name} out")
         x = inputs[name] = torch.as_tensor(value).to(device_of(model)) if isinstance(value, (list, Tensor)) else value
         is_of_tokens = name.endswith(("input_ids", "attention_mask", "token_type_ids"))
         if is_of_tokens and x.ndim == 1:

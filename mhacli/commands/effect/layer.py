@@ -10,8 +10,6 @@ from mhacli.commands.effect.study import EffectStudy
 from mhacli.errors import UsageError
 from mhacli.layer.run import prepare, record_run
 from mhacli.layer.setup import Setup
-from mhacli.models.layer_names import LayerKey
-from mhacli.record.record import Record
 from mhacli.run import Run
 
 
@@ -38,29 +36,15 @@ class LayerModel(nn.Module):
 
 
 @torch.no_grad()
-def layer_effects(run: Run, settings: EffectSettings) -> Record:
-    """The record of a run of the layer, with the effects of removals on its output at one position.
-
-    Raises `UsageError` for positions that do not exist, and for a layer with dropout, whose runs differ.
-    """
-    facts, config = run.facts, run.config
-    if facts.batch != 1:
+def layer_study(run: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
+    """The study of a layer whose run is recorded here, and notes for the user. Raises `UsageError` for a layer with dropout,
+    whose runs differ."""
+    if run.facts.batch != 1:
         raise UsageError(
-            f"mha effect takes one text, and {facts.batch} are given", hint="give each text in a run of its own"
+            f"mha effect takes one text, and {run.facts.batch} are given", hint="give each text in a run of its own"
         )
-    if config.train and config.dropout:
+    if run.config.train and run.config.dropout:
         raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
     setup = prepare(run)
     record, _ = record_run(setup, run)
-    context = None if setup.context is None else record.context
-    key: LayerKey = ("self" if context is None else "cross", 0)
-    study = EffectStudy(
-        LayerModel(setup).eval(),
-        {"ids": setup.queries.ids},
-        settings,
-        run,
-        {key: config.n_heads},
-        record.sequences[0],
-        context[0] if context else None,
-    )
-    return study.completed(record)
+    return EffectStudy(LayerModel(setup).eval(), {"ids": setup.queries.ids}, settings, run, record), run.notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -16,14 +17,14 @@ from mhacli.commands.effect.metric import GivenMetric, Target, compared, makes_s
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.compute.checkpoint.prepare import ReadCheckpoint, read
+from mhacli.compute.checkpoint.prepare import read
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range
 from mhacli.models.layer_names import LayerKey, size_of
 from mhacli.models.rounding import dtype_of
 from mhacli.models.tokenizer import ModelTokenizer
 from mhacli.record.effect import Effect, EffectSummary, Screening
-from mhacli.record.record import InspectedLayer, Record, SpanTokens
+from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
 from mhacli.run import Run
 from mhacli.text.tokens import TokenSequence
@@ -32,60 +33,59 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 @torch.no_grad()
-def prepare_effect(request: Run) -> tuple[ReadCheckpoint, CheckpointRun, tuple[str, ...]]:
-    """The loaded checkpoint, the run that inspects the heads of all layers, and notes for the user. Raises `MhaError` for a
-    request that cannot work."""
+def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
+    """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user. Raises `MhaError`
+    for a request that cannot work."""
     began = perf_counter()
     checkpoint = read(request, "predict")
-    if len(checkpoint.inputs.sequences) != 1:
+    loaded, texts, inputs = checkpoint.loaded, checkpoint.texts, checkpoint.inputs
+    if len(inputs.sequences) != 1:
         raise UsageError(
-            f"mha effect takes one text, and {len(checkpoint.inputs.sequences)} are given",
+            f"mha effect takes one text, and {len(inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
-    loaded, texts = checkpoint.loaded, checkpoint.texts
     every = replace(request, model=replace(request.model, layers=None), keep=())
-    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), checkpoint.inputs, every, texts.spans)
-    run.foresee()
+    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, every, texts.spans)
     run.seconds["loading"] = perf_counter() - began
-    return checkpoint, run, (*loaded.notes, *texts.notes)
-
-
-def study_of(checkpoint: ReadCheckpoint, run: CheckpointRun, request: Run, settings: EffectSettings) -> EffectStudy:
-    """The study of a checkpoint whose layers were inspected by `run`."""
-    inputs = checkpoint.inputs
-    return EffectStudy(
-        checkpoint.loaded.model,
-        inputs.keywords,
-        settings,
-        request,
-        heads_of([done.layer for done in run.results]),
-        inputs.sequences[0],
-        inputs.context[0] if inputs.context else None,
-        checkpoint.tokenizer,
-        checkpoint.texts.spans,
-    )
+    run.run()
+    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), checkpoint.tokenizer)
+    return study, (*loaded.notes, *texts.notes)
 
 
 @dataclass
 class EffectStudy:
-    """The effects of removals from one text: call `foresee`, then `effects.run`; `added_to` gives the record.
+    """The effects of removals from one text: call `foresee`, then `effects.run`; `with_effects` gives the record.
 
-    `heads` are the numbers of heads of the attentions, in the order in which they run. The text of the measured positions is
-    `sequence`; the encoder of a pair reads `context`. `request` chooses layers and heads.
+    `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them.
     """
 
     model: Any
     inputs: Mapping[str, Any]
     settings: EffectSettings
     request: Run
-    heads: Mapping[LayerKey, int]
-    sequence: TokenSequence
-    context: TokenSequence | None = None
+    record: Record
     tokenizer: ModelTokenizer | None = None
-    spans: Sequence[SpanTokens] = ()
     metric: GivenMetric | None = None
     has_batches: bool = True
     effects: EffectRun = field(init=False)
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The text of the measured positions; of a pair, that of the decoder."""
+        return self.record.sequences[0]
+
+    @property
+    def context(self) -> TokenSequence | None:
+        """The text of the encoder of a pair."""
+        return self.record.context[0] if self.record.context else None
+
+    @cached_property
+    def heads(self) -> dict[LayerKey, int]:
+        """The number of heads of each attention that removals can name, the first of its module, in the order in which they
+        run."""
+        if not self.record.layers:  # a layer of mha
+            return {("self" if self.context is None else "cross", 0): self.record.config.n_heads}
+        return {(layer.kind, layer.layer): layer.n_heads for layer in self.record.layers if layer.call == 1}
 
     def foresee(self) -> tuple[int, float, int]:
         """The number of removals, the predicted seconds, and the largest memory in addition to the weights. Raises `MhaError`
@@ -168,7 +168,7 @@ class EffectStudy:
         ]
 
     def _cut(self, layers: Sequence[LayerKey], source: str, reader: str) -> tuple[Removal, ...]:
-        spans = {span.name: span.tokens[0] for span in self.spans}
+        spans = {span.name: span.tokens[0] for span in self.record.spans}
         for name in (source, reader):
             if not spans.get(name):
                 raise UsageError(
@@ -194,6 +194,9 @@ class EffectStudy:
         own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in {key[0] for key in self.heads})
         chosen = set[tuple[LayerKey, int]]()
         for kind, n, head in self.settings.heads:
+            if n is None and len(self.heads) > 1:
+                hint = "of an encoder-decoder: encoder.5.1, decoder.5.1 or cross.5.1"
+                raise UsageError(f"--head {head} is not LAYER.HEAD, such as 5.1", hint=hint)
             key: LayerKey = (kind or own, n or 0)
             place = str(n) if kind is None else f"{kind}.{n}"
             name = f"{self._named('heads')} {'' if n is None else place + '.'}{head}"
@@ -288,16 +291,16 @@ class EffectStudy:
 
     # ------------------------------------------------------------------------------------------------------- the record
 
-    def completed(self, record: Record) -> Record:
+    def completed(self) -> Record:
         """The record of the inspected pass with the effects of all removals, which are computed here."""
         self.foresee()
         self.effects.run()
-        return self.added_to(record)
+        return self.with_effects()
 
-    def added_to(self, record: Record) -> Record:
+    def with_effects(self) -> Record:
         """The record of the inspected pass with the effects."""
-        check = record.self_check.and_holds(self.effects.verified.ok)
-        return replace(record, self_check=check, effects=self.table(), effect=self._summary())
+        check = self.record.self_check.and_holds(self.effects.verified.ok)
+        return replace(self.record, self_check=check, effects=self.table(), effect=self._summary())
 
     def table(self) -> EffectTable:
         """The effects of all finished removals."""
@@ -369,8 +372,3 @@ class EffectStudy:
         return Screening(
             len(done.estimates), n_largest, len(done.results) - n_largest, rank_correlation(estimated, found)
         )
-
-
-def heads_of(layers: Sequence[InspectedLayer]) -> dict[LayerKey, int]:
-    """The number of heads of each attention that removals can name: the first of its module in its layer."""
-    return {(layer.kind, layer.layer): layer.n_heads for layer in layers if layer.call == 1}

@@ -20,12 +20,11 @@ import mhacli
 from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.run import rows_at_once
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import study_of
+from mhacli.commands.effect.study import EffectStudy
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles
 from mhacli.compute.checkpoint.prepare import (
-    ReadCheckpoint,
     UnloadedCheckpoint,
     find,
     inputs_of,
@@ -167,8 +166,8 @@ class Worker:
         run.run(verify=is_compared)
         if not self._request.effect:
             return run, ()
-        checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
-        study = study_of(checkpoint, run, request, EffectSettings(verify=N_VERIFIED * is_compared))
+        settings = EffectSettings(verify=N_VERIFIED * is_compared)
+        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, run.record())
         study.foresee()
         if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
             raise MhaError(
