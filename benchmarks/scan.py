@@ -99,7 +99,7 @@ class NoWork(Worker):
     n_bytes = 0
 
     def compute(self, unit: Unit, settings: ScanSettings) -> tuple[UnitFiles, str]:
-        return (bytes(self.n_bytes), b"", b""), ""
+        return (bytes(self.n_bytes), None, b""), ""
 
 
 def done_at(kind: type[Worker], request: ScanRequest, settings: ScanSettings, *, made: list[Unit]) -> list[float]:
@@ -118,7 +118,7 @@ def with_ray(
 
     ray.init("local", num_cpus=2, log_to_driver=False, logging_level="ERROR")
     files, _ = Worker(request).compute(made[0], settings)
-    NoWork.n_bytes = sum(map(len, files))
+    NoWork.n_bytes = sum(len(file or b"") for file in files)
     times = done_at(NoWork, replace(request, workers=1), settings, made=made * 5)
     own_s = statistics.median(later - earlier for earlier, later in pairwise(times))
     print(f"Ray's part of a unit: {1000 * own_s:.1f} ms, {own_s / unit_s:.2%} of {1000 * unit_s:.0f} ms", flush=True)

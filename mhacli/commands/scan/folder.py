@@ -52,7 +52,7 @@ class ScanFolder:
         """The name and sums of a finished unit, None for an unfinished one. Its sums are read and checked, and its rows compared
         with their digest; `note` receives the fault of damaged files."""
         for name in filter(self.has, self.names_of(unit)):
-            rows = self.rows_path(name)
+            rows = self._paths(name)[0]
             try:
                 totals = read_totals(self.sums_path(name))
                 if hashlib.sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() == totals.rows:
@@ -87,16 +87,15 @@ class ScanFolder:
         return os.path.lexists(self.sums_path(name))
 
     def write(self, unit: Unit, files: UnitFiles) -> None:
-        """Writes the files of a unit, last the one that marks it as finished. Raises `MhaError` if one cannot be written."""
-        rows, example, sums = files
-        write_whole(self.rows_path(unit.name), rows, force=True)
-        if example:
-            write_whole(self.example_path(unit.number), example, force=True)
-        write_whole(self.sums_path(unit.name), sums, force=True)
+        """Writes the files of a unit. Raises `MhaError` if one cannot be written."""
+        for path, content in zip(self._paths(unit.name), files, strict=True):
+            if content is not None:
+                write_whole(path, content, force=True)
 
-    def rows_path(self, name: str) -> str:
-        """The path of a unit's rows."""
-        return str(self.path / _ROWS / f"{name}.{self.settings[0].row_format}")
+    def _paths(self, name: str) -> tuple[str, str, str]:
+        """The paths of a unit's rows, its example, and its sums, which mark it as finished."""
+        rows = self.path / _ROWS / f"{name}.{self.settings[0].row_format}"
+        return str(rows), self.example_path(number_of(name)), self.sums_path(name)
 
     def sums_path(self, name: str) -> str:
         """The path of a unit's sums, from which units are merged."""
@@ -125,8 +124,8 @@ class ScanFolder:
         return sorted({name.partition(".")[0] for name in files})
 
     def remove(self, name: str) -> None:
-        """Removes the files of a unit, first the one that marks it as finished, and its example."""
-        for path in (self.sums_path(name), self.rows_path(name), self.example_path(number_of(name))):
+        """Removes the files of a unit, first the one that marks it as finished."""
+        for path in reversed(self._paths(name)):
             Path(path).unlink(missing_ok=True)
 
     def finish(self, summary: bytes, facts: Mapping[str, Any]) -> None:

@@ -81,7 +81,10 @@ def _record(
     assert example.model, "a scan is of a checkpoint"
     assert example.corpus, "an example names its document"
     heads = [_head(totals, number) for number in range(len(totals.cells))]
-    layers = tuple(map(_layer, example.layers, totals.layers))
+    layers = tuple(  # with the sizes of the example's arrays, of which only the profiles are of all documents
+        replace(longest, survey=replace(layer.survey, steps=longest.survey.steps, checks=longest.survey.checks))
+        for layer, longest in zip(example.layers, totals.layers, strict=True)
+    )
     in_example = {span.name: span for span in example.spans}
     n = len(example.sequences)
     return replace(
@@ -133,12 +136,6 @@ def _of_corpus(totals: Totals, number: int, head: HeadStatistics, head_spreads: 
         sinks=tuple(TokenSink(token, int(n), weight / n) for token, (n, weight) in sinks[:MAX_SINKS]),
         cells=tuple(totals.cells[number]),
     )
-
-
-def _layer(example: InspectedLayer, longest: InspectedLayer) -> InspectedLayer:
-    """The layer of the longest document with the sizes of the example's arrays; only the profiles are of all documents."""
-    survey = replace(example.survey, steps=longest.survey.steps, checks=longest.survey.checks)
-    return replace(longest, survey=survey)
 
 
 def _arrays(totals: Totals, layers: Sequence[InspectedLayer]) -> dict[str, Array]:

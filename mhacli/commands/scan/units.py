@@ -13,8 +13,8 @@ from mhacli.text.corpus import Document
 UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
 MAX_FILE_BYTES = 4 << 30
-UnitFiles = tuple[bytes, bytes, bytes]
-"""The contents of the files of a unit: rows, example and sums. The example is empty if it is not wanted or no text is good."""
+UnitFiles = tuple[bytes, bytes | None, bytes]
+"""The contents of the files of a unit: rows, example and sums. The example is None if it is not wanted or no text is good."""
 
 
 class Unit(NamedTuple):

@@ -148,7 +148,7 @@ class Worker:
                 example, best = self._example(run.record(), document, n_tokens), rank
         rows = _rows_to_bytes(_rows(documents, HeadTable(heads), EffectTable(all_effects)), settings.row_format)
         totals.rows = hashlib.sha256(rows).hexdigest()
-        files = rows, b"" if example is None else example.to_bytes(), totals_to_bytes(totals)
+        files = rows, None if example is None else example.to_bytes(), totals_to_bytes(totals)
         return files, f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
