@@ -36,6 +36,10 @@ class Reading(NamedTuple):
     vector: Float[Tensor, "row d"]
     scores: Float[Tensor, "row outcome"] | None = None
 
+    def row(self, n: int) -> Reading:
+        """The output of one row."""
+        return Reading(self.measured, self.vector[n : n + 1], None if self.scores is None else self.scores[n : n + 1])
+
 
 def read(
     model: Any, inputs: Mapping[str, Any], position: int, metric: GivenMetric | None = None, *, n_rows: int = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -62,7 +62,7 @@ class EffectRun:
     n_batches: int = 0
     verified: SelfCheck = SelfCheck.of(0.0, 0.0, n=0, identical=True)  # noqa: RUF009 - frozen
     most_rows: int = TOKENS_AT_ONCE
-    _pass_seconds: float = float("inf")
+    _pass_seconds: float = 0.0
     _floors: list[Changes] = field(default_factory=list)
     _vectors: dict[int, Tensor] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
@@ -74,15 +74,17 @@ class EffectRun:
     @torch.no_grad()
     def untouched(self) -> Reading:
         """The output of a plain pass without capture."""
-        return self._timed(self._read)
+        return self._read()
 
     @cached_property
     @torch.no_grad()
     def _found(self) -> tuple[Parts, Reading]:
         """The parts of the model, found in one pass in which every z was replaced by itself, and its output."""
-        parts = Parts()
+        parts, began = Parts(), perf_counter()
         with finding(self.model, parts, self.position):
-            reading = self._timed(self._read)
+            reading = self._read()
+        reading.vector.cpu()  # on a GPU the pass is over only then
+        self._pass_seconds = perf_counter() - began
         if not parts.z:
             raise MhaError(
                 "an attention gives no head outputs that could be replaced",
@@ -146,14 +148,6 @@ class EffectRun:
         with parts.entered(n_skipped, n_rows, position):
             return read(self.model, rows, position, self.metric, n_rows=n_rows)
 
-    def _timed(self, run: Callable[[], Reading]) -> Reading:
-        """The output of a pass over the whole text. The fastest pass is taken as its time, because other load only slows."""
-        began = perf_counter()
-        reading = run()
-        reading.vector.cpu()  # on a GPU the pass is over only then
-        self._pass_seconds = min(self._pass_seconds, perf_counter() - began)
-        return reading
-
     # ------------------------------------------------------------------------------------------------------ the removals
 
     @property
@@ -200,40 +194,36 @@ class EffectRun:
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The batches of items: those that begin at the same layer. With few tokens, reading the weights costs more than
         computing a layer again, so items of several layers share a batch."""
-        n_items = max(1, min(self.most_rows, rows_at_once(self.inputs)) - _N_UNTOUCHED)
+        n_items = max(1, min(self.most_rows, rows_at_once(self.inputs)) - _N_UNTOUCHED) if self.has_batches else 1
         for _, alike in groupby(items, key=lambda item: self.parts.start > 0 or self.plan[item][0].layer):
             while batch := list(islice(alike, n_items)):
                 yield batch
 
     def _run_batch(self, items: Sequence[int]) -> None:
-        rows: list[tuple[Removal, ...]] = [(), *(self.plan[item] for item in items), ()]
-        reading = self._reading_without(rows, items)
-        first = Reading(reading.measured, *(None if x is None else x[:1] for x in reading[1:]))  # type: ignore[arg-type]
+        """The changes by some items: in a batch that begins and ends with a row without removals, or by one item in a pass of a
+        model without batches."""
+        rows = [self.plan[item] for item in items]
+        first_row = int(self.has_batches)
+        if self.has_batches:
+            rows = [(), *rows, ()]
+        remover = Remover(rows, self.parts.z, start=self.parts.start)
+        with captured(self.model, remover, batch=len(rows)):
+            reading = self._read(self.parts, len(rows), self.parts.n_skipped(self._layers_of(items)))
+        if remover.n_removed != sum(map(len, rows)):
+            raise MhaError("an attention was not computed, and nothing could be removed", code="no-attention")
+        first = reading.row(0) if self.has_batches else self.untouched
         all_rows = changes(reading, first, self.target)
-        self._floors += [_row_of(all_rows, -1), _row_of(changes(first, self.untouched, self.target), 0)]
-        self._departed = max(self._departed, _apart(first, self.untouched))
+        if self.has_batches:
+            self._floors += [_row_of(all_rows, -1), _row_of(changes(first, self.untouched, self.target), 0)]
+            self._departed = max(self._departed, _apart(first, self.untouched))
         self.n_batches += 1
-        self._vectors |= {item: reading.vector[row] for row, item in enumerate(items, 1)}
-        # the results are set last, because another thread reads them if the run is interrupted
-        self.results |= {item: _row_of(all_rows, row) for row, item in enumerate(items, 1)}
-
-    def _reading_without(self, rows: Sequence[tuple[Removal, ...]], items: Sequence[int]) -> Reading:
-        """The output of each row, in one pass, or in one for each row of a model without batches."""
-        readings, n_skipped = list[Reading](), self.parts.n_skipped(self._layers_of(items))
-        step = len(rows) if self.has_batches else 1
-        for start in range(0, len(rows), step):
-            together = rows[start : start + step]
-            remover = Remover(together, self.parts.z, start=self.parts.start)
-            with captured(self.model, remover, batch=step):
-                readings.append(self._read(self.parts, step, n_skipped))
-            if remover.n_removed != sum(map(len, together)):
-                raise MhaError("an attention was not computed, and nothing could be removed", code="no-attention")
-            edges = {row for row, removals in enumerate(together) if removals and removals[0].keys is not None}
-            self._emptied |= {items[start + row - 1] for row in remover.emptied}
-            self.masked |= {items[start + row - 1] for row in edges - remover.seen}
-        scores = [reading.scores for reading in readings if reading.scores is not None]
-        vectors = torch.cat([reading.vector for reading in readings])
-        return Reading(readings[0].measured, vectors, torch.cat(scores) if scores else None)
+        for row, item in enumerate(items, first_row):
+            if row in remover.emptied:
+                self._emptied.add(item)
+            if self.plan[item][0].keys is not None and row not in remover.seen:
+                self.masked.add(item)
+            self._vectors[item] = reading.vector[row]
+            self.results[item] = _row_of(all_rows, row)
 
     # ----------------------------------------------------------------------------------------------------- the estimates
 
