@@ -23,6 +23,7 @@ typedef struct {
     const uint8_t *cells;                  /* 1 = may attend, or NULL */
     int64_t cell_row, cell_key;            /* its strides */
     float sink;                            /* the score of the sink logit, -INFINITY for none */
+    float limit;                           /* the largest size of a query's largest score */
     int64_t first, leading;                /* the first key of the text, and the number of its leading keys */
     const int32_t *q_tokens, *k_tokens, *before_k; /* by position */
     int64_t is_self;
@@ -71,14 +72,20 @@ static inline void fold(const Block *b, const Sums *s, int64_t query, int64_t fr
     }
 }
 
-CLONES void mha_block(float *restrict scores, const Block *b, const Sums *s) {
-    double duplicate = 0, induction = 0;
-    int64_t folded_from = b->n_keys, folded_to = 0;
+/* The first key of the block that query i sees, and the one after the last. */
+static inline void keys_of(const Block *b, int64_t i, int64_t *from, int64_t *to) {
+    int64_t low = i + b->low - b->key, high = i + b->high + 1 - b->key;
+    *from = low < 0 ? 0 : low > b->n_keys ? b->n_keys : low;
+    *to = high > b->n_keys ? b->n_keys : high < *from ? *from : high;
+}
+
+/* Hides masked cells and writes the largest score of each query to `peak`. Whether all of them are finite and none is beyond the limit. */
+static inline int find_tops(float *restrict scores, const Block *b, const Sums *s) {
+    float most = 0, difference = 0;
     for (int64_t r = 0; r < b->n_rows; r++) {
-        int64_t i = b->query + r, from = i + b->low - b->key, to = i + b->high + 1 - b->key;
-        from = from < 0 ? 0 : from > b->n_keys ? b->n_keys : from;
-        to = to > b->n_keys ? b->n_keys : to < from ? from : to;
-        float *restrict row = scores + r * b->stride, *restrict x = row + from;
+        int64_t from, to;
+        keys_of(b, b->query + r, &from, &to);
+        float *restrict x = scores + r * b->stride + from;
         const int32_t n = (int32_t)(to - from);
         if (b->cells) {
             const uint8_t *cells = b->cells + r * b->cell_row + from * b->cell_key;
@@ -89,8 +96,32 @@ CLONES void mha_block(float *restrict scores, const Block *b, const Sums *s) {
                 for (int32_t j = 0; j < n; j++) x[j] = HIDDEN;
         }
         float top = HIDDEN;
-#pragma omp simd reduction(max : top)
-        for (int32_t j = 0; j < n; j++) top = x[j] > top ? x[j] : top;
+#pragma omp simd reduction(max : top) reduction(+ : difference)
+        for (int32_t j = 0; j < n; j++) {
+            top = x[j] > top ? x[j] : top;
+            difference += x[j] - x[j]; /* 0 of a finite number alone */
+        }
+        s->peak[b->query + r] = top;
+        float size = top < NO_KEY ? 0 : fabsf(top);
+        most = size > most ? size : most;
+    }
+    return difference == 0 && most <= b->limit;
+}
+
+/* Makes the weights of a block and adds its statistics. Returns 0, and does neither, where scores are not finite or beyond the limit. */
+CLONES int mha_block(float *restrict scores, const Block *b, const Sums *s) {
+    double duplicate = 0, induction = 0;
+    int64_t folded_from = b->n_keys, folded_to = 0;
+    if (!find_tops(scores, b, s)) {
+        memset(s->peak + b->query, 0, (size_t)b->n_rows * 4);
+        return 0;
+    }
+    for (int64_t r = 0; r < b->n_rows; r++) {
+        int64_t i = b->query + r, from, to;
+        keys_of(b, i, &from, &to);
+        float *restrict row = scores + r * b->stride, *restrict x = row + from;
+        const int32_t n = (int32_t)(to - from);
+        const float top = s->peak[i];
         memset(row, 0, (size_t)from * 4);
         memset(row + to, 0, (size_t)(b->n_keys - to) * 4);
         if (top < NO_KEY) {
@@ -153,4 +184,5 @@ CLONES void mha_block(float *restrict scores, const Block *b, const Sums *s) {
     }
     *s->duplicate += duplicate;
     *s->induction += induction;
+    return 1;
 }

@@ -19,6 +19,7 @@ class CompiledBlock(ctypes.Structure):
         ("cell_row", _WHOLE),
         ("cell_key", _WHOLE),
         ("sink", ctypes.c_float),
+        ("limit", ctypes.c_float),
         ("first", _WHOLE),
         ("leading", _WHOLE),
         *((name, _POINTER) for name in ("q_tokens", "k_tokens", "before_k")),
@@ -46,7 +47,7 @@ def _library() -> ctypes.CDLL | None:
     except OSError:
         return None
     library.mha_block.argtypes = (_POINTER, ctypes.POINTER(CompiledBlock), ctypes.POINTER(CompiledSums))
-    library.mha_block.restype = None
+    library.mha_block.restype = ctypes.c_int
     return library
 
 
@@ -55,8 +56,9 @@ def c_block() -> ctypes.CDLL | None:
     return None if os.environ.get("MHA_BLOCK") == "torch" else _library()
 
 
-def compiled_block(scores: int, block: CompiledBlock, sums: CompiledSums) -> None:
-    """Makes weights of the scores at an address, and adds their statistics."""
+def compiled_block(scores: int, block: CompiledBlock, sums: CompiledSums) -> bool:
+    """Makes weights of the scores at an address, and adds their statistics. Whether it did: not of scores that are not finite, or
+    beyond the block's limit."""
     library = c_block()
     assert library is not None
-    library.mha_block(scores, ctypes.byref(block), ctypes.byref(sums))
+    return bool(library.mha_block(scores, ctypes.byref(block), ctypes.byref(sums)))

@@ -320,15 +320,19 @@ def _largest(reduced: Reduced, baseline: Baseline, index: int, axes: Axes) -> tu
     visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
     peak = reduced.statistics["peak"][:, index].exp()
     lift = torch.where(visible > 1, peak * visible, 0.0).nan_to_num(nan=0.0)
+    best = [
+        divmod(place, lift.shape[1]) for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
+    ]
+    rows: dict[tuple[int, int], list[list[float]]] = {}
+    for batch in dict.fromkeys(batch for batch, _ in best):
+        queries = [query for other, query in best if other == batch]
+        of_queries = reduced.weights_of(batch, index, torch.tensor(queries, device=lift.device), reduced.keys)
+        weights, keys = of_queries.topk(min(MAX_LARGEST, of_queries.shape[1]))
+        rows |= {(batch, query): row for query, *row in zip(queries, weights.tolist(), keys.tolist(), strict=True)}
     cells = []
-    for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist():
-        batch, query = divmod(place, lift.shape[1])
+    for batch, query in best:
         n_keys = visible[batch, query].item()
-        if n_keys <= 1:
-            continue
-        row = reduced.weights_of(batch, index, torch.tensor([query], device=lift.device), reduced.keys)[0]
-        weights, keys = row.topk(min(MAX_LARGEST, len(row)))
-        for weight, key in zip(weights.tolist(), keys.tolist(), strict=True):
+        for weight, key in zip(*rows[batch, query], strict=True) if n_keys > 1 else ():
             _, own_query, own_key = _own_place((batch, query, key), axes)
             cells.append(StrongCell(batch, own_query, own_key, weight, weight * n_keys))
     return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])

@@ -270,7 +270,10 @@ def initialise(linear: nn.Linear, init: Init, generator: torch.Generator | None)
 
 def _linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
     """A projection without numbers yet: `nn.Linear` alone would draw some from torch's global generator."""
-    linear: nn.Linear = nn.utils.skip_init(nn.Linear, d_in, d_out, bias=bias)
+    linear = nn.Linear(d_in, d_out, bias=bias, device="meta")
+    linear.weight = nn.Parameter(torch.empty(d_out, d_in))  # `nn.utils.skip_init` would import torch's compiler
+    if bias:
+        linear.bias = nn.Parameter(torch.empty(d_out))
     return linear
 
 

@@ -95,13 +95,14 @@ def _of_band(
 
 
 def _map(low: Tensor, high: Tensor, weight: Tensor, block: int, n_keys: int) -> Float[Tensor, "query_block key_block"]:
-    starts = torch.arange(0, n_keys, block, device=low.device)
-    stops = (starts + block).clamp(max=n_keys)
-    rows = []
-    for first, last, own in zip(low.split(block), high.split(block), weight.split(block), strict=True):
-        shared = (torch.minimum(last[:, None], stops) - torch.maximum(first[:, None], starts)).clamp(min=0)
-        rows.append(own @ shared.double())
-    return torch.stack(rows)
+    """Of each block of queries: between two edges of blocks of keys lie as many keys as before the one less those before the
+    other."""
+    edges = torch.arange(0, n_keys + block, block, device=low.device).clamp(max=n_keys)
+    rows = [
+        own @ (torch.minimum(last[:, None], edges) - torch.minimum(first[:, None], edges)).double()
+        for first, last, own in zip(low.split(block), high.split(block), weight.split(block), strict=True)
+    ]
+    return torch.stack(rows).diff(dim=1)
 
 
 def _equal(
