@@ -54,12 +54,15 @@ def removed(
         raise noted(UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS)))
     if not heads and replace != "zero":
         raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
-    with _opened(model) as shared:
-        shared.requests.append(request)
-        try:
-            yield
-        finally:
-            shared.requests.remove(request)
+    shared = _shared(model)
+    shared.requests.append(request)
+    try:
+        yield
+    finally:
+        shared.requests.remove(request)
+        if not shared.requests:
+            del _OPEN[id(model), threading.get_ident()]
+            shared.opened.close()
     request.require_done(type(model).__name__, shared.layers)
 
 
@@ -88,13 +91,8 @@ class _Request:
     def require_done(self, name: str, layers: Sequence[LayerKey]) -> None:
         """Raises `MhaError` for heads and edges that were not removed."""
         if not self.n_passes:
-            raise noted(
-                MhaError(
-                    f"{name} was not called within {_NAME}, so nothing was removed",
-                    hint="call this object inside the with block; copies and wrappers are different objects",
-                    code="not-called",
-                )
-            )
+            hint = "call this object inside the with block; copies and wrappers are different objects"
+            raise _refused(f"{name} was not called within {_NAME}, so nothing was removed", hint, "not-called")
         for place in self.places:
             if place not in self.done:
                 kind, layer, _, query, key = place
@@ -110,35 +108,20 @@ _OPEN: dict[tuple[int, int], _Removing] = {}
 """The current removals, by the ids of model and thread."""
 
 
-@contextmanager
-def _opened(model: nn.Module) -> Iterator[_Removing]:
+def _shared(model: nn.Module) -> _Removing:
     """The removals from a model in this thread, shared by all contexts that are open at the same time, whichever ends first.
     Raises `MhaError` if another model with modules of this one is open in this thread."""
-    place = id(model), threading.get_ident()
+    place, modules = (id(model), threading.get_ident()), set(model.modules())
     if place not in _OPEN:
-        modules = set(model.modules())
         for (_, thread), other in _OPEN.items():
             if thread == place[1] and modules & set(other.model.modules()):
                 names = f"{type(model).__name__} and {type(other.model).__name__}"
-                raise noted(
-                    MhaError(
-                        f"{names} share modules, and {_NAME} is open for both",
-                        hint=f"give {_NAME} the same model each time",
-                        code="shared",
-                    )
-                )
+                hint = f"give {_NAME} the same model each time"
+                raise _refused(f"{names} share modules, and {_NAME} is open for both", hint, "shared")
         removing = _Removing(model)
         removing.opened.enter_context(followed(model, removing, by=_NAME, edits=True))
         _OPEN[place] = removing
-    removing = _OPEN[place]
-    removing.n_contexts += 1
-    try:
-        yield removing
-    finally:
-        removing.n_contexts -= 1
-        if not removing.n_contexts:
-            del _OPEN[place]
-            removing.opened.close()
+    return _OPEN[place]
 
 
 class _Removing:
@@ -146,9 +129,7 @@ class _Removing:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.opened, self.n_contexts = ExitStack(), 0
-        self.requests: list[_Request] = []
-        self.layers: list[LayerKey] = []
+        self.opened, self.requests, self.layers = ExitStack(), list[_Request](), list[LayerKey]()
         self._pass = ModelPass(1)
 
     def begin(self, began: ModelPass) -> None:
@@ -162,13 +143,8 @@ class _Removing:
 
     def stray(self, name: str) -> None:
         """Handles a part of the model that was called by itself, so that the positions of its tokens are unknown."""
-        raise noted(
-            MhaError(
-                f"{name} was called by itself within {_NAME}, outside of a call of the model",
-                hint=f"give {_NAME} the module that is called",
-                code="not-called",
-            )
-        )
+        message = f"{name} was called by itself within {_NAME}, outside of a call of the model"
+        raise _refused(message, f"give {_NAME} the module that is called", "not-called")
 
     def take(self, call: Call) -> Tensor | None:
         """`z` after the removals in this attention."""
@@ -236,8 +212,8 @@ class _Removing:
         if call.z is None or is_dropped:
             why = "drops weights by chance" if is_dropped else "gives no head outputs that could be replaced"
             hint = "model.eval() turns dropout off" if is_dropped else None
-            raise noted(MhaError(f"{call.name} {why}: nothing can be removed", hint=hint, code="no-attention"))
+            raise _refused(f"{call.name} {why}: nothing can be removed", hint, "no-attention")
 
 
-def _refused(message: str, hint: str | None) -> MhaError:
-    return noted(MhaError(message, hint=hint, code="not-removed"))
+def _refused(message: str, hint: str | None, code: str = "not-removed") -> MhaError:
+    return noted(MhaError(message, hint=hint, code=code))

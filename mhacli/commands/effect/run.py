@@ -176,14 +176,10 @@ class EffectRun:
         self.most_rows = most
         n_removals = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
         batches = [*self._batches(range(n_removals))]
-        n_run, n_blocks = n_tokens - self.parts.start, max(1, len(self.parts.blocks))
-        passes = sum(
-            (len(batch) + _N_UNTOUCHED)
-            * n_run
-            / n_tokens
-            * (1 - self.parts.n_skipped(self._layers_of(batch)) / n_blocks)
-            for batch in batches
-        )
+        n_run, n_blocks, passes = n_tokens - self.parts.start, max(1, len(self.parts.blocks)), 0.0
+        for batch in batches:
+            part = 1 - self.parts.n_skipped(self._layers_of(batch)) / n_blocks
+            passes += (len(batch) + _N_UNTOUCHED) * part * n_run / n_tokens
         passes += min(self.n_verified, n_removals) + _N_SHAKEN + _PASSES_OF_GRADIENT * (self.n_screened is not None)
         rows = max(map(len, batches), default=0) + _N_UNTOUCHED
         return n_removals, passes * self._pass_seconds, 0 if facts is None else facts.removal_bytes(rows, n_run)
