@@ -44,7 +44,7 @@ _SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
 _SUPPORTS = "negative: what was removed supports the target"
 _KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
 """What a target is that is no token."""
-_AT_POSITION = ("token", "tag", "vector")
+AT_POSITION = ("token", "tag", "vector")
 """What is measured at one position."""
 _SIGNED = ("d_logit", "first_order", "d_logprob")
 """The numbers that can be below 0."""
@@ -84,12 +84,12 @@ def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
 def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     """The measured logit or vector, and what was removed."""
     token = token_label(record.sequences[0].tokens[summary.position])
-    where = f"at position {summary.position} “{token}”" if summary.measured in _AT_POSITION else "of the text"
+    where = f"at position {summary.position} “{token}”" if summary.measured in AT_POSITION else "of the text"
     if summary.target is None:
         parts = [Text(f"measured: the output vector {where}", style="bold")]
         return flowing([*parts, *_what_is_removed(record)], screen.width)
     parts = [
-        Text(f"measured: {_measured(summary)} {where}", style="bold"),
+        Text(f"measured: {measured_words(summary)} {where}", style="bold"),
         Text(f"without removal {or_dash(summary.logit, number_text)}"),
     ]
     if summary.rank is not None:
@@ -100,7 +100,7 @@ def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     return flowing([*parts, *_what_is_removed(record)], screen.width)
 
 
-def _measured(summary: EffectSummary) -> str:
+def measured_words(summary: EffectSummary) -> str:
     """The name of the measured logit, or difference of two logits."""
     if summary.measured in ("score", "metric"):
         return f"the {summary.measured}"
@@ -184,8 +184,8 @@ def scale_text(shown: EffectMap, screen: Screen, *, has_signs: bool) -> Text:
     ]
     words = [shown.meaning]
     if shown.has_signs:
-        at = f" at {shown.summary.position}" if shown.summary.measured in _AT_POSITION else ""
-        words = [f"change of {_measured(shown.summary)}{at}", _SUPPORTS]
+        at = f" at {shown.summary.position}" if shown.summary.measured in AT_POSITION else ""
+        words = [f"change of {measured_words(shown.summary)}{at}", _SUPPORTS]
         words += [_SIGNS] if has_signs and not screen.colour else []
     return flowing([*parts, *(Text(word, style="dim") for word in words)], screen.width)
 
@@ -362,7 +362,7 @@ def _answer(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     sizes = [abs(summary.change_of(effect) or 0.0) for effect in record.effects]
     strongest, largest = max(zip(record.effects, sizes, strict=True), key=lambda pair: pair[1])
     name, s = _subject(strongest, record), "" if strongest.removed == "heads" else "s"
-    measured = "the output vector" if summary.target is None else _measured(summary)
+    measured = "the output vector" if summary.target is None else measured_words(summary)
     n, n_without = len(sizes), sizes.count(0.0)
     if not largest:
         clause = f"{name} does not matter here" if n == 1 else f"none of the {n} removals matters here"

@@ -10,7 +10,7 @@ from mhacli.record.record import Record
 from mhacli.render.base.colours import change_colour
 from mhacli.render.base.format import number_text
 from mhacli.render.base.options import Screen
-from mhacli.render.checkpoint.effect import change_words, effect_words
+from mhacli.render.checkpoint.effect import AT_POSITION, change_words, effect_words, measured_words
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, removal_name
 from mhacli.render.figures.head_picture import caption
 from mhacli.render.figures.scales import hex_of, ink_on
@@ -64,7 +64,9 @@ def _title(record: Record) -> str:
     summary = record.effect
     assert summary is not None
     token = token_label(record.sequences[0].tokens[summary.position])
-    what = "the output" if summary.target is None else f"the logit of “{token_label(summary.target)}”"
+    what = "the output" if summary.target is None else measured_words(summary)
+    if summary.measured not in AT_POSITION:
+        return f"effect on {what}"
     return f"effect on {what} at {summary.position} “{token}”"
 
 
