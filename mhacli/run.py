@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
-from mhacli.attention.memory import arrays_to_keep
-from mhacli.errors import UsageError, out_of_range
+from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.io.files import format_size
 from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
-from mhacli.sites import Facts
+from mhacli.sites import SITES, Facts
 from mhacli.text.encode import NO_TEXT, Encoded
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
     from mhacli.text.spans import Message
     from mhacli.text.tokens import TokenSequence
+
+DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
+"""The arrays that a record keeps by default, the most important first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +73,33 @@ class Run:
 
     @cached_property
     def plan(self) -> tuple[dict[str, int], tuple[str, ...]]:
-        """The arrays of a layer to keep, with their bytes, and those that do not fit. Raises `MhaError` as `arrays_to_keep`."""
-        return arrays_to_keep(self.facts, self)
+        """What `arrays_to_keep` says of this run."""
+        return self.arrays_to_keep(self.facts)
+
+    def arrays_to_keep(self, facts: Facts) -> tuple[dict[str, int], tuple[str, ...]]:
+        """The arrays of a layer that fit into the limit with their bytes, and the names of the others: all of `keep`, or as many
+        of `DEFAULT_KEEP` and `also` as fit.
+
+        Raises `UsageError` for an unknown site, and `MhaError` if `keep` does not fit.
+        """
+        names = self.keep
+        if names is None:
+            names = (*DEFAULT_KEEP, *(["dropped"] if facts.config.train else []), *self.also)
+        kept = dict[str, int]()
+        for name in names:
+            if name not in SITES:
+                raise UsageError(f"--keep: {name!r} is not a site", hint=f"sites: {' '.join(SITES)}")
+            n_bytes = prod(SITES[name].shape_for(facts)) * facts.item_bytes
+            if self.keep is not None or sum(kept.values()) + n_bytes <= self.keep_limit:
+                kept[name] = n_bytes
+        total = sum(kept.values())
+        if total > self.keep_limit:
+            raise MhaError(
+                f"--keep {','.join(kept)} takes {format_size(total)}, above the limit of {format_size(self.keep_limit)}",
+                hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less",
+                code="too-large",
+            )
+        return kept, tuple(name for name in names if name not in kept)
 
 
 CellIndex = tuple[int, int, int, int]

@@ -82,6 +82,11 @@ class Facts:
         """Whether positions are added to the token vectors."""
         return self.config.positions in ("sinusoidal", "learned")
 
+    @property
+    def item_bytes(self) -> int:
+        """The bytes of a number in matrices and in the record, where 16-bit numbers become float32."""
+        return max(ITEM_BYTES["float32"], ITEM_BYTES[self.config.dtype])
+
     def size(self, axis: str) -> int:
         """The size of an axis: `·` joins axes that are merged (product), `+` joins axes side by side (sum).
 

@@ -1,26 +1,24 @@
-"""The memory of a run, predicted before its first tensor, and the arrays that its record has room for."""
+"""The memory of a run, predicted before its first tensor."""
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from mhacli.attention.weights_file import expected_shapes
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.settings import ITEM_BYTES
-from mhacli.sites import SITES, WAVES_AT_ONCE, Facts
+from mhacli.sites import WAVES_AT_ONCE, Facts
 
 if TYPE_CHECKING:
     from mhacli.run import Run
 
-DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
-"""The arrays that a record keeps by default, the most important first."""
 BASE_BYTES = 300 << 20
 """A generous bound of the memory of Python and torch before the first tensor."""
 VECTORS, SMALL_BUFFERS = 16, 32 << 20
@@ -30,8 +28,6 @@ _BLOCK_CELLS, _DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 20, 1 << 25, 256, 16
 _PER_CELL, _MASK_PER_CELL = 12, 4
 """Bounds for a block: numbers per cell (scores and weights, both in float64, planes of 0 and 1, a bias), and bytes of
 masks per cell and sequence."""
-LEAST_ROWS = 3
-"""The rows of the smallest batch of removals: one removal and an untouched row on either side."""
 FLOAT32_BYTES = 4
 
 
@@ -79,35 +75,9 @@ def heads_at_once(n_cells: int, *, is_cpu: bool) -> int:
 # ----------------------------------------------------------------------------------------------------- a layer of mha
 
 
-def arrays_to_keep(facts: Facts, run: Run) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The arrays that fit into the limit with their bytes, and the names of the others: all of `run.keep`, or as many of
-    `DEFAULT_KEEP` and `run.also` as fit.
-
-    Raises `UsageError` for an unknown site, and `MhaError` if `run.keep` does not fit.
-    """
-    names = run.keep
-    if names is None:
-        names = (*DEFAULT_KEEP, *(["dropped"] if facts.config.train else []), *run.also)
-    kept = dict[str, int]()
-    for name in names:
-        if name not in SITES:
-            raise UsageError(f"--keep: {name!r} is not a site", hint=f"sites: {' '.join(SITES)}")
-        n_bytes = prod(SITES[name].shape_for(facts)) * _wide(facts)
-        if run.keep is not None or sum(kept.values()) + n_bytes <= run.keep_limit:
-            kept[name] = n_bytes
-    total = sum(kept.values())
-    if total > run.keep_limit:
-        raise MhaError(
-            f"--keep {','.join(kept)} takes {format_size(total)}, above the limit of {format_size(run.keep_limit)}",
-            hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less",
-            code="too-large",
-        )
-    return kept, tuple(name for name in names if name not in kept)
-
-
 def require_memory(run: Run, available: int | None = None, *, has_matrices: bool = True, on_gpu: bool = False) -> int:
     """The predicted peak of a layer's run in bytes, with matrices or as head statistics without. Raises `MhaError` as
-    `require_room` and `arrays_to_keep` do. `available` is by default that of this machine, for a run on its CPU."""
+    `require_room` and `Run.arrays_to_keep` do. `available` is by default that of this machine, for a run on its CPU."""
     facts = run.facts
     if available is None and run.config.device not in ("auto", "cpu"):
         return 0
@@ -129,17 +99,17 @@ def require_memory(run: Run, available: int | None = None, *, has_matrices: bool
 def _matrix_bytes(facts: Facts, run: Run) -> int:
     """Bytes for the kept arrays, the matrices of `attend`, what is added to scores (a bias, or distances with the integers
     behind them), and the mask."""
-    config, wide = facts.config, _wide(facts)
+    config, wide = facts.config, facts.item_bytes
     of_cell = ITEM_BYTES[config.dtype] + 4 * wide
     of_cell += 2 * wide * (config.score_bias is not None) + (wide + 16) * (config.positions == "alibi")
-    kept, _ = arrays_to_keep(facts, run)
+    kept, _ = run.arrays_to_keep(facts)
     return sum(kept.values()) + facts.cells() * of_cell + facts.batch * facts.q_len * facts.k_len
 
 
 def _heads_bytes(facts: Facts, run: Run, *, on_gpu: bool) -> int:
     """Bytes for head statistics, for a bias and its copy without −∞, and for kept cells, which exist as tensors, as arrays, and
     once more while they are assembled."""
-    batch, wide, kept = facts.batch, _wide(facts), run.kept
+    batch, wide, kept = facts.batch, facts.item_bytes, run.kept
     n_heads = facts.config.n_heads if run.statistics.heads is None else len(run.statistics.heads)
     cells = 0 if kept.corner is None else min(kept.corner.n_queries, facts.q_len) * min(kept.corner.n_keys, facts.k_len)
     cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
@@ -155,7 +125,7 @@ def _vector_bytes(facts: Facts) -> int:
     widths = 4 * facts.size("d_model") + 4 * facts.size("head·d_head") + 6 * facts.size("head·d_v")
     rows = (facts.batch * (facts.q_len + facts.k_len) * widths + 3 * read) * item
     is_rounded = facts.config.random is not None or facts.config.positions == "sinusoidal"
-    return rows + is_rounded * (2 * read * _wide(facts) + 40 * min(read, WAVES_AT_ONCE))
+    return rows + is_rounded * (2 * read * facts.item_bytes + 40 * min(read, WAVES_AT_ONCE))
 
 
 def _weight_bytes(facts: Facts) -> int:
@@ -163,76 +133,3 @@ def _weight_bytes(facts: Facts) -> int:
     counts = [prod(shape) for shape in expected_shapes(facts.config, facts.n_tokens).values()]
     item = ITEM_BYTES[facts.config.dtype]
     return sum(counts) * (FLOAT32_BYTES + item * (item != FLOAT32_BYTES)) + 16 * max(counts)
-
-
-def _wide(facts: Facts) -> int:
-    """The bytes of a number in matrices and in the record, where 16-bit numbers become float32."""
-    return max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype])
-
-
-# ------------------------------------------------------------------------------------------------------- a checkpoint
-
-
-@dataclass(frozen=True)
-class CheckpointFacts:
-    """The sizes that determine the memory of a loaded checkpoint's pass, and of removals from it.
-
-    `holds_matrices`: attention builds query × key matrices, layer by layer. `kept_matrices` are the matrices (of all
-    heads) that the record would keep, within `keep_limit`, and `kept_cells` the single cells kept of every head.
-    `on_gpu`: heads are reduced on a GPU. Some families compute logits at one position (`n_logits` 1), others at all.
-    """
-
-    batch: int
-    length: int
-    d_model: int
-    d_inner: int
-    n_layers: int
-    n_heads: int
-    item_bytes: int
-    holds_matrices: bool
-    kept_matrices: int
-    keep_limit: int
-    kept_cells: int = 0
-    on_gpu: bool = False
-    n_vocabulary: int = 0
-    n_logits: int = 0
-
-    def peak_bytes(self) -> int:
-        """The peak of a pass in bytes, without the weights. A kept matrix exists once more while it is assembled."""
-        wide, cells = max(FLOAT32_BYTES, self.item_bytes), self.batch * self.length * self.length
-        rows = self.batch * self.length * (8 * self.d_model + 3 * self.d_inner) * self.item_bytes
-        kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * FLOAT32_BYTES)
-        matrices = 4 * (self.holds_matrices + (kept > 0)) * cells * self.n_heads * wide
-        cell_bytes = 4 * self.kept_cells * self.batch * self.n_heads * FLOAT32_BYTES
-        shape = self.length, self.length
-        statistics = statistics_bytes(self.batch, self.n_heads, shape, wide=FLOAT32_BYTES, on_gpu=self.on_gpu)
-        return rows + matrices + 3 * cells + kept + cell_bytes + statistics
-
-    def require(self, available: int) -> int:
-        """The predicted peak of a pass in bytes, without the weights. Raises `MhaError` as `require_room` does."""
-        what = f"{self.length} tokens, {self.n_heads} heads, batch {self.batch}"
-        return require_room(lambda n: replace(self, length=n).peak_bytes(), self.length, available, what=what)
-
-    def removal_bytes(self, n_rows: int, n_run: int) -> int:
-        """The larger peak, without the weights, of the pass over the text and of a batch of `n_rows` removals.
-
-        A row runs `n_run` tokens of the text. Outputs of blocks and heads are kept twice, and keys and values of the other
-        tokens once, and once more for every row."""
-        row_bytes, n_run = self.length * self.d_model * self.item_bytes, min(n_run, self.length)
-        batch = replace(self, batch=n_rows).peak_bytes() * n_run // self.length
-        batch += 2 * n_rows * row_bytes * (self.n_layers if n_run < self.length else 1)
-        logit_bytes = min(self.n_logits, n_run) * max(FLOAT32_BYTES, self.item_bytes) + 32
-        kept = 5 * self.n_layers * row_bytes + n_rows * self.n_vocabulary * logit_bytes
-        return max(self.peak_bytes(), batch) + kept
-
-    def rows_that_fit(self, most: int, available: int, *, n_run: int) -> int:
-        """The number of rows of `n_run` tokens, at most `most`, that a batch of removals may have. Raises `MhaError` as
-        `require_room` does if `LEAST_ROWS` do not fit."""
-
-        def least(n: int) -> int:
-            return replace(self, length=n, n_logits=min(n, self.n_logits)).removal_bytes(LEAST_ROWS, n_run)
-
-        what = f"{LEAST_ROWS} copies of {self.length} tokens, {self.n_heads} heads, {self.n_vocabulary} logits"
-        require_room(least, self.length, available, what=what)
-        rows = range(max(most, LEAST_ROWS), LEAST_ROWS, -1)
-        return next((n for n in rows if memory.fits(self.removal_bytes(n, n_run), available)), LEAST_ROWS)

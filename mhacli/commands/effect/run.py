@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhacli.attention.memory import CheckpointFacts
 from mhacli.commands.effect.metric import Changes, GivenMetric, Reading, Target, changes, compared, read
 from mhacli.commands.effect.parts import Parts, blocks_seen, finding, repeated
 from mhacli.commands.effect.removal import Removal, Remover, stand_in
 from mhacli.commands.effect.verify import removed_otherwise
+from mhacli.compute.checkpoint.memory import CheckpointFacts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.capture import captured

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from mhacli.attention.devices import free_bytes
-from mhacli.attention.memory import CheckpointFacts
 from mhacli.commands.effect.metric import GivenMetric, Target, compared, makes_single_logits, rank_correlation, rank_of
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
+from mhacli.compute.checkpoint.memory import CheckpointFacts
 from mhacli.compute.checkpoint.prepare import read
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range

@@ -14,7 +14,6 @@ import torch
 
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.head_statistics import Axes
-from mhacli.attention.memory import CheckpointFacts
 from mhacli.attention.scores import Attention
 from mhacli.compute.checkpoint.layers import (
     KEPT,
@@ -23,6 +22,7 @@ from mhacli.compute.checkpoint.layers import (
     PassInspection,
     axes_of,
 )
+from mhacli.compute.checkpoint.memory import CheckpointFacts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
