@@ -88,23 +88,6 @@ def driver() -> str | None:
 T = TypeVar("T")
 
 
-def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of the jobs in order. They run in parallel, in as many threads as torch has."""
-    n_threads = torch.get_num_threads()
-    if len(jobs) < 2 or n_threads == 1:
-        return [job() for job in jobs]
-    try:
-        with ThreadPoolExecutor(min(n_threads, len(jobs)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(_without_gradients, jobs))
-    finally:
-        torch.set_num_threads(n_threads)
-
-
-def _without_gradients(job: Callable[[], T]) -> T:
-    with torch.no_grad():
-        return job()
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limits torch to one thread within the context, which is as fast as several for little work."""
@@ -114,3 +97,17 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(n_threads)
+
+
+def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of the jobs in order, without gradients. They run in parallel, in as many threads as torch has."""
+    n_threads = min(torch.get_num_threads(), len(jobs))
+    if n_threads < 2:
+        return [job() for job in jobs]
+    with one_thread(), ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return list(pool.map(_without_gradients, jobs))
+
+
+@torch.no_grad()
+def _without_gradients(job: Callable[[], T]) -> T:
+    return job()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -20,26 +20,6 @@ Places = Int[Tensor, "*#batch length"]
 Queries = Float[Tensor, "batch head query d_head"]
 Keys = Float[Tensor, "batch kv_head key d_head"]
 Values = Float[Tensor, "batch kv_head key d_v"]
-
-
-@runtime_checkable
-class Past(Protocol):
-    """What a layer needs of a cache, such as `KvCache` or another that a user writes: state in, state out."""
-
-    @property
-    def length(self) -> int:
-        """How many tokens are kept."""
-
-    @property
-    def k(self) -> Float[Tensor, "batch kv_head length d_head"]:
-        """The keys, rotated already where positions are rotary."""
-
-    @property
-    def v(self) -> Float[Tensor, "batch kv_head length d_v"]:
-        """The values."""
-
-    def extended(self, k: Float[Tensor, "batch kv_head new d_head"], v: Float[Tensor, "batch kv_head new d_v"]) -> Past:
-        """The state with the keys and values of new tokens behind it."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -123,13 +103,13 @@ class MultiHeadAttention(nn.Module):
     def decode(
         self,
         new: TokenVectors,
-        past: Past,
+        past: KvCache,
         *,
         allowed: Allowed | None = None,
         bias: Float[Tensor, "..."] | None = None,
         places: Places | None = None,
         tap: Tap | None = None,
-    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"], Past]:
+    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"], KvCache]:
         """`(out, pattern, past)` for the rows of new tokens, whose queries read all keys and values kept so far.
 
         Only the new rows are projected. `places` turn new queries and keys; ALiBi counts rows, which is the same wherever

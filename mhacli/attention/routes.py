@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import Linear
 from torch.nn.functional import linear
 
 from mhacli.attention.core import Allowed, Tap
@@ -46,29 +45,20 @@ def run_route(
 
 def _fused(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, tap: Tap) -> list[Tensor]:
     """Queries, keys and values by one product (keys and values, where they come from a context), then cut."""
-    projections = [layer.q_proj, layer.k_proj, layer.v_proj]
-    if context is None:
-        flat = list(_side_by_side("qkv", x, projections, tap))
-    else:
-        flat = [layer.q_proj(x)]
-        tap("q_proj", flat[0])
-        flat += _side_by_side("kv", context, projections[1:], tap)
+    q, *kv = layer.q_proj, layer.k_proj, layer.v_proj
+    products = [("qkv", x, [q, *kv])] if context is None else [("q_proj", x, [q]), ("kv", context, kv)]
+    flat: list[Tensor] = []
+    for name, rows, projections in products:
+        biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
+        weight = torch.cat([projection.weight for projection in projections])
+        joined = linear(rows, weight, torch.cat(biases) if biases else None)
+        tap(name, joined)
+        flat += joined.split([projection.out_features for projection in projections], dim=-1)
     counts = layer.n_heads, layer.n_kv_heads, layer.n_kv_heads
     heads = [split_heads(rows, n) for rows, n in zip(flat, counts, strict=True)]
     for name, tensor in zip("qkv", heads, strict=True):
         tap(name, tensor)
     return heads
-
-
-def _side_by_side(
-    name: str, rows: Float[Tensor, "batch length d_input"], projections: list[Linear], tap: Tap
-) -> tuple[Tensor, ...]:
-    biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
-    weight = torch.cat([projection.weight for projection in projections])
-    joined = linear(rows, weight, torch.cat(biases) if biases else None)
-    tap(name, joined)
-    parts: tuple[Tensor, ...] = joined.split([projection.out_features for projection in projections], dim=-1)
-    return parts
 
 
 def _per_head(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, tap: Tap) -> list[Tensor]:

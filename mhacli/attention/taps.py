@@ -28,14 +28,15 @@ class Capture:
     """A tap that records the shape and layout of every tensor (and its numbers on request), and keeps the named
     tensors.
 
-    `parameters` are the shapes of the weights by their names on disk. Each shape is checked against `SITES`: a tensor
-    with other axes than its site's is a bug of mha.
+    `weights` are those of the layer by their names on disk. Each shape is checked against `SITES`: a tensor with other
+    axes than its site's is a bug of mha.
     """
 
     def __init__(
-        self, facts: Facts, parameters: Mapping[str, tuple[int, ...]], *, keep: Collection[str], values: bool = False
+        self, facts: Facts, weights: Mapping[str, Tensor], *, keep: Collection[str] = (), values: bool = False
     ) -> None:
-        self._facts, self._parameters, self._keep, self._values = facts, parameters, keep, values
+        self._facts, self._keep, self._values = facts, keep, values
+        self._weights = [WeightShape(name, tuple(tensor.shape)) for name, tensor in weights.items()]
         self._sources: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.steps: list[Step] = []
@@ -58,11 +59,7 @@ class Capture:
             is_view=view_of is not None or is_repeated,  # rows of an expanded tensor share memory
             flops=entry.flops(facts),
             view_of=view_of,
-            parameters=tuple(
-                WeightShape(name, shape)
-                for name, shape in self._parameters.items()
-                if name.partition(".")[0] in entry.parameters
-            ),
+            parameters=tuple(w for w in self._weights if w.name.partition(".")[0] in entry.parameters),
             values=summarise(tensor) if self._values else None,
         )
         self.steps.append(step)
@@ -72,30 +69,16 @@ class Capture:
             self.tensors[site] = tensor
 
 
-def step_of(
-    site: str,
-    tensor: Tensor,
-    *,
-    axes: tuple[str, ...],
-    formula: str,
-    meaning: str,
-    flops: int,
-    is_view: bool = False,
-    **more: Any,
-) -> Step:
-    """A step of a trace, from a site's description and the tensor. `more` are further fields of `Step`."""
+def step_of(site: str, tensor: Tensor, *, is_view: bool = False, **described: Any) -> Step:
+    """A step of a trace, of which the tensor gives the measures. `described` are the other fields of `Step`."""
     return Step(
         site=site,
-        axes=axes,
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        formula=formula,
-        meaning=meaning,
         layout="view" if is_view else "copy",
         strides=tuple(tensor.stride()),
-        flops=flops,
         bytes=tensor.numel() * tensor.element_size(),
-        **more,
+        **described,
     )
 
 
@@ -106,24 +89,17 @@ def summarise(tensor: Tensor) -> TensorSummary:
     """
     tensor = tensor.detach().cpu()  # not every device has float64
     finite = tensor[torch.isfinite(tensor)].double()
-    n_nan, n_inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum()) if tensor.is_floating_point() else 0
-    small = tensor.double().flatten().tolist() if tensor.numel() <= SMALL_TENSOR else None
-    numbers = None if small is None else tuple(x if abs(x) != float("inf") and x == x else None for x in small)
+    n_nan, n_inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+    numbers = None
+    if tensor.numel() <= SMALL_TENSOR:
+        numbers = tuple(x if math.isfinite(x) else None for x in tensor.double().flatten().tolist())
     if not finite.numel():
         return TensorSummary(None, None, None, None, (0,) * HISTOGRAM_BINS, n_nan, n_inf, numbers)
-    low, high = finite.min().item(), finite.max().item()
+    low, high = (end.item() for end in finite.aminmax())
     place = (finite - low) / (high - low) * HISTOGRAM_BINS if high > low else torch.zeros_like(finite)
     counts = torch.bincount(place.long().clamp(0, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS).tolist()
-    return TensorSummary(
-        low,
-        high,
-        finite.mean().item(),
-        finite.std(correction=0).item(),
-        tuple(counts),
-        n_nan,
-        n_inf,
-        numbers,
-    )
+    mean, deviation = finite.mean().item(), finite.std(correction=0).item()
+    return TensorSummary(low, high, mean, deviation, tuple(counts), n_nan, n_inf, numbers)
 
 
 def to_array(tensor: Tensor) -> Array:
@@ -203,7 +179,7 @@ def time_stages(
 def timing(first_s: float, samples_s: list[float]) -> Timing:
     """The samples with their median and interquartile range (inclusive quartiles; 0 for one sample)."""
     low, middle, high = (
-        statistics.quantiles(samples_s, n=4, method="inclusive") if len(samples_s) > 1 else [samples_s[0]] * 3
+        statistics.quantiles(samples_s, n=4, method="inclusive") if len(samples_s) > 1 else samples_s * 3
     )
     return Timing(first_s, tuple(samples_s), middle, high - low)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mhacli.attention import masks
 from mhacli.attention.core import Tap, no_tap
-from mhacli.attention.layer import KvCache, Past, TokenVectors
-from mhacli.attention.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages
+from mhacli.attention.layer import KvCache, TokenVectors
+from mhacli.attention.taps import Stopwatch, largest_difference, step_of
 from mhacli.io.data import finite
 from mhacli.layer.run import Observed, make_record, prepare
 from mhacli.layer.setup import Setup
@@ -36,10 +36,7 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
     with torch.no_grad():
         decoder = Decoder(setup, setup.rows(setup.queries), cache, prompt_len)
         observed = decoder.observe()
-        if not request.allow_nonfinite:
-            require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
-        timings = time_stages(decoder.run, observed.first_s, setup.device, request.repeat)
-        record = make_record(setup, request, observed, timings)
+        record = make_record(setup, request, observed, again=decoder.run)
     weights = sum(p.numel() * p.element_size() for p in setup.layer.attention.parameters())
     token, full = (token_bytes(setup.config, n) for n in (setup.config.n_kv_heads, setup.config.n_heads))
     of_steps = SelfCheck.of(largest_of(record.trace), 2 * record.self_check.tolerance)
@@ -62,14 +59,14 @@ class Decoder:
     def run(self, tap: Tap, inside: Tap = no_tap) -> None:
         """Runs all steps. The tap receives each output as `step N`, and the tap `inside` the tensors of the layer."""
         batch, length, _ = self.x.shape
-        past: Past | None = None
+        past: KvCache | None = None
         if self.cache != "none":
             past = KvCache.empty(self.setup.layer.attention, batch, room=length if self.cache == "preallocated" else 0)
         for number, span in enumerate(spans_of(self.prompt_len, length)):
             out, past = self._step(*span, past, inside)
             tap(site_of(number), out, span=span, past=past)
 
-    def _step(self, start: int, end: int, past: Past | None, tap: Tap) -> tuple[TokenVectors, Past | None]:
+    def _step(self, start: int, end: int, past: KvCache | None, tap: Tap) -> tuple[TokenVectors, KvCache | None]:
         """The output of the tokens from `start` to `end`, and the cache after them."""
         layer, places = self.setup.layer.attention, self.setup.queries.places[..., :end]
         if past is None:
@@ -86,9 +83,9 @@ class Decoder:
         """The part of the score bias for these queries and their keys."""
         if self.setup.bias is None:
             return None
-        whole: Tensor = torch.atleast_2d(self.setup.bias)
-        rows: Tensor = whole if whole.shape[-2] == 1 else whole[..., start:end, :]
-        return rows if rows.shape[-1] == 1 else rows[..., :end]
+        n, length = self.setup.bias.ndim, self.x.shape[1]
+        whole = self.setup.bias.expand(*self.setup.bias.shape[: max(0, n - 2)], length, length)
+        return whole[..., start:end, :end]
 
     def observe(self) -> Observed:
         """Runs all steps once, compares each with a full pass, and assembles their rows into whole tensors."""
@@ -125,7 +122,7 @@ class Decoder:
         out: Tensor,
         *,
         seen: Mapping[str, Tensor],
-        past: Past | None,
+        past: KvCache | None,
         difference: float,
     ) -> Step:
         (start, end), config, axes, batch = span, self.setup.config, self.setup.axes, self.x.shape[0]

@@ -23,7 +23,7 @@ from mhacli.attention.head_statistics import make_statistics_request
 from mhacli.attention.memory import require_memory
 from mhacli.attention.scores import ScoredAttention
 from mhacli.attention.statistics import StatisticsRequest, blocks_of, head_groups
-from mhacli.attention.taps import Capture, stage_timings, to_array
+from mhacli.attention.taps import stage_timings, to_array
 from mhacli.attention.uniform import Baseline, make_baseline
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
@@ -121,18 +121,12 @@ class HeadsRun:
         setup, wanted = self.setup, self.wanted
         finished = sorted(self.results, key=lambda part: part.heads[0].head)
         results = joined(finished, self.baseline, setup.axes, self.statistics_request)
-        return Record(
-            command=wanted.command,
-            config=setup.config,
-            sequences=setup.encoded.sequences,
-            context=setup.encoded.context,
-            vocabulary=setup.encoded.vocabulary.tokens,
+        return setup.record(
+            wanted,
             trace=self.steps,
             heads=HeadTable(results.heads),
             timings=stage_timings(self.seconds),
             self_check=SelfCheck.of_layers([results.checks]),
-            environment=setup.environment,
-            weights=setup.weights,
             survey=make_summary(
                 results,
                 wanted,
@@ -157,8 +151,7 @@ def prepare_heads(request: Run) -> HeadsRun:
     peak_bytes = require_memory(request, free_bytes(device), has_matrices=False, on_gpu=on_gpu)
     setup = make_setup(request, allow_nonfinite=request.allow_nonfinite)
     began = perf_counter()
-    shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
-    capture = Capture(request.facts, shapes, keep=())
+    capture = setup.capture()
     q, k, v = setup.heads(capture)
     if not request.allow_nonfinite:
         _require_finite((q, k, v), request.config.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,20 +12,20 @@ from torch.nn.functional import linear
 
 from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
-from mhacli.attention.core import per_query_head
+from mhacli.attention.core import Tap, per_query_head
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.head_statistics import head_statistics, make_statistics_request
 from mhacli.attention.layer import merge_heads
 from mhacli.attention.memory import require_memory
 from mhacli.attention.scores import GivenAttention, strongest_key
 from mhacli.attention.statistics import reduce_heads
-from mhacli.attention.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
+from mhacli.attention.taps import Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.attention.uniform import make_baseline
 from mhacli.errors import UsageError
 from mhacli.layer.setup import Setup, make_setup
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadStatistics
-from mhacli.record.record import Record, Step, Timing
+from mhacli.record.record import Record, Step
 from mhacli.record.tables import HeadTable
 from mhacli.run import Run
 from mhacli.settings import Config
@@ -73,16 +73,12 @@ def record_run(
     setup: Setup, request: Run, *, route: str = "separate", values: bool = False, also: Sequence[str] = ()
 ) -> tuple[Record, Observed]:
     """The record of one observed run and its repetitions, and the observed run, which keeps the sites of `also` as well."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
-    capture = Capture(setup.facts, shapes, keep={*request.plan[0], *also, *_ALWAYS}, values=values)
+    capture = setup.capture({*request.plan[0], *also, *_ALWAYS}, values=values)
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
     tensors = {name: tensor.cpu() for name, tensor in capture.tensors.items()}
     observed = Observed(tuple(capture.steps), tensors, setup.visible().cpu(), watch.seconds)
-    if not request.allow_nonfinite:
-        require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
-    timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, request.repeat)
-    return make_record(setup, request, observed, timings), observed
+    return make_record(setup, request, observed, again=lambda tap: setup.run(tap, route)), observed
 
 
 def weights_content(request: Run) -> bytes:
@@ -113,11 +109,14 @@ _ALWAYS = (
 """The sites that statistics, the self-check and a cell read, under the names of all routes."""
 
 
-def make_record(setup: Setup, request: Run, observed: Observed, timings: Mapping[str, Timing]) -> Record:
-    """The record of an observed run, moved to the CPU once.
+def make_record(setup: Setup, request: Run, observed: Observed, *, again: Callable[[Tap], object]) -> Record:
+    """The record of an observed run, moved to the CPU once, with the times of runs `again`.
 
-    Raises `UsageError` for an array of a site that the run does not have.
+    Raises `MhaError` for numbers that are not finite, and `UsageError` for an array of a site that the run does not have.
     """
+    if not request.allow_nonfinite:
+        require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
+    timings = time_stages(again, observed.first_s, setup.device, request.repeat)
     for name in request.keep or ():
         if name not in observed.tensors:
             passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
@@ -130,18 +129,12 @@ def make_record(setup: Setup, request: Run, observed: Observed, timings: Mapping
         "entropy": to_array(entropy),
         "strongest_key": to_array(strongest_key(observed.tensor("pattern"))),
     }
-    return Record(
-        command=request.command,
-        config=setup.config,
-        sequences=setup.encoded.sequences,
-        context=setup.encoded.context,
-        vocabulary=setup.encoded.vocabulary.tokens,
+    return setup.record(
+        request,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in observed.steps),
         heads=HeadTable(heads),
         timings=timings,
         self_check=_self_check(setup, observed),
-        environment=setup.environment,
-        weights=setup.weights,
         not_kept=request.plan[1],
         arrays=arrays,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,9 +21,10 @@ from mhacli.attention.masks import Mask
 from mhacli.attention.positions import sinusoidal
 from mhacli.attention.routes import run_route
 from mhacli.attention.scores import ScoredAttention, distance_bias, sum_of_biases, tensor_bias
+from mhacli.attention.taps import Capture
 from mhacli.attention.weights_file import read_bias_file
 from mhacli.errors import bad_file
-from mhacli.record.record import Environment
+from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.sites import Facts
@@ -50,7 +51,6 @@ class Setup:
     """
 
     config: Config
-    encoded: Encoded
     facts: Facts
     axes: Axes
     layer: LayerWeights
@@ -59,13 +59,28 @@ class Setup:
     random: Float[Tensor, "batch query d_input"] | None
     allowed: Allowed | None
     bias: Float[Tensor, "..."] | None
-    environment: Environment
-    weights: str | None
 
     @property
     def device(self) -> torch.device:
         """The device of the tensors."""
         return self.axes.device
+
+    def record(self, request: Run, **found: Any) -> Record:
+        """The record of a request, which says what was asked and where it ran. `found` are the fields of the results."""
+        return Record(
+            command=request.command,
+            config=self.config,
+            sequences=request.encoded.sequences,
+            context=request.encoded.context,
+            vocabulary=request.encoded.vocabulary.tokens,
+            environment=environment(self.device, request.config.device),
+            weights=None if request.weights is None else request.weights.path,
+            **found,
+        )
+
+    def capture(self, keep: Collection[str] = (), *, values: bool = False) -> Capture:
+        """A tap for a run of this layer."""
+        return Capture(self.facts, self.layer.tensors(), keep=keep, values=values)
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """The output of one forward pass by a route of `run_route`. Reproducible: dropout starts from the seed."""
@@ -162,7 +177,6 @@ def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
     axes = make_axes(encoded, facts, device)
     return Setup(
         config=replace(config, device=str(device)),
-        encoded=encoded,
         facts=facts,
         axes=axes,
         layer=layer.to(device),
@@ -171,8 +185,6 @@ def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
         random=None if config.random is None else _random_rows(config, device),
         allowed=make_mask(axes, facts),
         bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
-        environment=environment(device, config.device),
-        weights=None if source is None else source.path,
     )
 
 

@@ -86,7 +86,7 @@ def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, in
         plain_q, plain_k = (per_query_head(observed.tensor(n), setup.config.n_heads)[b, h].double() for n in ("q", "k"))
         unrotated = scale * float(plain_q[i] @ plain_k[j])
         yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
-        places = setup.encoded.sequences[b].places
+        places = setup.axes.queries[b].places
         distance = abs(places[query] - places[key])
         yield ScorePart(f"change by the rotation, distance {distance}", "position", finite(scaled - unrotated))
     elif setup.config.positions in ("sinusoidal", "learned"):
