@@ -33,8 +33,8 @@ is finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
-    """An attention: its mask, its values, and z where a `kernel` made it; else z is made with the weights.
+class _Attention:
+    """What every attention has: its mask, its values, and z where a `kernel` made it; else z is made with the weights.
 
     `sink_logits` are the scores of learned sinks, with axes of 1 where batch or query do not matter: they take part in the
     softmax and are no keys. `v` None: the values were not captured. `wide`: the maths are in float64.
@@ -47,55 +47,20 @@ class Attention:
     sink_logits: Float[Tensor, "_batch head _query"] | None = None
     wide: bool = False
 
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the attention, which has its device."""
-        raise NotImplementedError
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(batch, head, query, key)`."""
-        raise NotImplementedError
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the maths."""
-        return torch.float64 if self.wide else torch.promote_types(self.like.dtype, torch.float32)
-
-    @property
-    def n_kv_heads(self) -> int:
-        """The number of heads of keys; that of heads where only weights were captured."""
-        return self.shape[1]
-
-    def matrices(self) -> dict[str, Tensor]:
-        """The matrices of all heads, computed where they were not: `qk`, `scores`, −∞ at masked cells, `pattern`, and
-        `allowed`."""
-        raise NotImplementedError
-
-    def visible_cells(self) -> Bool[Tensor, "batch _head query key"]:
-        """Where the mask allows cells, of all queries and keys."""
-        batch, _, n_queries, n_keys = self.shape
-        q_idx, k_idx = (torch.arange(n, device=self.like.device) for n in (n_queries, n_keys))
-        return self.visible(q_idx, k_idx).expand(batch, -1, n_queries, n_keys)
-
     def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Tensor:
         """Where the mask allows cells, `[#batch, #head, query, key]`."""
         cells = visible_cells(self.allowed, queries, keys)
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=queries.device) if cells is None else cells
 
-    def weights_of(
-        self,
-        batch_head: tuple[int, int],
-        queries: Int[Tensor, " query"],
-        keys: Int[Tensor, " key"],
-        lse: Float[Tensor, " query"],
-    ) -> Float[Tensor, "query key"]:
-        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores."""
-        raise NotImplementedError
+    def _visible_in(self, full: Float[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
+        """Where the mask allows cells of a matrix of all queries and keys."""
+        batch, _, n_queries, n_keys = full.shape
+        q_idx, k_idx = (torch.arange(n, device=full.device) for n in (n_queries, n_keys))
+        return self.visible(q_idx, k_idx).expand(batch, -1, n_queries, n_keys)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredAttention(Attention):
+class ScoredAttention(_Attention):
     """The softmax of `softcap(scale · q kᵀ) + bias` where `allowed`, as `attend` defines it.
 
     Query head `h` reads kv head `h // (head / kv_head)`. 16-bit numbers are widened to float32 block by block.
@@ -109,8 +74,13 @@ class ScoredAttention(Attention):
 
     @property
     def like(self) -> Tensor:
-        """The queries."""
+        """The queries, on the device of the attention."""
         return self.q
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the maths."""
+        return torch.float64 if self.wide else torch.promote_types(self.q.dtype, torch.float32)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -141,49 +111,55 @@ class ScoredAttention(Attention):
         return scaled if self.bias is None else scaled.add_(self.bias(batch, heads, q_idx, k_idx))
 
     def weights_of(
-        self, batch_head: tuple[int, int], queries: Tensor, keys: Tensor, lse: Tensor
+        self,
+        batch_head: tuple[int, int],
+        queries: Int[Tensor, " query"],
+        keys: Int[Tensor, " key"],
+        lse: Float[Tensor, " query"],
     ) -> Float[Tensor, "query key"]:
-        """The weights of any cells, in float64 where the device has it."""
-        (batch, head), exact = batch_head, exact_dtype(self.like.device)
-        q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads), keys]
-        scaled = (q.to(exact) @ k.to(exact).mT) * self.scale
-        scores = self._finish(scaled[None], batch, range(head, head + 1), queries, keys)[0]
-        rows = lse.to(exact)
-        if self.sink_logits is not None:
-            rows = torch.logaddexp(rows, self.sink_logits.expand(self.shape[:3])[batch, head, queries].to(exact))
-        keep = own_cells(self.visible(queries, keys), batch, head)
-        return torch.where(keep, (scores - rows[:, None]).exp(), 0.0)
+        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores."""
+        return self._cells(batch_head, queries, keys, dtype=exact_dtype(self.q.device), lse=lse)[2]
 
     def matrices(self) -> dict[str, Tensor]:
-        """The matrices of all heads: head by head in float64, and then rounded, where scores are large."""
-        batch, n_heads, _, _ = self.shape
+        """The matrices of all heads, `qk`, `scores`, −∞ at masked cells, `pattern`, and `allowed`: head by head in float64, and
+        then rounded, where scores are large."""
+        (batch, n_heads, n_queries, n_keys), device = self.shape, self.q.device
         shown = torch.promote_types(self.q.dtype, torch.float32)
         made = {name: self.q.new_empty(self.shape, dtype=shown) for name in ("qk", "scores", "pattern")}
-        full = self.visible_cells()
+        queries, keys = (torch.arange(n, device=device) for n in (n_queries, n_keys))
         for batch_head in pairs(range(batch), range(n_heads)):
-            keep = own_cells(full, *batch_head)
-            rows = self._head(*batch_head, keep, self.dtype)
+            rows = self._cells(batch_head, queries, keys, dtype=self.dtype)
             largest = rows[1].amax(dim=-1).nan_to_num(neginf=0.0).abs()
-            if self.dtype != exact_dtype(self.q.device) and bool((largest > large(self.q.device)).any()):
-                rows = self._head(*batch_head, keep, torch.float64)
+            if self.dtype != exact_dtype(device) and bool((largest > large(device)).any()):
+                rows = self._cells(batch_head, queries, keys, dtype=torch.float64)
             for matrix, row in zip(made.values(), rows, strict=True):
                 matrix[batch_head] = row
-        return made | {"allowed": full}
+        return made | {"allowed": self._visible_in(made["pattern"])}
 
-    def _head(self, batch: int, head: int, keep: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """The products, scores and weights of one head."""
-        heads, (_, n_heads, n_queries, n_keys) = range(head, head + 1), self.shape
-        q_idx, k_idx = (torch.arange(n, device=self.q.device) for n in (n_queries, n_keys))
-        qk = self.q[batch, head].to(dtype) @ of_heads(self.k[batch], heads, n_heads)[0].to(dtype).mT
-        scores = self._finish((qk * self.scale)[None], batch, heads, q_idx, k_idx)[0].masked_fill_(~keep, -torch.inf)
-        lse = scores.logsumexp(dim=-1, keepdim=True)
+    def _cells(
+        self,
+        batch_head: tuple[int, int],
+        queries: Tensor,
+        keys: Tensor,
+        *,
+        dtype: torch.dtype,
+        lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The products, scores and weights of any queries and keys, which are all keys where the log-sum-exp is not given."""
+        batch, head = batch_head
+        q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads), keys]
+        qk = q.to(dtype) @ k.to(dtype).mT
+        keep = own_cells(self.visible(queries, keys), batch, head)
+        scaled = (qk * self.scale)[None]
+        scores = self._finish(scaled, batch, range(head, head + 1), queries, keys)[0].masked_fill_(~keep, -torch.inf)
+        rows = scores.logsumexp(dim=-1) if lse is None else lse.to(dtype)
         if self.sink_logits is not None:
-            lse = torch.logaddexp(lse, self.sink_logits.expand(self.shape[:3])[batch, head].to(dtype)[:, None])
-        return qk, scores, torch.where(keep, (scores - lse).exp(), 0.0)
+            rows = torch.logaddexp(rows, self.sink_logits.expand(self.shape[:3])[batch, head, queries].to(dtype))
+        return qk, scores, torch.where(keep, (scores - rows[:, None]).exp(), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenAttention(Attention):
+class GivenAttention(_Attention):
     """An attention whose `weights` were computed whole, from `scores`. Masked weights are 0."""
 
     weights: Float[Tensor, "batch head query key"]
@@ -191,37 +167,47 @@ class GivenAttention(Attention):
 
     @property
     def like(self) -> Tensor:
-        """The weights."""
+        """The weights, on the device of the attention."""
         return self.weights
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the maths."""
+        return torch.float64 if self.wide else torch.promote_types(self.weights.dtype, torch.float32)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """`(batch, head, query, key)`."""
         return tuple(self.weights.shape)  # type: ignore[return-value]
 
+    @property
+    def n_kv_heads(self) -> int:
+        """The number of heads: those of keys are not known."""
+        return self.weights.shape[1]
+
     def weights_of(
         self, batch_head: tuple[int, int], queries: Tensor, keys: Tensor, lse: Tensor
     ) -> Float[Tensor, "query key"]:
-        """The weights of any cells."""
-        return self.weights[batch_head][queries][:, keys].to(exact_dtype(self.like.device))
+        """Any weights of a sequence and head, in float64 where the device has it."""
+        return self.weights[batch_head][queries][:, keys].to(exact_dtype(self.weights.device))
 
     def lse(self, batch: int, heads: slice, queries: slice) -> Float[Tensor, "head query"]:
         """The log-sum-exp of the scores of visible keys."""
-        q_idx, k_idx = (torch.arange(n, device=self.like.device) for n in self.shape[2:])
-        cells = self.visible(q_idx[queries], k_idx)
-        own = cells[min(batch, len(cells) - 1)]
-        scores = self.scores[batch, heads, queries].to(exact_dtype(self.like.device))
-        lse = scores.masked_fill(~(own if own.shape[0] == 1 else own[heads]), -torch.inf).logsumexp(dim=-1)
+        q_idx, k_idx = (torch.arange(n, device=self.weights.device) for n in self.shape[2:])
+        visible = self.visible(q_idx[queries], k_idx).expand(*self.shape[:2], -1, -1)[batch, heads]
+        scores = self.scores[batch, heads, queries].to(exact_dtype(self.weights.device))
+        lse = scores.masked_fill(~visible, -torch.inf).logsumexp(dim=-1)
         return torch.where(lse.isneginf(), 0.0, lse)
 
     def matrices(self) -> dict[str, Tensor]:
-        """The matrices that were captured."""
-        full = self.visible_cells()
-        return {
-            "scores": self.scores.to(self.dtype).masked_fill(~full, -torch.inf),
-            "pattern": self.weights,
-            "allowed": full,
-        }
+        """The matrices that were captured: `scores`, −∞ at masked cells, `pattern`, and `allowed`."""
+        full = self._visible_in(self.weights)
+        scores = self.scores.to(self.dtype).masked_fill(~full, -torch.inf)
+        return {"scores": scores, "pattern": self.weights, "allowed": full}
+
+
+Attention = ScoredAttention | GivenAttention
+"""An attention that is to be reduced."""
 
 
 def strongest_key(pattern: Float[Tensor, "batch head query key"]) -> Int[Tensor, "batch head query"]:
