@@ -148,7 +148,7 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
                 "environment": dict[str, str | int | float | None], "comparison?": Comparison,
             },
             "Comparison": {
-                "pairs": None, "limit": None, "outcome": None, "changes": list[TimeChange], "rule": Rule | None,
+                "changes": list[TimeChange], "rule": Rule | None,
             },
         },
     ),

@@ -73,8 +73,3 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def nvidia_driver() -> bool:
-    """Whether NVIDIA's driver is loaded."""
-    return Path("/proc/driver/nvidia/version").exists()

@@ -84,7 +84,7 @@ def bench(
 
     from mhacli.commands.bench.view import bench_view, csv_pieces, write_plots
 
-    compared = {} if comparison is None else {"comparison": comparison.to_dict()}
+    compared = {} if comparison is None else {"comparison": comparison}
     print_report(
         output,
         view=lambda on: bench_view(benchmark, comparison, on),

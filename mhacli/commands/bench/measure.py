@@ -9,7 +9,7 @@ import re
 import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
@@ -37,13 +37,15 @@ from mhacli.settings import Dtype
 
 Leaves = tuple[Tensor, ...]
 """The tensors to which gradients go: q, k and v split into heads, or the rows that a layer reads."""
-Problem = tuple[Leaves, Tensor, list[Tensor]]
-"""The leaves, some queries, and the answers in float64 at these."""
+Problem = tuple[Leaves, list[Tensor] | None]
+"""The leaves, and the answers in float64, or None where these need too much memory."""
 Clock = Callable[[int], float]
 """Takes a number of calls, and gives the seconds of one."""
+Around = Callable[[str], AbstractContextManager[Any]]
+"""Gives the context for a call of a backend."""
 COMPILED = ("flex", "compiled")
-_EXACT_BYTES = 256 << 20
-"""The most bytes of scores in float64. Of more queries, evenly spread ones are compared."""
+_EXACT_BYTES = 1 << 30
+"""The most memory for the answers in float64 beyond which they take too long; on CUDA 32 times as much."""
 
 
 def bench(
@@ -72,13 +74,11 @@ def bench(
     seconds have passed. A backend whose single call is predicted to take longer than `call_limit_s` is skipped. Raises
     `MhaError` for a missing device and for invalid sizes.
     """
-    sweep = Sweep(
-        backends=tuple(backends), directions=tuple(directions), causal=causal, decode=decode, lengths=tuple(lengths),
-        batch=tuple(batch), n_heads=tuple(n_heads), n_kv_heads=tuple(n_kv_heads), d_head=tuple(d_head),
-        dtypes=tuple(dtypes), device=device, threads=threads, repeat=repeat, budget=budget_s, call_limit=call_limit_s,
-        seed=seed,
-    )  # fmt: skip
-    return measure(sweep.checked())
+    given: dict[str, Any] = {
+        name.removesuffix("_s"): tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+        for name, value in locals().items()
+    }
+    return measure(Sweep(**given).checked())
 
 
 def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
@@ -98,33 +98,27 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     }
     rows: list[BenchRow] = []
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        rates = {dtype: product_rate(dtype, device) for dtype in dict.fromkeys(size[0].dtype for size in sizes)}
+        rate = _product_rate({size[0].dtype for size in sizes}, device)
         for place, planned in enumerate(sizes):
             report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
-            rows += _measured(planned, rates[planned[0].dtype], device, sweep)
+            rows += _measured(planned, rate, device, sweep)
     return Benchmark((), sweep.seed, where, sweep.on(device.type), tuple(rows))
 
 
 def _measured(planned: Sequence[BenchRow], rate: float, device: torch.device, sweep: Sweep) -> list[BenchRow]:
     """The rows of one size: first calls one by one, then all backends in turns."""
-    rows: dict[str, BenchRow] = {}
+    rows = {plan.backend: _admitted(plan, rate * sweep.call_limit, free_bytes(str(device))) for plan in planned}
     clocks: dict[str, Clock] = {}
     problems: dict[bool, Problem] = {}
-    for plan in planned:
-        name, is_layer = plan.backend, plan.backend in LAYERS
-        rows[name] = row = _admitted(plan, rate * sweep.call_limit, free_bytes(str(device)))
-        if row.status != "ok":
-            continue
-        with warnings.catch_warnings(record=True) as warned, _running(row):
-            warnings.simplefilter("always")
-            try:
-                problems[is_layer] = problems.get(is_layer) or _problem(row, device, sweep.seed)
-                rows[name], clocks[name] = _first_calls(row, problems[is_layer], device, sweep.seed)
-            except Exception as fault:
-                rows[name] = _failed(row, fault, [str(each.message).partition(" (Triggered")[0] for each in warned])
-    if clocks:
-        is_single = device.type == "cuda" or planned[0].direction == "backward"
-        rows |= _ranked(rows, *time_in_turns(clocks, sweep, most_calls=1 if is_single else 1000))
+    for name, row in rows.items():
+        if row.status == "ok":
+            with _running(rows, name):
+                problem = problems.get(name in LAYERS) or _problem(row, device, sweep.seed)
+                problems[name in LAYERS] = problem
+                rows[name], clocks[name] = _first_calls(row, problem, device, sweep.seed)
+    is_single = device.type == "cuda" or planned[0].direction == "backward"
+    samples, n_calls = time_in_turns(clocks, sweep, partial(_running, rows), most_calls=1 if is_single else 1000)
+    rows |= _ranked(rows, samples, n_calls) if samples else {}
     if not rows.keys().isdisjoint(COMPILED):
         torch.compiler.reset()  # compiled code must not affect the next size
     return [*rows.values()]
@@ -144,44 +138,50 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
 
 
 @contextmanager
-def _running(row: BenchRow) -> Iterator[None]:
-    """What surrounds a call: the choice of a kernel, and gradients where the direction needs them."""
-    kernel = only(row.backend) if row.backend in KERNELS else nullcontext()
-    with kernel, torch.set_grad_enabled(row.direction != "forward"):
-        yield
+def _running(rows: dict[str, BenchRow], name: str) -> Iterator[None]:
+    """What surrounds a call of a backend: the choice of a kernel, and gradients where the direction needs them. If the call
+    fails, the row of the backend says why. torch gives the reasons for refusing a kernel as warnings."""
+    row = rows[name]
+    kernel = only(name) if name in KERNELS else nullcontext()
+    with warnings.catch_warnings(record=True) as warned, kernel, torch.set_grad_enabled(row.direction != "forward"):
+        warnings.simplefilter("always")
+        try:
+            yield
+        except Exception as fault:
+            reason = " ".join(str(fault).split())[:300] or type(fault).__name__
+            said = f"{type(fault).__name__}: {reason}"
+            status: Any = next((status for status, words in _FAULTS.items() if re.search(words, said)), "failed")
+            if status == "unsupported" and name in KERNELS:
+                why = [str(each.message).partition(" (Triggered")[0] for each in warned]
+                reason = " ".join([f"torch has no {name} kernel for this device and these inputs:", *(why or [reason])])
+            rows[name] = replace(row, status=status, reason=reason)
 
 
 def _first_calls(row: BenchRow, problem: Problem, device: torch.device, seed: int) -> tuple[BenchRow, Clock]:
     """The row with the time of the first call, compilation included, the kernel, the memory and the error; and its clock."""
-    leaves, queries, exact = problem
+    leaves, exact = problem
     call, direction = _call(row, leaves, seed), row.direction
 
-    def whole() -> Tensor:
+    def whole() -> object:
         out = call()
-        if direction != "forward":
-            grad(out, leaves, out.detach())
-        return out.detach()
+        return out if direction == "forward" else grad(out, leaves, out.detach())
 
     first_s = seconds_of(whole, 1, device)
     ran, peak = _watched(row, whole, device)
-    pairs = zip(_answers(call().index_select(-2, queries), leaves, direction), exact, strict=True)
-    errors = torch.cat([(ours.detach().to(of.device).double() - of).abs().flatten() for ours, of in pairs])
-    largest, mean = finite(float(errors.max())), finite(float(errors.mean()))
-    row = replace(
-        row, first_s=first_s, ran=ran, is_fallback=row.backend in ("sdpa", "torch-mha") and ran in ("math", "unfused"),
-        extra_bytes=peak, max_error=largest, mean_error=mean, n_error_queries=len(queries),
-        reason="results are not finite" if mean is None else None,
-    )  # fmt: skip
-    weight = whole()
+    is_fallback = row.backend in ("sdpa", "torch-mha") and ran in ("math", "unfused")
+    row = replace(row, first_s=first_s, ran=ran, is_fallback=is_fallback, extra_bytes=peak)
+    if exact is not None:
+        pairs = zip(_answers(call(), leaves, direction), exact, strict=True)
+        errors = torch.cat([(ours.detach().to(of.device).double() - of).abs().flatten() for ours, of in pairs])
+        largest, mean = finite(float(errors.max())), finite(float(errors.mean()))
+        reason = "results are not finite" if mean is None else None
+        row = replace(row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason)
 
     def clock(n_calls: int) -> float:
-        with _running(row):
-            if direction == "forward":
-                return seconds_of(call, n_calls, device)
-            if direction == "both":
-                return seconds_of(lambda: grad(call(), leaves, weight), n_calls, device)
-            out = call()
-            return seconds_of(lambda: grad(out, leaves, weight), 1, device)
+        if direction != "backward":
+            return seconds_of(whole, n_calls, device)
+        out = call()
+        return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
 
     return row, clock
 
@@ -277,18 +277,12 @@ def _problem(row: BenchRow, device: torch.device, seed: int) -> Problem:
     kind: Any = {"generator": torch.Generator(device).manual_seed(seed), "dtype": getattr(torch, row.dtype)}
     has_gradient, home = row.direction != "forward", "cpu" if device.type == "mps" else device  # MPS has no float64
     leaves = tuple(torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes)
+    needed = 32 * row.batch * row.n_heads * row.q_len * row.k_len  # scores, weights, and their gradients
+    if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(str(home))):
+        return leaves, None
     wide = tuple(leaf.detach().to(home).double().requires_grad_(has_gradient) for leaf in leaves)
-    n = max(1, min(row.q_len, _EXACT_BYTES // (8 * row.batch * row.n_heads * row.k_len)))
-    queries = torch.linspace(0, row.q_len - 1, n, dtype=torch.float64).round().long().to(home)
-    some = wide[0].index_select(-2, queries)
-    if row.backend in LAYERS:
-        layer, mask = _layer(row, wide[0], seed)
-        visible = None if mask is None else mask[queries]
-        out = layer(some, wide[0], wide[0], attn_mask=visible, need_weights=False)[0]
-    else:
-        causal = masks.causal()
-        out = attend(some, *wide[1:], allowed=(lambda _, k_idx: causal(queries, k_idx)) if row.is_masked else None)
-    return leaves, queries.to(device), _answers(out, wide, row.direction)
+    exact = row if row.backend in LAYERS else replace(row, backend="explicit")
+    return leaves, _answers(_call(exact, wide, seed)(), wide, row.direction)
 
 
 def _answers(out: Tensor, leaves: Leaves, direction: Direction) -> list[Tensor]:
@@ -319,17 +313,12 @@ def _watched(row: BenchRow, call: Callable[[], object], device: torch.device) ->
     return kernel, max(held) if device.type == "cpu" else None
 
 
-def _failed(row: BenchRow, fault: Exception, warned: Sequence[str]) -> BenchRow:
-    """The row of a backend that raised this, and why. torch gives the reasons for refusing a kernel as warnings."""
-    reason = " ".join(str(fault).split())[:300] or type(fault).__name__
-    if isinstance(fault, MemoryError | torch.OutOfMemoryError) or re.search("can't allocate|out of memory", reason):
-        return replace(row, status="out-of-memory", reason=reason)
-    if re.search("No available kernel|No viable backend", reason):
-        reason = f"torch has no {row.backend} kernel for this device and these inputs"
-        return replace(row, status="unsupported", reason=": ".join([reason, " ".join(warned)]) if warned else reason)
-    cannot = re.search("not implemented for|No working C.. compiler|Cannot find a working triton", reason)
-    is_unsupported = cannot or isinstance(fault, NotImplementedError)
-    return replace(row, status="unsupported" if is_unsupported else "failed", reason=reason)
+_FAULTS: Mapping[str, str] = {
+    "out-of-memory": "MemoryError|can't allocate|out of memory",
+    "unsupported": "No available kernel|No viable backend|NotImplementedError|not implemented for"
+    "|No working C.. compiler|Cannot find a working triton",
+}
+"""What errors of torch say, by the status of the row."""
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
@@ -338,6 +327,8 @@ def _failed(row: BenchRow, fault: Exception, warned: Sequence[str]) -> BenchRow:
 CLOSE_ENOUGH = 0.01
 """The rounds are enough if the interval of every median lies within this fraction of it."""
 MAX_ROUNDS = 384
+CHECKPOINTS = (6, 12, 24, 48, 96, 192)
+"""The numbers of rounds after which intervals are checked, since checking after each would stop at a lucky moment."""
 MIN_SAMPLE_S = 2e-3
 """Shorter calls are repeated within a sample, so that the overhead of clock and loop does not count."""
 L2_BYTES = 256 << 20
@@ -367,42 +358,49 @@ def seconds_of(call: Callable[[], object], n_calls: int, device: torch.device) -
 
 
 def time_in_turns(
-    clocks: Mapping[str, Clock], sweep: Sweep, *, most_calls: int
+    clocks: Mapping[str, Clock], sweep: Sweep, around: Around = nullcontext, *, most_calls: int
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """The seconds of each backend by round, and the calls of each per sample, at most `most_calls`.
+    """The seconds of each backend by round, and the calls of each per sample, at most `most_calls`. A backend has no seconds
+    if the context `around` its calls keeps an error.
 
     In each round all backends take their turn, in a new random order, until there are enough rounds: `sweep.repeat` of them,
-    or as many as put the interval of every median within 1 % of it, or fill its budget; at least six. The
-    intervals are checked after 6, 12, 24, … rounds, since checking after each would stop at a lucky moment.
+    or as many as put the interval of every median within 1 % of it, or fill its budget; at least six.
     """
     samples: dict[str, list[float]] = {name: [] for name in clocks}
-    n_calls, order = {}, random.Random(sweep.seed)
+    n_calls, order = dict.fromkeys(clocks, 1), random.Random(sweep.seed)
+
+    def turn(name: str) -> None:
+        column = samples.pop(name)
+        with around(name):
+            column.append(clocks[name](n_calls[name]))
+            samples[name] = column
+
     with uncollected():  # a collection would disturb single samples
-        for name, clock in clocks.items():
-            clock(1)  # to warm up
-            n_calls[name] = max(1, min(most_calls, math.ceil(MIN_SAMPLE_S / max(clock(1), 1e-9))))
+        for name in [*clocks] * 2:  # the first calls warm up
+            if name in samples:
+                turn(name)
+        for name, column in samples.items():
+            n_calls[name] = max(1, min(most_calls, math.ceil(MIN_SAMPLE_S / max(column[1], 1e-9))))
+            column.clear()
         began = perf_counter()
-        while not _enough([*samples.values()], sweep, perf_counter() - began):
-            for name in order.sample([*clocks], len(clocks)):
-                samples[name].append(clocks[name](n_calls[name]))
+        for n_rounds in range(1, (sweep.repeat or MAX_ROUNDS) + 1):
+            for name in order.sample([*samples], len(samples)):
+                turn(name)
+            is_over = perf_counter() - began > sweep.budget or (n_rounds in CHECKPOINTS and _is_precise(samples))
+            if sweep.repeat is None and n_rounds >= MIN_ROUNDS and is_over:
+                break
     return samples, n_calls
 
 
-def _enough(samples: Sequence[Sequence[float]], sweep: Sweep, elapsed_s: float) -> bool:
-    n_rounds = len(samples[0])
-    if sweep.repeat is not None or n_rounds < MIN_ROUNDS:
-        return n_rounds == sweep.repeat
-    if n_rounds >= MAX_ROUNDS or elapsed_s > sweep.budget:
-        return True
-    is_checkpoint = n_rounds % MIN_ROUNDS == 0 and (n_rounds // MIN_ROUNDS).bit_count() == 1
-    intervals = map(median_interval, samples) if is_checkpoint else ()
-    return is_checkpoint and all(max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals)
+def _is_precise(samples: Mapping[str, Sequence[float]]) -> bool:
+    intervals = map(median_interval, samples.values())
+    return all(max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals)
 
 
-def product_rate(dtype: Dtype, device: torch.device) -> float:
-    """Operations per second of a square matrix product, in this dtype or in float32, to which a kernel may widen."""
-    n, seconds = {"cpu": 512, "cuda": 8192, "mps": 4096}[device.type], []
-    for name in dict.fromkeys((dtype, "float32")):
+def _product_rate(dtypes: set[Dtype], device: torch.device) -> float:
+    """Operations per second of a square matrix product in the fastest of the dtypes and float32, to which a kernel may widen."""
+    n, seconds = 512 if device.type == "cpu" else 4096, []
+    for name in (*dtypes, "float32"):
         numbers = torch.ones(n, n, dtype=getattr(torch, name), device=device)
         seconds += [seconds_of(partial(torch.mm, numbers, numbers), 1, device) for _ in range(4)]
     return 2 * n**3 / min(seconds)

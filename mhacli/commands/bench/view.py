@@ -13,6 +13,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from io import StringIO
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.cells import cell_len
@@ -20,7 +21,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.bench.result import NOT_NOW, Benchmark, Comparison, change, verdict
+from mhacli.commands.bench.result import NOT_NOW, Benchmark, Comparison
 from mhacli.commands.bench.workload import BACKENDS, LAYERS, MIN_ROUNDS, RETURNS_PATTERN, BenchRow
 from mhacli.errors import MhaError, missing_library
 from mhacli.io.files import write_whole
@@ -256,9 +257,8 @@ def _remarks(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
         yield "! not a fused kernel"
     if any(row.backend in LAYERS for row in rounds):
         yield "torch-mha computes the projections too"
-    sampled = [row.n_error_queries for row in rounds if 0 < row.n_error_queries < row.q_len]
-    if sampled:
-        yield f"error: of at least {min(sampled)} queries and their gradients, where all need too much memory"
+    if any(row.n_error_queries == 0 for row in rounds):
+        yield "error –: too large for float64"
 
 
 def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
@@ -269,24 +269,24 @@ def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
 def _changes(comparison: Comparison, screen: Screen) -> RenderableType:
     """Each size's ratio to the baseline, and the rows that cannot be compared."""
     parts: list[RenderableType] = []
-    for size, pairs in groupby(comparison.pairs, key=lambda pair: pair[0].title):
+    for size, changes in groupby(comparison.changes, key=itemgetter("name")):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
         is_narrow = screen.width < _NARROW
         table.add_column("backend", overflow="fold", min_width=None if is_narrow else _NAME)
         headings = _CHANGED_NARROW if is_narrow else _CHANGED
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True, min_width=len("1.23 ms"))
-        for now, then in pairs:
-            (ratio, low, high), word = change(now, then), verdict(now, then)
+        for change in changes:
+            word, low, high = change["verdict"], ratio_text(change["ratio_low"]), ratio_text(change["ratio_high"])
             cells = (
-                seconds_text(then.median_s), seconds_text(now.median_s),
-                ("≈ " if word == "similar" else "") + ratio_text(ratio), f"{ratio_text(low)}–{ratio_text(high)}",
+                seconds_text(change["baseline_s"]), seconds_text(change["median_s"]),
+                ("≈ " if word == "similar" else "") + ratio_text(change["ratio"]), f"{low}–{high}",
                 "" if word == "similar" else word,
             )  # fmt: skip
             colour = {"slower": "red", "faster": "green"}.get(word)
-            table.add_row(now.backend, *cells[-len(headings) :], style=colour)
+            table.add_row(change["backend"], *cells[-len(headings) :], style=colour)
         parts += [Text(size), table]
-    if any(verdict(*pair) == "similar" for pair in comparison.pairs):
+    if any(change["verdict"] == "similar" for change in comparison.changes):
         parts.append(Text(_SIMILAR, style="dim"))
     notes = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
     title = Text(f"against {visible(comparison.baseline)}", style="bold underline")

@@ -65,8 +65,8 @@ def examine(
 
         examination = partial(examine_checkpoint, settings, texts, seed=seed, report_progress=report_progress)
         return _report(examination, settings.device, seed)
-    began, installed, devices = perf_counter(), libraries(), tuple[Device, ...]()
-    checks = _check_libraries(installed)
+    began, devices = perf_counter(), tuple[Device, ...]()
+    installed, checks = _libraries()
     environment = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": settings.device}
     environment["platform"] = f"{platform.system()} {platform.machine()}"
     try:
@@ -92,39 +92,31 @@ def _report(examination: Callable[[], Examined], requested: str, seed: int) -> R
     began = perf_counter()
     model, checks, notes = examination()
     where = {name: str(value) for name, value in vars(environment(torch.device(model.device), requested)).items()}
-    return Report(checks, libraries(), where, model=model, notes=notes, seed=seed, time_s=perf_counter() - began)
+    return Report(checks, _libraries()[0], where, model=model, notes=notes, seed=seed, time_s=perf_counter() - began)
 
 
-def libraries() -> tuple[Mapping[str, str | None], ...]:
-    """The libraries of mha with installed versions and required ranges."""
-    needs, versions = needed_ranges(), dict[str, str]()
-    for name in LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return tuple(
-        {"name": name, "version": versions.get(name), "needs": needs.get(name, ""), "extra": _EXTRAS.get(name)}
-        for name in LIBRARIES
-    )
-
-
-def _check_libraries(installed: Sequence[Mapping[str, Any]]) -> list[HealthCheck]:
-    """Whether required libraries have a supported version. Missing extras are listed, but are no fault."""
+def _libraries() -> tuple[tuple[Mapping[str, str | None], ...], list[HealthCheck]]:
+    """The libraries of mha with installed versions and required ranges, and whether these agree. Missing extras are listed,
+    but are no fault."""
     from packaging.specifiers import SpecifierSet
 
-    problems, missing = {}, []
-    for name, version, needs, extra in (each.values() for each in installed):
+    ranges, installed, problems, missing = needed_ranges(), [], dict[str, str](), []
+    for name in LIBRARIES:
+        version, needs, extra = None, ranges.get(name, ""), _EXTRAS.get(name)
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+        installed.append({"name": name, "version": version, "needs": needs, "extra": extra})
         if version is None and extra:
             missing.append(name)
-        elif version is None:
-            problems[name] = f"{name} is missing"
-        elif not SpecifierSet(needs).contains(version, prereleases=True):
-            problems[name] = f"{name} is {version}, but mha needs {needs}"
-    n, advice = len(installed) - len(missing), f"{installing(*problems)} brings what is needed"
-    libraries, extras = f"{n} libraries have versions that mha works with", "all optional libraries are installed"
-    if missing:
-        extras = f"not installed: {', '.join(missing)}. {installing(*missing)} installs them"
-    checks = [HealthCheck("libraries", True, libraries), HealthCheck("extras", None if missing else True, extras)]
-    if problems:
-        meaning = "Code that uses them fails, or runs untested."
-        checks[0] = HealthCheck("libraries", False, "; ".join(problems.values()), meaning=meaning, advice=advice)
-    return checks
+        elif version is None or not SpecifierSet(needs).contains(version, prereleases=True):
+            problems[name] = f"{name} is {version or 'missing'}, but mha needs {needs}"
+    libraries = f"{len(installed) - len(missing)} libraries have versions that mha works with"
+    extras = f"not installed: {', '.join(missing)}. {installing(*missing)} installs them"
+    return tuple(installed), [
+        HealthCheck(
+            "libraries", not problems, "; ".join(problems.values()) or libraries,
+            meaning="Code that uses them fails, or runs untested." if problems else "",
+            advice=f"{installing(*problems)} brings what is needed" if problems else "",
+        ),
+        HealthCheck("extras", None if missing else True, extras if missing else "all optional libraries are installed"),
+    ]  # fmt: skip

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.mha import NO_TORCH, Ended, run
+from torch.overrides import TorchFunctionMode
 
 import mhacli
 
@@ -216,6 +218,35 @@ def test_the_function_measures_decoding_in_every_dtype() -> None:
     assert "\n" not in repr(made)
 
 
+class OutOfMemory(TorchFunctionMode):
+    """torch on a device whose memory another process takes after some calls of its kernel."""
+
+    n_calls = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n_calls += function is torch.nn.functional.scaled_dot_product_attention
+        if self.n_calls > 8:
+            self.n_calls -= 1
+            raise RuntimeError("CUDA out of memory")
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.real
+def test_an_error_in_the_rounds_is_the_row_of_its_backend() -> None:
+    with OutOfMemory():
+        made = mhacli.bench([16], backends=["explicit", "sdpa"], device="cpu", threads=1, repeat=12)
+    explicit, sdpa = made.to_dict()["rows"]
+    assert (explicit["status"], explicit["n_samples"], explicit["ratio"]) == ("ok", 12, 1.0)
+    assert (sdpa["status"], sdpa["median_s"], sdpa["samples_s"]) == ("out-of-memory", None, ())
+    assert sdpa["reason"] == "CUDA out of memory"
+
+
+@pytest.mark.real
+def test_without_answers_in_float64_the_error_is_null() -> None:
+    (row,) = mhacli.bench([8192], backends=["sdpa"], n_heads=[1], d_head=[8], device="cpu", repeat=1).to_dict()["rows"]
+    assert (row["status"], row["reason"], row["max_error"], row["n_error_queries"]) == ("ok", None, None, 0)
+
+
 # ------------------------------------------------------------------------------------------- refused before anything is measured
 
 USAGE = [
@@ -265,6 +296,12 @@ def test_a_baseline_that_is_none_is_refused(mha: Mha, tmp_path: Path, content: A
     assert (done.error["code"], done.stdout) == ("bad-file", "")
     assert "then.json" in done.said
     assert mentions in done.said
+
+
+def test_a_number_where_the_function_takes_a_list_is_refused() -> None:
+    lengths: Any = 512
+    with pytest.raises(mhacli.MhaError, match="--lengths 512"):
+        mhacli.bench(lengths)
 
 
 def test_a_missing_baseline_and_missing_devices_are_named(mha: Mha) -> None:
