@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mhacli.attention.block import CompiledBlock, CompiledSums, c_block, compiled_block
 from mhacli.attention.conditions import Matches
-from mhacli.attention.core import is_finite
+from mhacli.attention.core import Allowed, is_finite
 from mhacli.attention.masks import Band, Mask, keys_seen, mixed_keys
 from mhacli.attention.memory import heads_at_once, rows_of_block
 from mhacli.attention.scores import (
@@ -197,7 +197,7 @@ class Block:
         width = n_keys + n_rows
         return self._flat.as_strided((n_heads, n_rows, width), (n_rows * width, width + 1, 1))
 
-    @cached_property
+    @property
     def of_rows(self) -> Float[Tensor, "head group key"]:
         """The sums of the queries that make a row of the map."""
         if self.places.request.block == 1:
@@ -358,18 +358,22 @@ def reduce_heads(
     device, values = attention.like.device, attention.v if attention.z is None else None
     memory, sums = _Memory(attention.dtype, device), _Sums(attention, request, heads)
     are_finite = values is None or is_finite(values)
-    in_c = isinstance(attention, ScoredAttention) and torch_because(attention) is None
-    compiled = _Compiled(attention, request, sums, are_finite=are_finite) if in_c else None  # type: ignore[arg-type]
+    compiled = None
+    if isinstance(attention, ScoredAttention) and torch_because(attention) is None:
+        compiled = _Compiled(attention, request, sums)
     for queries, keys in blocks_of(attention, request.block):
         n_cells, strips = len(queries) * len(keys), cache(partial(_strips, attention, queries, keys))
-        most = heads_at_once(n_cells, is_cpu=device.type == "cpu")
+        most = heads_at_once(n_cells, is_cpu=device.type == "cpu") if compiled is None else 1
         groups = list(head_groups(heads, n_heads // attention.n_kv_heads, most=most))
         for b in range(batch):
             places = Places(request, b, queries, keys, memory)
-            for some in groups if compiled is None else compiled.reduce(Block(places, 1), strips):
-                block = Block(places, len(some))
-                _fill(attention, block, some, strips())
-                sums.add(block, some)
+            block = Block(places, len(groups[0]))
+            for some in groups:
+                block = block if len(block.weights) == len(some) else Block(places, len(some))
+                done = () if compiled is None else compiled.reduce(block, some, strips)
+                if not done:
+                    _fill(attention, block, some, strips())
+                sums.add(block, some, done)
                 if values is not None:
                     sums.add_z(block, some, values, are_finite=are_finite)
         report_progress(batch * len(heads) * n_cells)
@@ -475,6 +479,11 @@ def _write_scores(
     return reference
 
 
+def _is_band(allowed: Allowed) -> bool:
+    """Whether a mask allows all keys within its band."""
+    return isinstance(allowed, Mask) and allowed.cells is None
+
+
 def is_compiled(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the compiled block is there, for scores of numbers of this dtype."""
     return c_block() is not None and device.type == "cpu" and torch.promote_types(dtype, torch.float32) == torch.float32
@@ -494,24 +503,11 @@ def torch_because(attention: Attention) -> str | None:
     return None
 
 
-class _OfHead(NamedTuple):
-    """What the compiled block needs of a sequence and head: its rows of each tensor, and where its sums are."""
-
-    head: int
-    q: Float[Tensor, "query d_head"]
-    keys: Float[Tensor, "d_head key"]
-    values: Float[Tensor, "key d_v"] | None
-    z: Float[Tensor, "query d_v"] | None
-    sums: CompiledSums
-
-
 class _Compiled:
     """The compiled block for some heads of an attention in float32, which adds to their sums. Few calls of torch are made for
     each block, since every one of them costs as much as a row."""
 
-    def __init__(
-        self, attention: ScoredAttention, request: StatisticsRequest, sums: _Sums, *, are_finite: bool
-    ) -> None:
+    def __init__(self, attention: ScoredAttention, request: StatisticsRequest, sums: _Sums) -> None:
         self._attention, self._request, self._sums = attention, request, sums
         of_queries = torch.where(request.q_tokens < 0, -2, request.q_tokens)
         self._tokens = [t.to(torch.int32).contiguous() for t in (of_queries, request.k_tokens, request.before_k)]
@@ -519,92 +515,47 @@ class _Compiled:
         self._unused, self._columns = torch.zeros(n_queries), torch.zeros(n_keys)
         self.lse = torch.zeros(sums.lse.shape)
         self._texts = [_only_text(*row) for row in zip(request.first, request.leading, strict=True)]
-        self._makes_z = attention.v is not None and attention.z is None and are_finite
-        self._heads = [[self._of(b, head) for head in sums.heads] for b in range(batch)]
+        self._pointers = [[self._pointers_of(b, index) for index in range(len(sums.heads))] for b in range(batch)]
 
-    def reduce(self, block: Block, strips: Callable[[], _Strips]) -> list[range]:
-        """Adds the statistics and z of a block in every head, and returns the heads where scores are not finite, or so large
-        beside a sink that torch has to do it."""
-        places, (scores,) = block.places, block.weights
-        done = _BY_C if self._texts[places.batch] is None else _IN_C
-        others = bool(self._request.matches or self._request.q_spans is not None or done is _BY_C)
-        attention, left, address = self._attention, [], scores.data_ptr()
-        sinks = attention.sink_logits
-        described = self._described(block)
-        for own in self._heads[places.batch]:
-            heads = range(own.head, own.head + 1)
-            cells = self._cells(strips, places.batch, own.head, scores)
-            if cells is not None:
-                described.cells, described.cell_row, described.cell_key = cells.data_ptr(), *cells.stride()
-            if sinks is not None:
-                described.sink = float(own_cells(sinks, places.batch, own.head)[0]) * LOG2_E
-            described.limit = large(scores.device) * LOG2_E
-            self._write_scores(block, own, scores)
-            if not compiled_block(address, described, own.sums):
-                reference = _write_scores(attention, places, heads, strips(), block.weights, None)
-                described.limit = math.inf
-                if reference is None or sinks is not None or not compiled_block(address, described, own.sums):
-                    left.append(heads)
-                    continue
-                self._sums.lse[places.batch, own.head - self._sums.heads.start, places.rows] = reference[0, :, 0]
-            if others:
-                self._sums.add(block, heads, done)
-            if own.z is not None and own.values is not None:
-                values, z = own.values[places.columns], own.z[places.rows]
-                if z.dtype == scores.dtype:
-                    torch.mm(scores, values, out=z)
-                else:
-                    z.copy_(scores @ values.to(scores.dtype))
-            elif self._sums.z is not None and self._attention.z is None and self._attention.v is not None:
-                self._sums.add_z(block, heads, self._attention.v, are_finite=False)
-        return left
+    def reduce(self, block: Block, head: range, strips: Callable[[], _Strips]) -> tuple[str, ...]:
+        """Makes the weights of a block of one head, adds their statistics and returns the names of these: none where scores are
+        not finite, or so large beside a sink that torch has to do it."""
+        attention, places, (scores,), sinks = self._attention, block.places, block.weights, self._attention.sink_logits
+        index, described = head.start - self._sums.heads.start, self._described(places, scores)
+        if attention.allowed is not None and not _is_band(attention.allowed) and strips():
+            cells = own_cells(strips()[0][1], places.batch, head.start).expand(scores.shape)
+            cells = cells if cells.stride(1) in (0, 1) else cells.contiguous()
+            described.cells, described.cell_row, described.cell_key = cells.data_ptr(), *cells.stride()
+        if sinks is not None:
+            described.sink = float(own_cells(sinks, places.batch, head.start)[0]) * LOG2_E
+        attention.scores_into(block.weights, places.batch, head, places.queries, places.keys)
+        of_block = scores.data_ptr(), described, self._pointers[places.batch][index]
+        if not compiled_block(*of_block):
+            reference = _write_scores(attention, places, head, strips(), block.weights, None)
+            described.limit = math.inf
+            if reference is None or sinks is not None or not compiled_block(*of_block):
+                return ()
+            self._sums.lse[places.batch, index, places.rows] = reference[0, :, 0]
+        return _BY_C if self._texts[places.batch] is None else _IN_C
 
-    def _write_scores(self, block: Block, own: _OfHead, scores: Float[Tensor, "query key"]) -> None:
-        attention, places = self._attention, block.places
-        if attention.bias is not None or attention.softcap is not None or abs(attention.scale) > _MOST:
-            heads = range(own.head, own.head + 1)
-            attention.scores_into(block.weights, places.batch, heads, places.queries, places.keys)
-            return
-        q, keys = own.q[places.rows].to(scores.dtype), own.keys[:, places.columns].to(scores.dtype)
-        torch.addmm(scores, q, keys, beta=0, alpha=attention.scale * LOG2_E, out=scores)
-
-    def _described(self, block: Block) -> CompiledBlock:
+    def _described(self, places: Places, scores: Float[Tensor, "query key"]) -> CompiledBlock:
         """A block for C: its place and tokens, and a mask that is a band."""
-        places, request, allowed, (scores,) = block.places, self._request, self._attention.allowed, block.weights
-        band = allowed.band if isinstance(allowed, Mask) and allowed.cells is None else Band()
+        request, allowed = self._request, self._attention.allowed
+        band = allowed.band if isinstance(allowed, Mask) and _is_band(allowed) else Band()
         of_tokens = (tokens[places.batch].data_ptr() for tokens in self._tokens)
         return CompiledBlock(
-            *scores.shape, scores.stride(0), places.queries.start, places.keys.start, *band, None, 0, 0, -math.inf, 0.0,
-            *(self._texts[places.batch] or (0, 0)), *of_tokens, request.is_self, request.block,
-            self._sums.statistics["map"].shape[3], len(self._unused) - 1,
+            *scores.shape, scores.stride(0), places.queries.start, places.keys.start, *band, None, 0, 0,
+            -math.inf, large(scores.device) * LOG2_E, *(self._texts[places.batch] or (0, 0)), *of_tokens,
+            request.is_self, request.block, self._sums.statistics["map"].shape[3], len(self._unused) - 1,
         )  # fmt: skip
 
-    def _cells(
-        self, strips: Callable[[], _Strips], batch: int, head: int, scores: Tensor
-    ) -> Bool[Tensor, "query key"] | None:
-        """The cells of a mask that is no band; None where it hides nothing in the block."""
-        allowed = self._attention.allowed
-        if allowed is None or (isinstance(allowed, Mask) and allowed.cells is None) or not strips():
-            return None
-        cells = own_cells(strips()[0][1], batch, head).expand(scores.shape)
-        return cells if cells.stride(1) in (0, 1) else cells.contiguous()
-
-    def _of(self, batch: int, head: int) -> _OfHead:
-        attention, index, makes_z = self._attention, head - self._sums.heads.start, self._makes_z
-        kv_head = head // (attention.shape[1] // attention.n_kv_heads)
-        q, k = attention.q[batch, head], attention.k[batch, kv_head]
+    def _pointers_of(self, batch: int, index: int) -> CompiledSums:
+        """Where the sums of a head are."""
         sums = {name: numbers[batch, index] for name, numbers in self._sums.statistics.items() if name in _IN_C}
         sums |= {"lse": self.lse[batch, index], "columns": self._columns}
         if self._texts[batch] is None:
             sums |= {"first": self._unused, "leading": self._unused}
-        return _OfHead(
-            head,
-            q,
-            k.mT,
-            attention.v[batch, kv_head] if makes_z and attention.v is not None else None,
-            self._sums.z[batch, index] if makes_z and self._sums.z is not None else None,
-            CompiledSums(**{name: numbers.data_ptr() for name, numbers in sums.items()}),
-        )
+        return CompiledSums(**{name: numbers.data_ptr() for name, numbers in sums.items()})
 
 
 _BY_C = ("mass", "entropy", "squares", "peak", "distance", "received", "map", "profile", "duplicate", "induction")
