@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 KERNELS: Mapping[str, SDPBackend] = {
@@ -36,17 +35,11 @@ def fused_attend(
     *,
     causal: bool = False,
 ) -> Float[Tensor, "batch head query d_v"]:
-    """The z of `attend` by the kernel that torch picks, or that `only` chose, with the default scale.
+    """The z of `attend` by the kernel that torch picks, or that `sdpa_kernel` allows, with the default scale.
 
     `causal` takes query i as token i, as torch does. Gradients flow. Source: Dao et al. 2022, "FlashAttention".
     """
     return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
-
-
-def only(kernel: str) -> AbstractContextManager[None]:
-    """Within it torch may use this kernel alone, and raises `RuntimeError` where that cannot take the inputs."""
-    context: AbstractContextManager[None] = sdpa_kernel(KERNELS[kernel])
-    return context
 
 
 def kernel_among(operators: frozenset[str]) -> str | None:

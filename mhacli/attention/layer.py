@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -70,13 +71,11 @@ class MultiHeadAttention(nn.Module):
             )
         self.positions, self.rope_theta = positions, rope_theta
         width = sizes.d_input or d_model
-        self.q_proj = _linear(width, n_heads * self.d_head, bias)
-        self.k_proj = _linear(width, self.n_kv_heads * self.d_head, bias)
-        self.v_proj = _linear(width, self.n_kv_heads * self.d_v, bias)
-        self.o_proj = _linear(n_heads * self.d_v, d_model, bias) if out_proj else None
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
-            if linear is not None:
-                initialise(linear, init, generator)
+        new = partial(new_projection, bias=bias, init=init, generator=generator)
+        self.q_proj = new(width, n_heads * self.d_head)
+        self.k_proj = new(width, self.n_kv_heads * self.d_head)
+        self.v_proj = new(width, self.n_kv_heads * self.d_v)
+        self.o_proj = new(n_heads * self.d_v, d_model) if out_proj else None
 
     def forward(
         self,
@@ -225,35 +224,23 @@ def _places_of(heads: Float[Tensor, "batch head length d"], places: Places | Non
     return torch.arange(heads.shape[2], device=heads.device) if places is None else places
 
 
-def new_embedding(n_rows: int, width: int, generator: torch.Generator | None) -> Float[Tensor, "{n_rows} {width}"]:
-    """Rows of independent normal numbers with deviation 1, as `torch.nn.Embedding` begins. float64, for rounding once."""
-    return torch.randn(n_rows, width, generator=generator, dtype=torch.float64)
-
-
 @torch.no_grad()
-def initialise(linear: nn.Linear, init: Init, generator: torch.Generator | None) -> None:
-    """New random numbers in a projection, drawn in float64 and rounded once.
+def new_projection(d_in: int, d_out: int, *, bias: bool, init: Init, generator: torch.Generator | None) -> nn.Linear:
+    """A projection with random numbers, drawn in float64 and rounded once.
 
     `xavier`: uniform within `±√(6 / (d_in + d_out))`, biases 0 (Glorot and Bengio 2010, equation 16). `normal`: deviation
     0.02, biases 0 (Radford et al. 2018, GPT, section 4.1). `uniform`: weights and biases within `±1/√d_in`, as `torch.nn.Linear`.
     """
-    d_out, d_in = linear.weight.shape
+    linear = nn.Linear(d_in, d_out, bias=bias, device="meta")  # else it draws numbers from torch's global generator
     if init == "normal":
         weight = 0.02 * torch.randn(d_out, d_in, generator=generator, dtype=torch.float64)
     else:
         bound = (6 / (d_in + d_out)) ** 0.5 if init == "xavier" else d_in**-0.5
         weight = _uniform((d_out, d_in), bound, generator)
-    linear.weight.copy_(weight)
-    if linear.bias is not None:
-        linear.bias.copy_(_uniform((d_out,), d_in**-0.5, generator) if init == "uniform" else torch.zeros(d_out))
-
-
-def _linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
-    """A projection without numbers yet: `nn.Linear` alone would draw some from torch's global generator."""
-    linear = nn.Linear(d_in, d_out, bias=bias, device="meta")
-    linear.weight = nn.Parameter(torch.empty(d_out, d_in))  # `nn.utils.skip_init` would import torch's compiler
+    linear.weight = nn.Parameter(weight.to(torch.get_default_dtype()))
     if bias:
-        linear.bias = nn.Parameter(torch.empty(d_out))
+        numbers = _uniform((d_out,), d_in**-0.5, generator) if init == "uniform" else torch.zeros(d_out)
+        linear.bias = nn.Parameter(numbers.to(torch.get_default_dtype()))
     return linear
 
 

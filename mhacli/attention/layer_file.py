@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.attention.layer import MultiHeadAttention, new_embedding
+from mhacli.attention.layer import MultiHeadAttention
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, Probe, saved_metadata
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.safetensors import METADATA_KEY, TensorFile
@@ -24,6 +26,13 @@ from mhacli.settings import Config
 PROBE_TOLERANCE = 1e-6
 """Largest difference from a stored probe, relative to its largest number: its rounding to 9 digits, with room."""
 
+_PROBED = {
+    "embed": EMBEDDING,
+    "embed_positions": POSITION_EMBEDDING,
+    **{letter: f"{letter}_proj.weight" for letter in "qkv"},
+    "out": "o_proj.weight",
+}
+"""The weight that each answer of the probe tells about."""
 _POSITION_STREAM = 1 << 62
 """Added to the seed for the table of learned positions."""
 
@@ -55,11 +64,12 @@ def new_layer(config: Config, n_tokens: int) -> LayerWeights:
     """
     generator, dtype = torch.Generator().manual_seed(config.seed), getattr(torch, config.dtype)
     attention = new_attention(config, generator)
+    normal = partial(torch.randn, dtype=torch.float64)  # as `torch.nn.Embedding` begins, rounded once
     width, table = config.d_input or config.d_model, None
     if config.positions == "learned":
         own_stream = torch.Generator().manual_seed((config.seed + _POSITION_STREAM) % 2**64)
-        table = new_embedding(config.max_positions, width, own_stream).to(dtype)
-    return LayerWeights(new_embedding(n_tokens, width, generator).to(dtype), attention, table)
+        table = normal(config.max_positions, width, generator=own_stream).to(dtype)
+    return LayerWeights(normal(n_tokens, width, generator=generator).to(dtype), attention, table)
 
 
 def new_attention(config: Config, generator: torch.Generator | None = None) -> MultiHeadAttention:
@@ -153,16 +163,12 @@ def _blend(table: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
 
 
 def _require_probe(found: Probe, stored: Probe, path: str) -> None:
-    names = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
-    for name in ("embed", "embed_positions", "q", "k", "v", "out"):
-        a, b = (torch.tensor(side.get(name, ()), dtype=torch.float64) for side in (found, stored))
-        if a.shape == b.shape and not a.numel():
-            continue
-        difference = float((a - b).abs().max()) if a.shape == b.shape else float("inf")
-        if difference > PROBE_TOLERANCE * max(float(b.abs().max()) if b.numel() else 0.0, 1e-30):
-            weight = names.get(name, f"{name}_proj.weight")
+    for name, weight in _PROBED.items():
+        a, b = found.get(name, ()), stored.get(name, ())
+        differences = [abs(x - y) for x, y in zip(a, b, strict=True)] if len(a) == len(b) else [math.inf]
+        if max(differences, default=0.0) > PROBE_TOLERANCE * max([1e-30, *map(abs, b)]):
             raise MhaError(
-                f"{path}: {weight} does not give the stored probe outputs: they differ by {difference:.3g}",
+                f"{path}: {weight} does not give the stored probe outputs: they differ by {max(differences):.3g}",
                 hint="the weights were changed after saving; a transposed square matrix causes this",
                 code="probe-mismatch",
                 exit_code=EXIT_CHECK,

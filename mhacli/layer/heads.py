@@ -7,14 +7,12 @@ can be shown at any moment.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from mhacli.attention.core import is_finite
 from mhacli.attention.devices import choose_device, free_bytes, shared_out
@@ -59,19 +57,15 @@ class HeadsRun:
         chosen = self.wanted.statistics.heads
         return tuple(range(self.setup.config.n_heads)) if chosen is None else chosen
 
-    @property
-    def full_bytes(self) -> int:
-        """What the patterns of these heads would take."""
-        batch, _, q_len, k_len = self.attention.shape
-        return batch * len(self.heads) * q_len * k_len * self.attention.dtype.itemsize
-
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress) -> None:
         """Inspects all heads, on a CPU some in each thread; `report_progress` receives the completed fraction."""
         began, lock, done = perf_counter(), Lock(), 0
         report_progress(0.0, "uniform attention")
         baseline = self.baseline = make_baseline(self.attention, self.statistics_request)
-        n_cells = self.attention.shape[0] * self._cells_of_head() * len(self.heads)
+        attention, blocks = self.attention, blocks_of(self.attention, self.statistics_request.block)
+        of_head = sum(len(queries) * len(keys) for queries, keys in blocks)
+        n_cells = attention.shape[0] * of_head * len(self.heads)
         doing = "1 head" if len(self.heads) == 1 else f"{len(self.heads)} heads"
 
         def report_cells(cells: int) -> None:
@@ -83,7 +77,7 @@ class HeadsRun:
         def inspect(heads: range) -> None:
             results = results_of(
                 self.setup.axes,
-                self.attention,
+                attention,
                 heads,
                 statistics_request=self.statistics_request,
                 wanted=self.wanted,
@@ -93,32 +87,23 @@ class HeadsRun:
             self.results.append(results)
             self.seconds["statistics"] = perf_counter() - began
 
-        jobs = [partial(inspect, heads) for heads in self._parts()]
-        if self._n_threads > 1:
+        is_small = math.prod(attention.shape[2:]) <= SMALL_CELLS  # so short a text that threads would only wait
+        n_threads = 1 if is_small or attention.q.device.type != "cpu" else torch.get_num_threads()
+        # so few heads together that every thread has some, and that each part is soon finished
+        most = min(_CELLS_AT_ONCE // max(1, of_head), -(-len(self.heads) // n_threads))
+        parts = head_groups(self.heads, attention.shape[1] // attention.n_kv_heads, most=most)
+        jobs = [partial(inspect, heads) for heads in parts]
+        if n_threads > 1:
             shared_out(jobs)
         else:
             for job in jobs:
                 job()
 
-    def _cells_of_head(self) -> int:
-        blocks = blocks_of(self.attention, self.statistics_request.block)
-        return sum(len(queries) * len(keys) for queries, keys in blocks)
-
-    @property
-    def _n_threads(self) -> int:
-        """How many threads inspect heads: those of torch on a CPU, if the text is not so short that they only wait."""
-        is_small = math.prod(self.attention.shape[2:]) <= SMALL_CELLS
-        return 1 if is_small or self.attention.q.device.type != "cpu" else torch.get_num_threads()
-
-    def _parts(self) -> list[range]:
-        """The heads that are inspected together: so few that every thread has some, and that each part is soon finished."""
-        most = min(_CELLS_AT_ONCE // max(1, self._cells_of_head()), -(-len(self.heads) // self._n_threads))
-        return list(head_groups(self.heads, self.attention.shape[1] // self.attention.n_kv_heads, most=most))
-
     def record(self) -> Record:
         """The record of the heads that are finished, of which there must be one at least."""
         assert self.baseline is not None, "no head is finished"
         setup, wanted = self.setup, self.wanted
+        batch, _, q_len, k_len = self.attention.shape
         finished = sorted(self.results, key=lambda part: part.heads[0].head)
         results = joined(finished, self.baseline, setup.axes, self.statistics_request)
         return setup.record(
@@ -133,7 +118,7 @@ class HeadsRun:
                 axes=setup.axes,
                 statistics_request=self.statistics_request,
                 peak_bytes=self.peak_bytes,
-                full_bytes=self.full_bytes,
+                full_bytes=batch * len(self.heads) * q_len * k_len * self.attention.dtype.itemsize,
             ),
             arrays={name: to_array(array) for name, array in results.arrays.items()},
         )
@@ -153,22 +138,16 @@ def prepare_heads(request: Run) -> HeadsRun:
     began = perf_counter()
     capture = setup.capture()
     q, k, v = setup.heads(capture)
-    if not request.allow_nonfinite:
-        _require_finite((q, k, v), request.config.dtype)
+    n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in (q, k, v) if not is_finite(tensor))
+    if n_bad and not request.allow_nonfinite:
+        raise MhaError(
+            f"queries, keys and values have {n_bad} NaN or Inf in {request.config.dtype}",
+            hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
+            code="not-finite",
+        )
     statistics_request = make_statistics_request(
         setup.axes, request.statistics.conditions, sink_tokens=request.statistics.first_tokens
     )
     seconds = {"projections": perf_counter() - began}
     attention = setup.attention(q, k, v)
     return HeadsRun(setup, request, statistics_request, attention, tuple(capture.steps), peak_bytes, seconds=seconds)
-
-
-def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:
-    """Raises `MhaError` where queries, keys or values hold NaN or Inf."""
-    n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in tensors if not is_finite(tensor))
-    if n_bad:
-        raise MhaError(
-            f"queries, keys and values have {n_bad} NaN or Inf in {dtype}",
-            hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
-            code="not-finite",
-        )

@@ -46,8 +46,7 @@ def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
     i, first = query + axes.first_query(b), axes.first_key(b)
     j, key_columns = key + first, slice(first, first + len(axes.keys[b].ids))
     q, k, v = (_per_head(setup, observed, name)[b, h] for name in ("q", "k", "v"))
-    allowed = observed.visible[b, min(h, observed.visible.shape[1] - 1), i].tolist()
-    scores = observed.tensors["scores"][b, h, i].tolist()
+    scores, is_allowed = observed.tensors["scores"][b, h, i], observed.visible[b, min(h, observed.visible.shape[1] - 1)]
     return Cell(
         sequence=b,
         head=h,
@@ -59,11 +58,9 @@ def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
         qk=finite(observed.tensors["qk"][b, h, i, j].item()),
         scale=setup.config.scale or 0.0,
         softcap=setup.config.softcap,
-        allowed=allowed[j],
-        score=finite(scores[j]) if allowed[j] else None,
-        scores_row=tuple(
-            finite(x) if ok else None for x, ok in zip(scores[key_columns], allowed[key_columns], strict=True)
-        ),
+        allowed=bool(is_allowed[i, j]),
+        score=finite(scores[j].item()),  # None where it is masked
+        scores_row=_numbers(scores[key_columns]),
         pattern_row=_numbers(observed.tensor("pattern")[b, h, i, key_columns]),
         share=finite(observed.tensor("shares")[b, h, i, j].item()),
         z=_numbers(observed.tensors["z"][b, h, i]),

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.autograd.profiler import profile
+from torch.nn.attention import sdpa_kernel
 
 from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
-from mhacli.attention.fused import KERNELS, fused_attend, kernel_among, only
+from mhacli.attention.fused import KERNELS, fused_attend, kernel_among
 from mhacli.commands.bench.result import Benchmark
 from mhacli.commands.bench.workload import LAYERS, MIN_ROUNDS, RETURNS_PATTERN, BenchRow, Direction, Interval, Sweep
 from mhacli.io.data import finite
@@ -142,7 +143,7 @@ def _running(rows: dict[str, BenchRow], name: str) -> Iterator[None]:
     """What surrounds a call of a backend: the choice of a kernel, and gradients where the direction needs them. If the call
     fails, the row of the backend says why. torch gives the reasons for refusing a kernel as warnings."""
     row = rows[name]
-    kernel = only(name) if name in KERNELS else nullcontext()
+    kernel = sdpa_kernel(KERNELS[name]) if name in KERNELS else nullcontext()
     with warnings.catch_warnings(record=True) as warned, kernel, torch.set_grad_enabled(row.direction != "forward"):
         warnings.simplefilter("always")
         try:
