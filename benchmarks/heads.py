@@ -32,7 +32,7 @@ from mhacli.attention.head_statistics import block_of
 from mhacli.attention.scores import ScoredAttention
 from mhacli.attention.statistics import Reduced, StatisticsRequest, head_groups, reduce_heads
 from mhacli.attention.uniform import make_baseline
-from mhacli.layer.heads import prepare_heads
+from mhacli.layer.heads import HeadsRun
 from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.text.encode import encode
@@ -141,7 +141,7 @@ def time_command(rounds: int) -> None:
     attention = made(COMMAND_LENGTH, causal=True)
 
     def study() -> None:
-        prepared = prepare_heads(run)
+        prepared = HeadsRun(run)
         prepared.run()
         prepared.record()
 

@@ -26,13 +26,6 @@ from mhacli.settings import Config
 PROBE_TOLERANCE = 1e-6
 """Largest difference from a stored probe, relative to its largest number: its rounding to 9 digits, with room."""
 
-_PROBED = {
-    "embed": EMBEDDING,
-    "embed_positions": POSITION_EMBEDDING,
-    **{letter: f"{letter}_proj.weight" for letter in "qkv"},
-    "out": "o_proj.weight",
-}
-"""The weight that each answer of the probe tells about."""
 _POSITION_STREAM = 1 << 62
 """Added to the seed for the table of learned positions."""
 
@@ -152,9 +145,9 @@ def probe(layer: LayerWeights, config: Config) -> Probe:
     attention.scale, attention.softcap = config.scale, config.softcap
     attention.positions, attention.rope_theta = config.layer_positions, config.rope_theta
     attention((rows + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
-    answers = {"embed": _blend(embedding), "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
     table = torch.empty(0) if layer.position_table is None else _blend(layer.position_table.detach().double().cpu())
-    answers["embed_positions"] = table
+    answers = {"embed": _blend(embedding), "embed_positions": table}
+    answers |= {n: seen[f"{n}_proj"][0, 1] for n in "qkv"} | {"out": seen["out"][0, 2]}
     return {name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()}
 
 
@@ -163,8 +156,9 @@ def _blend(table: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
 
 
 def _require_probe(found: Probe, stored: Probe, path: str) -> None:
-    for name, weight in _PROBED.items():
-        a, b = found.get(name, ()), stored.get(name, ())
+    names = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
+    for name, a in found.items():
+        b, weight = stored.get(name, ()), names.get(name, f"{name}_proj.weight")
         differences = [abs(x - y) for x, y in zip(a, b, strict=True)] if len(a) == len(b) else [math.inf]
         if max(differences, default=0.0) > PROBE_TOLERANCE * max([1e-30, *map(abs, b)]):
             raise MhaError(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhacli.attention.core import Tap
+from mhacli.attention.core import Tap, no_tap
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
@@ -139,7 +139,7 @@ class Stopwatch:
     does not have.
     """
 
-    def __init__(self, device: torch.device, then: Tap | None = None) -> None:
+    def __init__(self, device: torch.device, then: Tap = no_tap) -> None:
         self._device, self._then = device, then
         self.seconds: dict[str, float] = {}
         self._since = self._now()
@@ -147,8 +147,7 @@ class Stopwatch:
     def __call__(self, site: str, tensor: Tensor, **where: Any) -> None:
         """Ends the site's interval. The next one begins after the other tap."""
         self.seconds[site] = self._now() - self._since
-        if self._then is not None:
-            self._then(site, tensor, **where)
+        self._then(site, tensor, **where)
         self._since = self._now()
 
     def _now(self) -> float:
@@ -172,6 +171,11 @@ def time_stages(
         watch = Stopwatch(device)
         run(watch)
         runs.append(watch.seconds)
+    return stage_timings(first, runs)
+
+
+def stage_timings(first: Mapping[str, float], runs: Sequence[Mapping[str, float]]) -> dict[str, Timing]:
+    """Timings of every stage, and of their sum as `total`."""
     stages = {site: timing(first[site], [seconds[site] for seconds in runs]) for site in first}
     return stages | {TOTAL: timing(sum(first.values()), [sum(seconds.values()) for seconds in runs])}
 
@@ -182,11 +186,6 @@ def timing(first_s: float, samples_s: list[float]) -> Timing:
         statistics.quantiles(samples_s, n=4, method="inclusive") if len(samples_s) > 1 else samples_s * 3
     )
     return Timing(first_s, tuple(samples_s), middle, high - low)
-
-
-def stage_timings(seconds: Mapping[str, float]) -> dict[str, Timing]:
-    """Timings of stages that ran once, and of their sum as `total`."""
-    return {name: timing(s, [s]) for name, s in {**seconds, TOTAL: sum(seconds.values())}.items()}
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:

@@ -73,11 +73,8 @@ def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]
     """The shapes of a layer's tensors by name."""
     d_head, d_v, d_input = config.d_head or 0, config.d_v or 0, config.d_input or config.d_model
     n_kv_heads = config.n_kv_heads or 0
-    matrices = {
-        "q": (config.n_heads * d_head, d_input),
-        "k": (n_kv_heads * d_head, d_input),
-        "v": (n_kv_heads * d_v, d_input),
-    }
+    widths = {"q": config.n_heads * d_head, "k": n_kv_heads * d_head, "v": n_kv_heads * d_v}
+    matrices = {letter: (width, d_input) for letter, width in widths.items()}
     matrices |= {"o": (config.d_model, config.n_heads * d_v)} if config.out_proj else {}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (n_tokens, d_input)}
     shapes |= {POSITION_EMBEDDING: (config.max_positions, d_input)} if config.positions == "learned" else {}

@@ -127,9 +127,9 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
     require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     require_memory(run, has_matrices=False)
     with loading_torch():
-        from mhacli.layer.heads import prepare_heads
+        from mhacli.layer.heads import HeadsRun
     with show_activity("projecting"):
-        return prepare_heads(run)
+        return HeadsRun(run)
 
 
 def _kept_of_checkpoint(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:

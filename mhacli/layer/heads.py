@@ -7,7 +7,6 @@ can be shown at any moment.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from time import perf_counter
@@ -19,15 +18,14 @@ from mhacli.attention.devices import choose_device, free_bytes, shared_out
 from mhacli.attention.head_results import HeadResults, joined, make_summary, results_of
 from mhacli.attention.head_statistics import make_statistics_request
 from mhacli.attention.memory import require_memory
-from mhacli.attention.scores import ScoredAttention
-from mhacli.attention.statistics import StatisticsRequest, blocks_of, head_groups
+from mhacli.attention.statistics import blocks_of, head_groups
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.attention.uniform import Baseline, make_baseline
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
-from mhacli.layer.setup import Setup, make_setup
+from mhacli.layer.setup import Setup
 from mhacli.record.checks import SelfCheck
-from mhacli.record.record import Record, Step
+from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable
 from mhacli.run import Run
 
@@ -37,25 +35,35 @@ SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
 
 
-@dataclass
 class HeadsRun:
-    """The statistics of every head, prepared by `prepare_heads`. `run` computes them; `record` returns what is finished."""
+    """The statistics of every head, with queries, keys and values computed. `run` computes the statistics; `record` returns
+    what is finished."""
 
-    setup: Setup
-    wanted: Run
-    statistics_request: StatisticsRequest
-    attention: ScoredAttention
-    steps: tuple[Step, ...]
-    peak_bytes: int
-    results: list[HeadResults] = field(default_factory=list)
-    baseline: Baseline | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def heads(self) -> tuple[int, ...]:
-        """The heads that are looked at."""
-        chosen = self.wanted.statistics.heads
-        return tuple(range(self.setup.config.n_heads)) if chosen is None else chosen
+    @torch.no_grad()
+    def __init__(self, request: Run) -> None:
+        """Raises `MhaError` where the run cannot fit, before the first large tensor; where the device is missing; and for
+        numbers that overflow."""
+        config, chosen = request.config, request.statistics
+        on_gpu = choose_device(config.device).type != "cpu"
+        self.peak_bytes = require_memory(request, free_bytes(config.device), has_matrices=False, on_gpu=on_gpu)
+        self.wanted, self.setup, self.results = request, Setup(request), list[HeadResults]()
+        began, capture = perf_counter(), self.setup.capture()
+        attention = self.attention = self.setup.attention(capture)
+        made = [t for t in (attention.q, attention.k, attention.v) if t is not None and not is_finite(t)]
+        n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in made)
+        if n_bad and not request.allow_nonfinite:
+            raise MhaError(
+                f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}",
+                hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
+                code="not-finite",
+            )
+        self.steps = tuple(capture.steps)
+        self.statistics_request = make_statistics_request(
+            self.setup.axes, chosen.conditions, sink_tokens=chosen.first_tokens
+        )
+        self.seconds = {"projections": perf_counter() - began}
+        self.heads = tuple(range(config.n_heads)) if chosen.heads is None else chosen.heads
+        self.baseline: Baseline | None = None
 
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress) -> None:
@@ -110,7 +118,7 @@ class HeadsRun:
             wanted,
             trace=self.steps,
             heads=HeadTable(results.heads),
-            timings=stage_timings(self.seconds),
+            timings=stage_timings(self.seconds, [self.seconds]),
             self_check=SelfCheck.of_layers([results.checks]),
             survey=make_summary(
                 results,
@@ -122,32 +130,3 @@ class HeadsRun:
             ),
             arrays={name: to_array(array) for name, array in results.arrays.items()},
         )
-
-
-@torch.no_grad()
-def prepare_heads(request: Run) -> HeadsRun:
-    """An inspection of every head, prepared: queries, keys and values are computed.
-
-    Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
-    overflow; and `UsageError` in training, for dropout differs each time.
-    """
-    device = request.config.device
-    on_gpu = choose_device(device).type != "cpu"
-    peak_bytes = require_memory(request, free_bytes(device), has_matrices=False, on_gpu=on_gpu)
-    setup = make_setup(request, allow_nonfinite=request.allow_nonfinite)
-    began = perf_counter()
-    capture = setup.capture()
-    q, k, v = setup.heads(capture)
-    n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in (q, k, v) if not is_finite(tensor))
-    if n_bad and not request.allow_nonfinite:
-        raise MhaError(
-            f"queries, keys and values have {n_bad} NaN or Inf in {request.config.dtype}",
-            hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
-            code="not-finite",
-        )
-    statistics_request = make_statistics_request(
-        setup.axes, request.statistics.conditions, sink_tokens=request.statistics.first_tokens
-    )
-    seconds = {"projections": perf_counter() - began}
-    attention = setup.attention(q, k, v)
-    return HeadsRun(setup, request, statistics_request, attention, tuple(capture.steps), peak_bytes, seconds=seconds)

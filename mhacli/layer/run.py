@@ -22,7 +22,7 @@ from mhacli.attention.statistics import reduce_heads
 from mhacli.attention.taps import Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.attention.uniform import make_baseline
 from mhacli.errors import UsageError
-from mhacli.layer.setup import Setup, make_setup
+from mhacli.layer.setup import Setup
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record, Step
@@ -46,13 +46,10 @@ def inspect(
     it cross-attention. The weights come from the config's seed. Raises `MhaError` for errors that the user can fix:
     contradictory sizes, text without tokens, too little memory, numbers that overflow.
     """
-    resolved = (config or Config()).resolved()
-    encoded = (
-        text
-        if isinstance(text, Encoded)
-        else encode([text] if isinstance(text, str) else text or (), resolved, context=context)
-    )
-    return inspect_layer(Run(encoded=encoded, config=resolved))
+    config = (config or Config()).resolved()
+    if not isinstance(text, Encoded):
+        text = encode([text] if isinstance(text, str) else text or (), config, context=context)
+    return inspect_layer(Run(encoded=text, config=config))
 
 
 def inspect_layer(request: Run) -> Record:
@@ -66,7 +63,7 @@ def prepare(request: Run) -> Setup:
     """The setup of a run. Raises `MhaError`, before the first large tensor, if the run does not fit into the device's
     memory."""
     require_memory(request, free_bytes(request.config.device))
-    return make_setup(request, allow_nonfinite=request.allow_nonfinite)
+    return Setup(request)
 
 
 def record_run(
@@ -83,7 +80,7 @@ def record_run(
 
 def weights_content(request: Run) -> bytes:
     """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
-    setup = make_setup(request)
+    setup = Setup(replace(request, allow_nonfinite=False))
     return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens)
 
 
@@ -163,19 +160,17 @@ def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
 
     The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its rounding.
     """
-    weights, out, o_proj = observed.tensor("shares"), observed.tensor("out"), setup.layer.attention.o_proj
-    w, b = (
-        None if p is None else p.detach().cpu().double()
-        for p in (getattr(o_proj, "weight", None), getattr(o_proj, "bias", None))
-    )
+    weights, out, of_layer = observed.tensor("shares"), observed.tensor("out"), setup.layer.tensors()
+    given = (of_layer.get(f"o_proj.{part}") for part in ("weight", "bias"))
+    w, b = (None if tensor is None else tensor.cpu().double() for tensor in given)
     v = per_query_head(observed.tensor("v"), setup.config.n_heads).double()
     block = max(1, _BLOCK_CELLS // (weights.shape[0] * weights.shape[1] * weights.shape[3]))
     error, magnitude = 0.0, 0.0
-    for rows, given in zip(weights.split(block, dim=2), out.split(block, dim=1), strict=True):
+    for rows, seen in zip(weights.split(block, dim=2), out.split(block, dim=1), strict=True):
         again, sums = (merge_heads(rows.double() @ values) for values in (v, v.abs()))
         if w is not None:
             again, sums = linear(again, w, b), linear(sums, w.abs(), None if b is None else b.abs())
-        error = max(error, largest_difference(again, given))
+        error = max(error, largest_difference(again, seen))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
     excess = observed.tensor("pattern").sum(dim=-1, dtype=torch.float64) - observed.visible.any(dim=-1).double()
     largest = excess.nan_to_num(nan=0.0).abs().max().item()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
 from mhacli.attention.devices import choose_device, environment
 from mhacli.attention.head_statistics import Axes
 from mhacli.attention.layer import KeyRows, Places, TokenVectors
-from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
 from mhacli.attention.positions import sinusoidal
 from mhacli.attention.routes import run_route
@@ -42,7 +41,6 @@ class Tokens(NamedTuple):
     places: Places
 
 
-@dataclass(frozen=True)
 class Setup:
     """Everything that a run needs, on its device. `config.device` is the chosen device.
 
@@ -50,15 +48,32 @@ class Setup:
     vectors that replace embedded tokens, with `config.random`.
     """
 
-    config: Config
-    facts: Facts
-    axes: Axes
-    layer: LayerWeights
-    queries: Tokens
-    context: Tokens | None
-    random: Float[Tensor, "batch query d_input"] | None
-    allowed: Allowed | None
-    bias: Float[Tensor, "..."] | None
+    def __init__(self, request: Run) -> None:
+        """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing or
+        the weights do not fit the vocabulary."""
+        encoded, config, facts, source = request.encoded, request.config, request.facts, request.weights
+        device, n_tokens = choose_device(config.device), len(encoded.vocabulary.tokens)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        if source is None:
+            layer = weights.new_layer(config, n_tokens)
+        else:
+            layer = weights.from_file(source, config, allow_nonfinite=request.allow_nonfinite)
+            n_rows = layer.embedding.shape[0]
+            if n_rows != n_tokens and config.random is None:
+                raise bad_file(
+                    source.path,
+                    f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
+                    hint="--vocab FILE names the vocabulary that the weights were made with",
+                )
+        self.config, self.facts, self.layer = replace(config, device=str(device)), facts, layer.to(device)
+        axes = self.axes = make_axes(encoded, facts, device)
+        self.queries = _tokens(axes.queries, axes.on_queries, facts)
+        self.context = None if axes.is_self else _tokens(axes.keys, axes.on_keys, facts)
+        self.random = None if config.random is None else _random_rows(config, device)
+        self.allowed, self.bias = make_mask(axes, facts), None
+        if config.score_bias is not None:
+            self.bias = _bias(config.score_bias, facts, device, request.allow_nonfinite)
 
     @property
     def device(self) -> torch.device:
@@ -89,13 +104,10 @@ class Setup:
         layer, allowed, bias = self.layer.attention, self.allowed, self.bias
         return run_route(route, layer, x, context, allowed=allowed, bias=bias, places=places, tap=tap)
 
-    def heads(self, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values per head, as attention reads them. No score is computed."""
+    def attention(self, tap: Tap = no_tap) -> ScoredAttention:
+        """The attention of all heads. Queries, keys and values are computed, and no score."""
         x, context, places = self.inputs(tap)
-        return self.layer.attention.projected(x, context, places=places, tap=tap)
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> ScoredAttention:
-        """The attention of all heads, not yet computed."""
+        q, k, v = self.layer.attention.projected(x, context, places=places, tap=tap)
         allowed, bias = self.allowed, None
         if self.config.positions == "alibi":
             key_places = self.queries.places if self.context is None else torch.arange(k.shape[2], device=k.device)
@@ -104,11 +116,10 @@ class Setup:
         if self.bias is not None:
             forbids = self.bias.isneginf()
             if bool(forbids.any()):
-                bias_mask = masks.from_tensor(~forbids)
-                allowed = bias_mask if allowed is None else masks.both(allowed, bias_mask)
+                allowed = masks.both(*filter(None, [allowed]), masks.from_tensor(~forbids))
             added = tensor_bias(self.bias.masked_fill(forbids, 0.0))
             bias = added if bias is None else sum_of_biases(added, bias)
-        scale = self.config.scale if self.config.scale is not None else q.shape[-1] ** -0.5
+        scale = self.config.scale or 0.0
         return ScoredAttention(q=q, k=k, v=v, scale=scale, softcap=self.config.softcap, bias=bias, allowed=allowed)
 
     def inputs(self, tap: Tap = no_tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
@@ -152,40 +163,6 @@ class Setup:
         if cells is None:
             cells = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         return cells.expand(self.facts.batch, -1, len(q_idx), len(k_idx))
-
-
-def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
-    """The setup for a request, with the weights of its file or new ones from the seed.
-
-    Raises `MhaError` if the device is missing or the weights do not fit the vocabulary.
-    """
-    encoded, config, facts, source = request.encoded, request.config, request.facts, request.weights
-    device = choose_device(config.device)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if source is None:
-        layer = weights.new_layer(config, len(encoded.vocabulary.tokens))
-    else:
-        layer = weights.from_file(source, config, allow_nonfinite=allow_nonfinite)
-        n_rows, n_tokens = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
-        if n_rows != n_tokens and config.random is None:
-            raise bad_file(
-                source.path,
-                f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
-                hint="--vocab FILE names the vocabulary that the weights were made with",
-            )
-    axes = make_axes(encoded, facts, device)
-    return Setup(
-        config=replace(config, device=str(device)),
-        facts=facts,
-        axes=axes,
-        layer=layer.to(device),
-        queries=_tokens(axes.queries, axes.on_queries, facts),
-        context=None if axes.is_self else _tokens(axes.keys, axes.on_keys, facts),
-        random=None if config.random is None else _random_rows(config, device),
-        allowed=make_mask(axes, facts),
-        bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
-    )
 
 
 def make_axes(encoded: Encoded, facts: Facts, device: torch.device) -> Axes:

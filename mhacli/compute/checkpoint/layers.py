@@ -237,7 +237,7 @@ class PassInspection:
             vocabulary=(),
             trace=(),
             heads=HeadTable(head for done in results for head in done.heads),
-            timings=stage_timings(seconds),
+            timings=stage_timings(seconds, [seconds]),
             self_check=SelfCheck.of_layers(
                 [layer.survey.checks for layer in layers], holds=model.identical_outputs is not False
             ),
