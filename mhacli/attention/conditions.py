@@ -7,7 +7,6 @@ the two costs a whole tile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
 
@@ -35,7 +34,7 @@ def matcher(
     id_of: Callable[[str], int],
     *,
     first: tuple[int, int] = (0, 0),
-) -> TokenCondition:
+) -> Matches:
     """A predicate like a mask: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`.
 
     The ids are those of one text for the queries and one for the keys, −1 for padding; `q_idx` and `k_idx` are places in
@@ -51,31 +50,16 @@ def matcher(
     [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
     """
     ids = {word: id_of(word) for word in pattern.words}
-    return TokenCondition(pattern, {"q": _bordered(q_tokens), "k": _bordered(k_tokens)}, ids, first)
+    texts = {"q": _bordered(q_tokens), "k": _bordered(k_tokens)}
+    is_small = pattern.largest(max(len(text) for text in texts.values())) < 2**31
+    dtype = torch.int32 if is_small else torch.int64  # a difference of places takes a sixth of the time in int32
 
-
-@dataclass(frozen=True)
-class TokenCondition:
-    """A pattern, the texts of queries and keys that it is evaluated on, the ids of its words, and where the texts begin."""
-
-    pattern: Condition
-    texts: Mapping[str, Tensor]
-    ids: Mapping[str, int]
-    first: tuple[int, int]
-
-    def __call__(self, q_idx: Queries, k_idx: Keys) -> Cells:
-        """Where the pattern holds."""
-        most = self.pattern.largest(max(len(text) for text in self.texts.values()))
-        dtype = (
-            torch.int32 if most < 2**31 else torch.int64
-        )  # a difference of places takes a sixth of the time in int32
-        plane: Tensor = self.pattern.holds(self.tile(q_idx.to(dtype), k_idx.to(dtype)))
+    def matches(q_idx: Queries, k_idx: Keys) -> Cells:
+        places = {"q": (q_idx.to(dtype) - first[0])[:, None], "k": (k_idx.to(dtype) - first[1])[None, :]}
+        plane: Tensor = pattern.holds(ValuesOfTile(places, texts, ids))
         return plane.expand(len(q_idx), len(k_idx))
 
-    def tile(self, q_idx: Queries, k_idx: Keys) -> ValuesOfTile:
-        """The values of these queries and keys, on which a pattern is evaluated."""
-        places = {"q": (q_idx - self.first[0])[:, None], "k": (k_idx - self.first[1])[None, :]}
-        return ValuesOfTile(places, self.texts, self.ids)
+    return matches
 
 
 class CellValues(NamedTuple):

@@ -107,19 +107,10 @@ class Places:
         return self.marked(self.request.leading)
 
     @cached_property
-    def steps(self) -> list[tuple[slice, Tensor, Tensor]]:
-        """|query − key|: for the keys before all queries, and those behind, the steps to a corner and on; else of each cell."""
-        like = self.memory.of("weights", 0)
-        queries, keys = (indices(span, like).to(like.dtype) for span in (self.queries, self.keys))
-        before, behind = (
-            min(max(edge - self.keys.start, 0), len(self.keys)) for edge in (self.queries.start, self.queries.stop)
-        )
-        among = slice(before, behind)
-        found = [(among, (queries[:, None] - keys[among]).abs(), queries.new_empty(0))]
-        for columns, corner in ((slice(0, before), queries[0]), (slice(behind, len(keys)), queries[-1])):
-            if columns.start < columns.stop:
-                found.append((columns, (keys[columns] - corner).abs(), (queries - corner).abs()))
-        return found
+    def steps(self) -> Float[Tensor, "query key"]:
+        """|query − key| of each cell."""
+        queries, keys = (indices(span, self.request.first) for span in (self.queries, self.keys))
+        return (queries[:, None] - keys).abs().to(self.memory.dtype)
 
     @cached_property
     def groups(self) -> Float[Tensor, "group query"]:
@@ -232,12 +223,7 @@ def _entropy(block: Block) -> Tensor:
 def _distance(block: Block) -> Tensor:
     """`Σ p |i − j|` of each query i and its keys j, in tokens. Source: Vig and Belinkov 2019, "Analyzing the Structure of
     Attention", equation 2."""
-    (among, cells, _), *outside = block.places.steps
-    total: Tensor = (block.weights[..., among] * cells).sum(dim=-1)
-    for columns, of_keys, of_queries in outside:
-        weights = block.weights[..., columns]
-        total += weights @ of_keys + weights.sum(dim=-1) * of_queries
-    return total
+    return (block.weights * block.places.steps).sum(dim=-1)
 
 
 def _marked(block: Block, marked: tuple[slice, Tensor]) -> Tensor:
