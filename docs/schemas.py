@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from mhacli.commands.bench.result import Benchmark, Comparison, FailIfOutcome
+from mhacli.commands.bench.result import Benchmark, Comparison
 from mhacli.commands.bench.workload import TIMING, Direction
 from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
@@ -76,7 +76,7 @@ class Rule(TypedDict):
     """The result of --fail-if."""
 
     limit: float
-    outcome: FailIfOutcome
+    outcome: Literal["slower", "inconclusive", "passed"]
     undecided: list[TimeChange]
 
 

@@ -84,11 +84,10 @@ def bench(
 
     from mhacli.commands.bench.view import bench_view, csv_pieces, write_plots
 
-    compared = {} if comparison is None else {"comparison": comparison}
     print_report(
         output,
         view=lambda on: bench_view(benchmark, comparison, on),
-        json=lambda: [benchmark.to_json(**compared)],
+        json=lambda: [benchmark.to_json(**{} if comparison is None else {"comparison": comparison})],
         csv=lambda: csv_pieces(benchmark),
     )
     write_plots(benchmark, output.svg, output.html, force=output.force)
@@ -98,9 +97,10 @@ def bench(
     note_written(output, save_baseline)
     if comparison is None:
         return
-    if fail_if is not None and comparison.outcome is None:
+    outcome = comparison.rule and comparison.rule["outcome"]
+    if fail_if is not None and outcome is None:
         raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
     if output.csv:  # it has no place for warnings and the result
         note("; ".join([*comparison.warnings, comparison.summary]))
-    if comparison.outcome == "slower" or (strict and comparison.outcome == "inconclusive"):
+    if outcome == "slower" or (strict and outcome == "inconclusive"):
         raise typer.Exit(EXIT_CHECK)

@@ -154,7 +154,7 @@ def _running(rows: dict[str, BenchRow], name: str) -> Iterator[None]:
             status: Any = next((status for status, words in _FAULTS.items() if re.search(words, said)), "failed")
             if status == "unsupported" and name in KERNELS:
                 why = [str(each.message).partition(" (Triggered")[0] for each in warned]
-                reason = " ".join([f"torch has no {name} kernel for this device and these inputs:", *(why or [reason])])
+                reason = ": ".join([f"torch has no {name} kernel for this device and these inputs", *why])
             rows[name] = replace(row, status=status, reason=reason)
 
 

@@ -14,7 +14,6 @@ from mhacli.io.files import read_whole
 from mhacli.record.display import Shown
 
 MAX_FILE_BYTES = 256 << 20
-FailIfOutcome = Literal["slower", "inconclusive", "passed"]
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
 NOT_NOW = ": not measured now"
 """The end of the line for a row that only the baseline has."""
@@ -83,11 +82,6 @@ class Comparison:
     summary: str
     changes: tuple[Mapping[str, Any], ...]
     rule: Mapping[str, Any] | None
-
-    @property
-    def outcome(self) -> FailIfOutcome | None:
-        """The outcome of the rule."""
-        return None if self.rule is None else self.rule["outcome"]
 
 
 def compare(now: Benchmark, baseline: Benchmark, path: str, *, limit: float | None = None) -> Comparison:

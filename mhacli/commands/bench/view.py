@@ -307,7 +307,7 @@ _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bol
 
 
 def _conclusion(comparison: Comparison) -> Text:
-    style = "bold" if comparison.outcome is None else _OUTCOMES[comparison.outcome]
+    style = "bold" if comparison.rule is None else _OUTCOMES[comparison.rule["outcome"]]
     return Text(visible(comparison.summary), style=style)
 
 

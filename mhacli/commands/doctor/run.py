@@ -72,11 +72,10 @@ def examine(
     try:
         from mhacli.commands.doctor.machine import check_machine, devices_of
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
-        name = (getattr(fault, "name", None) or "torch").partition(".")[0]
-        name = name if name in LIBRARIES else "torch"
-        advice = f"pip install --force-reinstall {name}, in the environment of mha"
-        message, meaning = f"it cannot be imported: {str(fault)[:200]}", "Nothing can be computed."
-        checks.append(HealthCheck(name, False, message, meaning=meaning, advice=advice))
+        missing = str(getattr(fault, "name", "")).partition(".")[0]
+        name = missing if missing in LIBRARIES else "torch"
+        message, advice = f"it cannot be imported: {str(fault)[:200]}", f"pip install --force-reinstall {name}"
+        checks.append(HealthCheck(name, False, message, meaning="Nothing can be computed.", advice=advice))
     else:
         devices = devices_of(settings.device)
         checks += check_machine(devices, settings.dtype, seed, report_progress)
