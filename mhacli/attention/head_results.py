@@ -97,42 +97,37 @@ def _top_scores(reduced: Reduced) -> Float[Tensor, "batch head query"]:
 
 
 def joined(
-    parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, statistics_request: StatisticsRequest
-) -> HeadResults:
-    """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
-    heads, and of each check the one that came nearest to its tolerance, or passed it most."""
-    heads = tuple(head for part in parts for head in part.heads)
-    arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in parts[0].arrays}
-    for name, array in _uniform_arrays(baseline, axes, statistics_request).items():
-        arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
-    checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
-    return HeadResults(heads, arrays, parts[0].kernel, checks, parts[0].torch_because)
-
-
-def make_summary(
-    results: HeadResults,
+    parts: Sequence[HeadResults],
+    baseline: Baseline,
     wanted: Run,
     *,
     axes: Axes,
     statistics_request: StatisticsRequest,
     peak_bytes: int,
     full_bytes: int,
-) -> HeadsSummary:
-    """How the heads were reduced, and whether it holds, for a record."""
-    return HeadsSummary(
+) -> tuple[HeadResults, HeadsSummary]:
+    """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
+    heads, and of each check the one that came nearest to its tolerance, or passed it most; and how they were reduced."""
+    heads, first = tuple(head for part in parts for head in part.heads), parts[0]
+    arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in first.arrays}
+    for name, array in _uniform_arrays(baseline, axes, statistics_request).items():
+        arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
+    checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
+    summary = HeadsSummary(
         block=statistics_request.block,
         steps=_steps(axes),
         patterns=tuple(pattern.text for pattern in wanted.statistics.conditions),
         sink_tokens=wanted.statistics.first_tokens,
         sink_share=wanted.statistics.sink_weight,
-        kernel=results.kernel,
-        reducer="c" if results.torch_because is None else "torch",
-        torch_because=results.torch_because,
-        checks=results.checks,
+        kernel=first.kernel,
+        reducer="c" if first.torch_because is None else "torch",
+        torch_because=first.torch_because,
+        checks=checks,
         peak_bytes=peak_bytes,
         full_bytes=full_bytes,
         kept=wanted.kept,
     )
+    return first._replace(heads=heads, arrays=arrays, checks=checks), summary
 
 
 def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:

@@ -15,7 +15,7 @@ import torch
 
 from mhacli.attention.core import is_finite
 from mhacli.attention.devices import choose_device, free_bytes, shared_out
-from mhacli.attention.head_results import HeadResults, joined, make_summary, results_of
+from mhacli.attention.head_results import HeadResults, joined, results_of
 from mhacli.attention.head_statistics import make_statistics_request
 from mhacli.attention.memory import require_memory
 from mhacli.attention.statistics import blocks_of, head_groups
@@ -113,20 +113,21 @@ class HeadsRun:
         setup, wanted = self.setup, self.wanted
         batch, _, q_len, k_len = self.attention.shape
         finished = sorted(self.results, key=lambda part: part.heads[0].head)
-        results = joined(finished, self.baseline, setup.axes, self.statistics_request)
+        results, survey = joined(
+            finished,
+            self.baseline,
+            wanted,
+            axes=setup.axes,
+            statistics_request=self.statistics_request,
+            peak_bytes=self.peak_bytes,
+            full_bytes=batch * len(self.heads) * q_len * k_len * self.attention.dtype.itemsize,
+        )
         return setup.record(
             wanted,
             trace=self.steps,
             heads=HeadTable(results.heads),
             timings=stage_timings(self.seconds, [self.seconds]),
             self_check=SelfCheck.of_layers([results.checks]),
-            survey=make_summary(
-                results,
-                wanted,
-                axes=setup.axes,
-                statistics_request=self.statistics_request,
-                peak_bytes=self.peak_bytes,
-                full_bytes=batch * len(self.heads) * q_len * k_len * self.attention.dtype.itemsize,
-            ),
+            survey=survey,
             arrays={name: to_array(array) for name, array in results.arrays.items()},
         )

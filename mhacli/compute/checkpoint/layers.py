@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.devices import environment, one_thread, shared_out
-from mhacli.attention.head_results import HeadResults, joined, make_summary, results_of
+from mhacli.attention.head_results import HeadResults, joined, results_of
 from mhacli.attention.head_statistics import Axes, make_statistics_request
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.statistics import StatisticsRequest
@@ -138,16 +138,16 @@ class PassInspection:
             baseline = self._baseline(call, attention, statistics_request)
             parts = self._reduced(attention, axes, statistics_request, baseline)
             matrices = self._matrices(call, attention)
-            results = joined(parts, baseline, axes, statistics_request)
-        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
-        survey = make_summary(
-            results,
+        results, survey = joined(
+            parts,
+            baseline,
             wanted,
             axes=axes,
             statistics_request=statistics_request,
             peak_bytes=self.peak_bytes,
             full_bytes=4 * prod(attention.shape),
         )
+        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
         layer = make_layer(call, attention, mask=mask_words(baseline, axes), survey=survey)
         return LayerResults(layer, heads, {**results.arrays, **matrices})
 
