@@ -20,6 +20,7 @@ VARYING = (
     (r"\b\d[\d.e+-]* (ns|µs|ms|s)\b", "TIME"),
     rounding.TINY_AT_THE_END,
     (r"\b\d\.?\d*e-\d\d\b", "TINY"),  # rounding errors
+    (r"errors at most \d[\d.]* %", "errors at most TINY"),  # of the block that the machine has
     (r"\b\d+ threads?\b", "THREADS"),
     (r"torch \S+", "TORCH"),
 )

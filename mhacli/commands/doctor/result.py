@@ -51,6 +51,11 @@ class Report(Shown):
         return f"<Report on {'this installation' if self.model is None else visible(self.model.path)}: {self.summary}>"
 
     @property
+    def verdict(self) -> str:
+        """`healthy`, or `unhealthy` where a check failed."""
+        return "unhealthy" if self.failed else "healthy"
+
+    @property
     def failed(self) -> tuple[HealthCheck, ...]:
         """The checks that failed."""
         return self.having("fail")
@@ -76,5 +81,4 @@ class Report(Shown):
         report: dict[str, Any] = plain(self)
         for check, fields in zip(self.checks, report["checks"], strict=True):
             fields["status"] = check.status
-        verdict = "unhealthy" if self.failed else "healthy"
-        return {"schema": "mha.doctor/1", "verdict": verdict, "summary": self.summary} | report
+        return {"schema": "mha.doctor/1", "verdict": self.verdict, "summary": self.summary} | report
