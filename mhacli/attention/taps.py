@@ -118,11 +118,13 @@ def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
     named = f"head {heads[0]}" if len(heads) == 1 else f"heads {', '.join(map(str, heads))}"
     subject = f"the dot products q·k of {named}" if heads else "the output"
     n_bad = int(bad.sum()) if heads else int((~torch.isfinite(out)).sum())
-    raise MhaError(
-        f"{n_bad} numbers of {subject} are NaN or Inf in {dtype}",
-        hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
-        code="not-finite",
-    )
+    raise not_finite(f"{n_bad} numbers of {subject} are NaN or Inf in {dtype}")
+
+
+def not_finite(message: str) -> MhaError:
+    """The error of numbers that overflow in a dtype."""
+    hint = "--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway"
+    return MhaError(message, hint=hint, code="not-finite")
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

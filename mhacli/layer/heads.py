@@ -19,9 +19,8 @@ from mhacli.attention.head_results import HeadResults, joined, results_of
 from mhacli.attention.head_statistics import make_statistics_request
 from mhacli.attention.memory import require_memory
 from mhacli.attention.statistics import blocks_of, head_groups
-from mhacli.attention.taps import stage_timings, to_array
+from mhacli.attention.taps import not_finite, stage_timings, to_array
 from mhacli.attention.uniform import Baseline, make_baseline
-from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.setup import Setup
 from mhacli.record.checks import SelfCheck
@@ -52,11 +51,7 @@ class HeadsRun:
         made = [t for t in (attention.q, attention.k, attention.v) if t is not None and not is_finite(t)]
         n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in made)
         if n_bad and not request.allow_nonfinite:
-            raise MhaError(
-                f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}",
-                hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
-                code="not-finite",
-            )
+            raise not_finite(f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}")
         self.steps = tuple(capture.steps)
         self.statistics_request = make_statistics_request(
             self.setup.axes, chosen.conditions, sink_tokens=chosen.first_tokens

@@ -67,18 +67,14 @@ class Setup:
                     hint="--vocab FILE names the vocabulary that the weights were made with",
                 )
         self.config, self.facts, self.layer = replace(config, device=str(device)), facts, layer.to(device)
-        axes = self.axes = make_axes(encoded, facts, device)
+        self.device, axes = device, make_axes(encoded, facts, device)
+        self.axes = axes
         self.queries = _tokens(axes.queries, axes.on_queries, facts)
         self.context = None if axes.is_self else _tokens(axes.keys, axes.on_keys, facts)
         self.random = None if config.random is None else _random_rows(config, device)
         self.allowed, self.bias = make_mask(axes, facts), None
         if config.score_bias is not None:
             self.bias = _bias(config.score_bias, facts, device, request.allow_nonfinite)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the tensors."""
-        return self.axes.device
 
     def record(self, request: Run, **found: Any) -> Record:
         """The record of a request, which says what was asked and where it ran. `found` are the fields of the results."""
