@@ -111,14 +111,14 @@ def to_array(tensor: Tensor) -> Array:
 
 def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
     """Raises `MhaError` that names the heads with non-finite dot products, or else says that the output is not finite."""
-    if torch.isfinite(qk).all() and torch.isfinite(out).all():
-        return
-    bad = ~torch.isfinite(qk)
+    bad = ~qk.isfinite()
     heads = bad.flatten(2).any(dim=-1).any(dim=0).nonzero().flatten().tolist()
-    named = f"head {heads[0]}" if len(heads) == 1 else f"heads {', '.join(map(str, heads))}"
-    subject = f"the dot products q·k of {named}" if heads else "the output"
-    n_bad = int(bad.sum()) if heads else int((~torch.isfinite(out)).sum())
-    raise not_finite(f"{n_bad} numbers of {subject} are NaN or Inf in {dtype}")
+    if heads:
+        named = f"head {heads[0]}" if len(heads) == 1 else f"heads {', '.join(map(str, heads))}"
+        raise not_finite(f"{int(bad.sum())} numbers of the dot products q·k of {named} are NaN or Inf in {dtype}")
+    n_bad = int((~out.isfinite()).sum())
+    if n_bad:
+        raise not_finite(f"{n_bad} numbers of the output are NaN or Inf in {dtype}")
 
 
 def not_finite(message: str) -> MhaError:

@@ -134,8 +134,7 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
     n_tokens = (found.get(EMBEDDING) or [0])[0]
     expected = {name: list(shape) for name, shape in expected_shapes(config, n_tokens).items()}
     if POSITION_EMBEDDING in found:  # of any number of positions where they are not used
-        n_positions = expected.get(POSITION_EMBEDDING, found[POSITION_EMBEDDING])[:1]
-        expected[POSITION_EMBEDDING] = [*n_positions, config.d_input or config.d_model]
+        expected.setdefault(POSITION_EMBEDDING, [*found[POSITION_EMBEDDING][:1], config.d_input or config.d_model])
     wrong = [(name, shape) for name, shape in expected.items() if found.get(name) != shape]
     faults = [f"{name} {shape} is {found.get(name, 'missing')}" for name, shape in wrong]
     faults += [f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())]
