@@ -96,10 +96,11 @@ class Decoder:
 
         def take(site: str, tensor: Tensor, **where: Any) -> None:
             span, past = where["span"], where["past"]
-            self._gather(whole, seen | {"out": tensor}, span)
+            seen["out"] = tensor
+            self._gather(whole, seen, span)
             whole["v"] = seen["v"] if past is None else past.v
             difference = largest_difference(tensor, full[:, slice(*span)])
-            steps.append(self._described(len(steps), span, tensor, seen=seen, past=past, difference=difference))
+            steps.append(self._described(len(steps), span, seen=seen, past=past, difference=difference))
 
         watch = Stopwatch(self.setup.device, then=take)
         self.run(watch, inside=lambda site, tensor, **_: seen.update({site: tensor}))
@@ -116,14 +117,7 @@ class Decoder:
             into[..., slice(*span), : rows.shape[-1]] = rows
 
     def _described(
-        self,
-        number: int,
-        span: tuple[int, int],
-        out: Tensor,
-        *,
-        seen: Mapping[str, Tensor],
-        past: KvCache | None,
-        difference: float,
+        self, number: int, span: tuple[int, int], *, seen: Mapping[str, Tensor], past: KvCache | None, difference: float
     ) -> Step:
         (start, end), config, axes, batch = span, self.setup.config, self.setup.axes, self.x.shape[0]
         cost: dict[str, Any] = {"batch": batch, "n_new": end - start, "length": end, "cache": self.cache}
@@ -131,7 +125,7 @@ class Decoder:
         new, words = _span(start, end), (" W_oᵀ" + " + b_o" * config.bias) * config.out_proj
         return decode_step(
             number,
-            out,
+            seen["out"],
             n_keys=end,
             axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
             formula=f"out = softmax(scale · q[{new}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]{words}",
