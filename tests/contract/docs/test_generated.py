@@ -122,7 +122,7 @@ def shown(cell: Any) -> dict[str, str]:
     for kind, text in cell.outputs[0].data.items():
         words = " ".join((Page(text).text if kind == "text/html" else text).split())
         words = re.sub(
-            r"device name .*? · |largest difference \S+|mha \d+\.\d+\S*|· threads \d+|layer \d+ ·| · ",
+            r"device name .*? · |largest difference \S+|mha \d+\.\d+\S*|· threads \d+|layer \d+ ·|(?<=\)), layer \d+| · ",
             " ",
             documents.without_varying(words),
         )
