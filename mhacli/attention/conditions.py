@@ -1,7 +1,7 @@
-"""Where a pattern holds: a condition on places and tokens, evaluated tile by tile, like a mask.
+"""Where a pattern holds: a condition on places and tokens, evaluated block by block, like a mask.
 
 What depends on the query alone is calculated as `[query, 1]`, what depends on the key alone as `[1, key]`; only what compares
-the two costs a whole tile.
+the two costs a whole block.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def matcher(
 
     def matches(q_idx: Queries, k_idx: Keys) -> Cells:
         places = {"q": (q_idx.to(dtype) - first[0])[:, None], "k": (k_idx.to(dtype) - first[1])[None, :]}
-        plane: Tensor = pattern.holds(ValuesOfTile(places, texts, ids))
+        plane: Tensor = pattern.holds(ValuesOfBlock(places, texts, ids))
         return plane.expand(len(q_idx), len(k_idx))
 
     return matches
@@ -84,8 +84,8 @@ def _known(*sides: CellValues) -> list[_Plane]:
     return [side.known for side in sides if side.known is not None]
 
 
-class ValuesOfTile(NamedTuple):
-    """The cells of a tile, as `mhacli.text.conditions.Cells`: numbers and tokens are `CellValues`, conditions planes of bool."""
+class ValuesOfBlock(NamedTuple):
+    """The cells of a block, as `mhacli.text.conditions.Cells`: numbers and tokens are `CellValues`, conditions planes of bool."""
 
     places: Mapping[str, Tensor]
     texts: Mapping[str, Tensor]

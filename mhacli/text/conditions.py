@@ -74,7 +74,7 @@ class Condition:
 
     def holds(self, cells: Any) -> Any:
         """Where the condition holds. `cells` calculates with its own types of values, as
-        `mhacli.attention.conditions.ValuesOfTile` does."""
+        `mhacli.attention.conditions.ValuesOfBlock` does."""
         return _evaluated(self.body, cells)
 
     def largest(self, position: int) -> int:

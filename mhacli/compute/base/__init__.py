@@ -1,1 +1,0 @@
-"""Head statistics, which several computations use."""
