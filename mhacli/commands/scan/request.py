@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -146,9 +146,9 @@ class ScanSettings:
 
     def differences(self, now: ScanSettings) -> str:
         """The settings that differ from those of another scan and affect the results, with both values; empty if none do."""
-        old, new = vars(self), vars(now)
-        changed = (name for name in old if old[name] != new[name] and name != "model")
-        return ", ".join(f"{name} was {old[name]} and is {new[name]}" for name in changed)
+        values = {field.name: (getattr(self, field.name), getattr(now, field.name)) for field in fields(self)}
+        changed = ((name, *both) for name, both in values.items() if both[0] != both[1] and name != "model")
+        return ", ".join(f"{name} was {old} and is {new}" for name, old, new in changed)
 
     def on_any_device(self) -> ScanSettings:
         """The settings without the device and what follows it: its reducer, and the build of torch, behind its version."""
