@@ -68,7 +68,7 @@ def saved(name: str) -> Path:
     place = Path(os.environ["MHA_TESTS_SHARED"]) / "records" / name
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{name}.safetensors"
-    with FileLock(place / "lock"):
+    with FileLock(place.with_suffix(".lock")):  # outside: a command's folder may not change while it runs
         if not path.exists():
             _make(name, place, path.name)
     return path
@@ -92,9 +92,9 @@ def _make(name: str, place: Path, file: str) -> None:
 def scanned() -> Path:
     """The folder of a scan of three documents with `gpt2`, whose example is the second, `EXAMPLE`."""
     pytest.importorskip("ray")
-    place = Path(os.environ["MHA_TESTS_SHARED"]) / "records"
+    place = Path(os.environ["MHA_TESTS_SHARED"]) / "scan"
     place.mkdir(exist_ok=True)
-    with FileLock(place / "scan.lock"):
+    with FileLock(place.with_suffix(".lock")):
         if not (place / "scan.mha").exists():
             (place / "corpus.txt").write_text(f"the cat sat\n{EXAMPLE}\nit ran\n")
             words = ("corpus.txt", "--lines", "--model", checkpoints.folder("gpt2"), "--out", "scan.mha")
