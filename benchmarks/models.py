@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from transformers import AutoModel, GPT2Config
 
-from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs
+from mhacli.models.layers import CheckpointRunRequest
 from mhacli.models.load import Loaded
 from mhacli.record.heads import HeadsRequest
 from mhacli.text.tokens import TokenSequence

@@ -32,9 +32,9 @@ from mhacli.commands.scan.folder import open_folder
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles, units
 from mhacli.commands.scan.worker import Worker
-from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
+from mhacli.models.prepare import find, inputs_of, make_texts
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import ModelSettings
 from mhacli.text.corpus import CorpusFormat, documents

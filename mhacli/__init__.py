@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from mhacli.commands.doctor.run import doctor
     from mhacli.commands.effect.effects import effects
     from mhacli.commands.effect.removed import removed
-    from mhacli.compute.checkpoint.inspecting import inspecting
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
+    from mhacli.models.inspecting import inspecting
     from mhacli.record.record import Record
     from mhacli.record.storage import load
     from mhacli.settings import Config
@@ -34,7 +34,7 @@ _MODULES = {
     "doctor": "mhacli.commands.doctor.run",
     "effects": "mhacli.commands.effect.effects",
     "inspect": "mhacli.layer.run",
-    "inspecting": "mhacli.compute.checkpoint.inspecting",
+    "inspecting": "mhacli.models.inspecting",
     "load": "mhacli.record.storage",
     "removed": "mhacli.commands.effect.removed",
 }

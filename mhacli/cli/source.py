@@ -182,7 +182,7 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
 def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     """The checkpoint of a run in memory with its inputs, and notes for the user. Raises `MhaError`."""
     with loading_torch():
-        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+        from mhacli.models.prepare import prepare_checkpoint
     with show_activity("loading the checkpoint"), uncollected():
         prepared, notes = prepare_checkpoint(run)
     return prepared, tuple(notes)

@@ -23,7 +23,6 @@ from mhacli.commands.check.consistency_checks import (
     numbered,
 )
 from mhacli.commands.check.result import ExaminedModel, HealthCheck
-from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
@@ -32,6 +31,7 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import make_inputs, n_vocabulary_of
 from mhacli.models.layer_names import is_attention, most_positions
+from mhacli.models.layers import LayerResults
 from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.models.rounding import TIMES_SHAKEN
 from mhacli.models.tokenizer import ModelTokenizer, load_tokenizer, own_tokenizer, require_ids

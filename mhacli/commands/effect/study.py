@@ -17,10 +17,10 @@ from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.compute.checkpoint.memory import CheckpointFacts
-from mhacli.compute.checkpoint.prepare import read
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range
 from mhacli.models.layer_names import LayerKey, size_of
+from mhacli.models.prepare import read
 from mhacli.models.rounding import dtype_of
 from mhacli.models.tokenizer import ModelTokenizer
 from mhacli.record.effect import Effect, EffectSummary, Screening

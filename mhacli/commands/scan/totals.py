@@ -13,11 +13,11 @@ import numpy as np
 
 from mhacli.attention.taps import to_array
 from mhacli.commands.scan.units import MAX_FILE_BYTES, document_digest
-from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, bad_file
 from mhacli.io.data import decode, load_json, plain
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
+from mhacli.models.layers import LayerResults
 from mhacli.record.arrays import Array
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell

@@ -24,18 +24,18 @@ from mhacli.commands.effect.study import EffectStudy
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles
-from mhacli.compute.checkpoint.prepare import (
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.errors import EXIT_CHECK, MhaError
+from mhacli.models.digest import checkpoint_digest
+from mhacli.models.inputs import ModelInputs
+from mhacli.models.load import Loaded
+from mhacli.models.prepare import (
     UnloadedCheckpoint,
     find,
     inputs_of,
     make_texts,
     spans_of_pair,
 )
-from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.models.digest import checkpoint_digest
-from mhacli.models.inputs import ModelInputs
-from mhacli.models.load import Loaded
 from mhacli.record.corpus import CorpusSummary, named
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HeadStatistics

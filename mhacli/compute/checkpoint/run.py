@@ -15,13 +15,6 @@ import torch
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.head_statistics import Axes
 from mhacli.attention.scores import Attention
-from mhacli.compute.checkpoint.layers import (
-    KEPT,
-    LayerResults,
-    ModelFacts,
-    PassInspection,
-    axes_of,
-)
 from mhacli.compute.checkpoint.memory import CheckpointFacts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
@@ -36,6 +29,13 @@ from mhacli.models.layer_names import (
     n_layers_of,
     positions_of,
     size_of,
+)
+from mhacli.models.layers import (
+    KEPT,
+    LayerResults,
+    ModelFacts,
+    PassInspection,
+    axes_of,
 )
 from mhacli.models.load import Loaded
 from mhacli.record.record import Generated, Model, Record, SpanTokens

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from mhacli.compute.checkpoint.cached_passes import CachedPasses
-from mhacli.compute.checkpoint.layers import KEPT, ROUNDED, ModelFacts, PassInspection
 from mhacli.compute.checkpoint.pass_texts import PassTexts
 from mhacli.compute.checkpoint.run import facts_of
 from mhacli.errors import MhaError, UsageError, out_of_range
@@ -22,6 +21,7 @@ from mhacli.models.calls import Call
 from mhacli.models.device_map import device_of
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, is_attention
+from mhacli.models.layers import KEPT, ROUNDED, ModelFacts, PassInspection
 from mhacli.models.passes import ModelPass, followed, noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.record.record import Model, Record, layer_prefix
