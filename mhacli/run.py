@@ -30,9 +30,9 @@ class Run:
     """The settings, the texts and what to compute, of a layer of mha or of a checkpoint (`model.path`).
 
     A layer reads `encoded` tokens under a resolved `config`, with weights of a file or of the config's seed. A checkpoint reads
-    `texts`, or a `chat` in place of one; `context` is the input of an encoder, `spans` are named parts of the text as typed,
-    and `n_generated` tokens are generated greedily. `max_tokens` truncates texts; without it, longer texts are refused. Its
-    folder is the `checkpoint`, if it is read already.
+    `texts`, or a `chat` in place of one; `pair` are the second texts of pairs, `context` is the input of an encoder, `spans` are
+    named parts of the text as typed, and `n_generated` tokens are generated greedily. `max_tokens` truncates texts; without it,
+    longer texts are refused. Its folder is the `checkpoint`, if it is read already.
 
     `keep` are the arrays to keep, within `keep_limit` bytes; None keeps as many as fit. `also` are arrays to keep besides, and
     `kept` cells of long texts. `repeat` is the number of timed runs. `notes` are for the user.
@@ -45,6 +45,7 @@ class Run:
     model: ModelSettings = ModelSettings()
     checkpoint: Checkpoint | None = None
     texts: tuple[str, ...] = ()
+    pair: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
     chat: tuple[Message, ...] = ()
     spans: tuple[str, ...] = ()

@@ -410,6 +410,7 @@ CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
 TIME_LIMIT = "Seconds that an import or a call may take; with more, check tries more pairs of mistakes."
 _GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
 _CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."
+_PAIR = "Second text of a pair, read with the token types of a pair: one for all texts, or one for each."
 _SPANS = (
     "Report the attention between parts of the text: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable."
 )
@@ -550,12 +551,13 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What else a checkpoint reads: tokens that it generates, named parts of the text, a chat."""
+    """What else a checkpoint reads: tokens that it generates, named parts of the text, a chat, the second text of a pair."""
 
     # fmt: off
     generate: int | None = _model(None, CHECKPOINT, _GENERATE, "--generate --max-new-tokens", low=1, high=100_000)
     span: tuple[str, ...] = _model((), CHECKPOINT, _SPANS, metavar="SPAN")
     chat: str | None = _model(None, CHECKPOINT, _CHAT, metavar="FILE", excludes=("typed", "text", "file"))
+    pair: tuple[str, ...] = _model((), CHECKPOINT, _PAIR, metavar="TEXT", excludes=("chat", "context", "generate"))
     # fmt: on
 
 

@@ -150,6 +150,7 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
         model=model,
         checkpoint=checkpoint,
         texts=texts,
+        pair=tuple(argument_texts(reading.pair, what, option="--pair")),
         chat=() if reading.chat is None else read_chat(reading.chat),
         context=tuple(argument_texts(what.context, what, option="--context")),
         spans=reading.span,

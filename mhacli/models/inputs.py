@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -50,16 +50,20 @@ def make_inputs(
         raise UsageError(f"the model needs pixel_values besides text (family {family})", hint=_FROM_PYTHON)
     is_pair = bool(model.config.is_encoder_decoder)
     if context is not None and not is_pair:
-        raise UsageError(f"--context does not work with {family}, which has no encoder", hint="put it into the text")
+        raise UsageError(
+            f"--context does not work with {family}, which has no encoder",
+            hint="put it into the text, or give the second text of a pair by --pair",
+        )
     device = device_of(model)
     if not is_pair:
+        sequences = _as_read_by(model, sequences)
         keywords = _family("", sequences, side, pad_id, device)
         is_shifted = side == "left" and "attention_mask" in keywords and "position_ids" in accepted
         if is_shifted:  # tables of positions begin where the text does, as they do when the model generates
             places = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
             keywords["position_ids"] = places + _first_position(model)
         return ModelInputs(tuple(sequences), None, side, keywords)
-    encoder = tuple(context or ())
+    encoder = _as_read_by(model.get_encoder(), context or ())
     keywords = _family("", encoder, "right", pad_id, device) | _family("decoder_", sequences, "right", pad_id, device)
     return ModelInputs(tuple(sequences), encoder, "right", keywords)
 
@@ -85,10 +89,16 @@ def _first_position(model: Any) -> int:
     return next((row + 1 for row in rows if row is not None), 0)
 
 
+def _as_read_by(model: Any, sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
+    """The texts, without token types if the model takes none."""
+    takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+    return tuple(text if takes_types else replace(text, token_type_ids=()) for text in sequences)
+
+
 def _family(
     prefix: str, sequences: Sequence[TokenSequence], side: PaddingSide, pad_id: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """The ids, and a mask if there is padding; without a mask a model takes its fastest path."""
+    """The ids, a mask if there is padding, for without one a model takes its fastest path, and the token types of pairs."""
     longest = max(len(sequence.ids) for sequence in sequences)
 
     def filled(row: Sequence[int], fill: int) -> list[int]:
@@ -101,6 +111,9 @@ def _family(
     if any(len(sequence.ids) < longest for sequence in sequences):
         mask = "decoder_attention_mask" if prefix else "attention_mask"
         keywords[mask] = torch.tensor(real, device=device)
+    if any(sequence.token_type_ids for sequence in sequences):
+        types = [filled(sequence.token_type_ids, 0) for sequence in sequences]
+        keywords["token_type_ids"] = torch.tensor(types, device=device)
     return keywords
 
 

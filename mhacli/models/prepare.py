@@ -21,7 +21,7 @@ from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, requ
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_MAX_TOKENS
-from mhacli.text.encode import context_of_each
+from mhacli.text.encode import of_each
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
@@ -139,10 +139,16 @@ def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> Texts:
     is_answer = is_pair and bool(
         request.context
     )  # the text of a decoder begins with its start token and has no end token
-    begun = [tokenizer.beginning(text, limit, special=special and not is_answer) for text in given]
+    pair: list[str | None] = [*of_each(request.pair, len(given), "--pair")] or [None] * len(given)
+    begun = [
+        tokenizer.beginning(text, limit, special=special and not is_answer, pair=second)
+        for text, second in zip(given, pair, strict=True)
+    ]
     sequences = [sequence for sequence, _ in begun]
     sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
     notes = [note for s in sequences for note in tokenizer.begin_warnings(s)]
+    if (getattr(config, "type_vocab_size", 0) or 0) > 1 and not (request.pair or request.chat):
+        notes += [note for s in sequences for note in tokenizer.pair_warnings(s)]
     notes += [
         f"only the first {limit:,} of the {len(s.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
         for i, (s, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
@@ -154,7 +160,7 @@ def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> Texts:
     notes += _start_notes(config) if is_pair else []
     if is_pair and not context:  # the encoder reads the text; the decoder has only its start token
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
-    context = context_of_each(context, len(sequences))
+    context = of_each(context, len(sequences), "--context")
     require_ids([*sequences, *context], n_vocabulary, path)
     _require_lengths([*sequences, *context], limit)
     return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, chat), tuple(notes))

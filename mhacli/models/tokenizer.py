@@ -28,6 +28,14 @@ class ModelTokenizer(LibraryTokenizer):
         self.side: PaddingSide = "left" if getattr(template, "padding_side", "right") == "left" else "right"
         self.bos_id: int | None = getattr(template, "bos_token_id", None)
         self.pad_id: int | None = getattr(template, "pad_token_id", None)
+        self.gives_types = "token_type_ids" in getattr(template, "model_input_names", ["token_type_ids"])
+
+    def beginning(
+        self, text: str, limit: int | None, *, special: bool = True, pair: str | None = None
+    ) -> tuple[TokenSequence, int]:
+        """The first `limit` tokens as the library gives them, with token types if the tokenizer around it gives them."""
+        sequence, n_more = super().beginning(text, limit, special=special, pair=pair)
+        return sequence if self.gives_types else replace(sequence, token_type_ids=()), n_more
 
     def begin_warnings(self, sequence: TokenSequence) -> list[str]:
         """Warnings about a text whose beginning-of-text token is doubled, or missing although the tokenizer usually adds it."""
@@ -44,6 +52,14 @@ class ModelTokenizer(LibraryTokenizer):
             f"the text begins without the beginning-of-text token (id {self.bos_id}), which the model's tokenizer defines "
             "and usually begins with: heads that usually attend to it will attend elsewhere"
         ]
+
+    def pair_warnings(self, sequence: TokenSequence) -> list[str]:
+        """A warning about a text that has the separator of two texts inside, but no token types."""
+        separator = getattr(self.template, "sep_token_id", None)
+        if separator is None or separator not in sequence.ids[:-1]:
+            return []
+        name = self.token(separator)[0].name
+        return [f"the text has {name} inside, and is read as one text: --pair TEXT gives a second text its token types"]
 
     def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
         """The sequence followed by tokens that a model generated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TypeVar
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
@@ -14,6 +15,7 @@ from mhacli.text.tokenizers import BUILT_IN, CharacterTokenizer, Token, WordToke
 from mhacli.text.tokens import UNKNOWN, TokenSequence, places
 from mhacli.text.vocabulary import Vocabulary
 
+T = TypeVar("T")
 Tokenizer = WordTokenizer | CharacterTokenizer | LibraryTokenizer
 """What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts those of a text given in pieces;
 `vocabulary` is the tokenizer's, or None."""
@@ -82,7 +84,7 @@ def encode(
     used = own or vocabulary or vocabularies.build(token for sequence in cut for token in sequence.tokens)
     cut = [replace(each, ids=each.ids or used.ids(each.tokens, vocabulary_source)) for each in cut]
     sequences, keys = cut[: len(texts)], cut[len(texts) :]
-    keys = context_of_each(keys, len(texts))
+    keys = of_each(keys, len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
     for i, sides in enumerate(zip(sequences, keys, strict=False)):
         n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
@@ -97,11 +99,11 @@ def encode(
     return Encoded(tuple(sequences), tuple(keys) or None, used, tuple(notes))
 
 
-def context_of_each(context: Sequence[TokenSequence], n_texts: int) -> list[TokenSequence]:
-    """The context of each text; one context serves all texts. Raises `UsageError` for any other number."""
-    if len(context) not in (0, 1, n_texts):
-        raise UsageError(f"--context is given {len(context)} times for {n_texts} texts: give it once, or once for each")
-    return [*context] * n_texts if len(context) == 1 else [*context]
+def of_each(given: Sequence[T], n_texts: int, option: str) -> list[T]:
+    """What is given beside each text; one serves all texts. Raises `UsageError` for any other number."""
+    if len(given) not in (0, 1, n_texts):
+        raise UsageError(f"{option} is given {len(given)} times for {n_texts} texts: give it once, or once for each")
+    return [*given] * n_texts if len(given) == 1 else [*given]
 
 
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:

@@ -94,9 +94,13 @@ class LibraryTokenizer:
         """The tokens of a text, with the special tokens that the tokenizer adds unless `special` is false."""
         return self.beginning(text, None, special=special)[0]
 
-    def beginning(self, text: str, limit: int | None, *, special: bool = True) -> tuple[TokenSequence, int]:
-        """The first `limit` tokens of a text (None: all), and the number of further tokens."""
-        encoding = guarded("the tokenizer", self.path, lambda: self.library.encode(text, add_special_tokens=special))
+    def beginning(
+        self, text: str, limit: int | None, *, special: bool = True, pair: str | None = None
+    ) -> tuple[TokenSequence, int]:
+        """The first `limit` tokens of a text (None: all), or of it and its `pair`, and the number of further tokens."""
+        encoding = guarded(
+            "the tokenizer", self.path, lambda: self.library.encode(text, pair, add_special_tokens=special)
+        )
         ids, names = encoding.ids, encoding.tokens
         if len(ids) != len(names) or any(self.library.id_to_token(i) is None for i in set(ids)):
             raise _refused(
@@ -106,15 +110,20 @@ class LibraryTokenizer:
             )
         n = None if limit is None else limit + 3  # with all parts of the last character, which has at most four
         pieces, labels = [self.token(i)[0] for i in ids[:n]], [self.token(i)[1] for i in ids[:n]]
+        begins = [len(text) + 1 if number == 1 else 0 for number in encoding.sequence_ids]
+        offsets = [(a + begin, b + begin) for begin, (a, b) in zip(begins, encoding.offsets, strict=True)]
+        words = [None if word is None else (begin, word) for begin, word in zip(begins, encoding.word_ids, strict=True)]
+        types = () if pair is None else tuple(encoding.type_ids[:n])
+        text = text if pair is None else f"{text}\n{pair}"
         is_unigram = type(self.library.model).__name__ == "Unigram"  # it names unknown text by the text
         for i, piece in enumerate(pieces):
             if piece.name == self.unknown or (is_unigram and names[i].strip() != piece.name):
-                typed = text[slice(*encoding.offsets[i])].encode("utf-8", "surrogatepass")
+                typed = text[slice(*offsets[i])].encode("utf-8", "surrogatepass")
                 pieces[i], labels[i] = Piece(piece.name, typed.hex()), piece.name
             if encoding.special_tokens_mask[i]:
                 pieces[i], labels[i] = replace(piece, special=True), piece.name
-        bare = TokenSequence(text, (), tuple(ids[:n]), tuple(encoding.offsets[:n]))
-        sequence = _described(bare, pieces, labels, encoding.word_ids).first(limit)
+        bare = TokenSequence(text, (), tuple(ids[:n]), tuple(offsets[:n]), token_type_ids=types)
+        sequence = _described(bare, pieces, labels, words).first(limit)
         return sequence, len(ids) - len(sequence.ids)
 
     def of_ids(self, ids: Sequence[int]) -> TokenSequence:
@@ -134,7 +143,7 @@ def _refused(path: str, fault: str) -> MhaError:
 
 
 def _described(
-    bare: TokenSequence, pieces: list[Piece], labels: list[str | None], words: Sequence[int | None]
+    bare: TokenSequence, pieces: list[Piece], labels: list[str | None], words: Sequence[object]
 ) -> TokenSequence:
     """The tokens of a text, with the number of each word and of each part of a character.
 

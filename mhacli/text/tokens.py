@@ -33,7 +33,8 @@ class TokenSequence:
     """One text as tokens.
 
     `offsets` are characters of `text`, end exclusive. `documents` is the document of each token, counted from 0, and
-    empty if the text is not split. `pieces` is set for tokenizers with their own token names.
+    empty if the text is not split. `pieces` is set for tokenizers with their own token names. `token_type_ids` are those that
+    a model reads with a pair of texts, which `text` has on two lines.
     """
 
     text: str
@@ -42,6 +43,7 @@ class TokenSequence:
     offsets: tuple[tuple[int, int], ...]
     documents: tuple[int, ...] = ()
     pieces: tuple[Piece, ...] = ()
+    token_type_ids: tuple[int, ...] = ()
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -66,7 +68,7 @@ class TokenSequence:
 
     def first(self, n: int | None) -> TokenSequence:
         """The first `n` tokens, or all."""
-        names = ("tokens", "ids", "offsets", "documents", "pieces")
+        names = ("tokens", "ids", "offsets", "documents", "pieces", "token_type_ids")
         return replace(self, **{name: getattr(self, name)[:n] for name in names})
 
     @property

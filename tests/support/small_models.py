@@ -108,8 +108,8 @@ def byte_tokenizer(folder: Path, *, template: str | None = None) -> Any:
     return tokenizer
 
 
-def word_tokenizer(folder: Path) -> Any:
-    """A tokenizer of BERT's kind, with token types for the second text of a pair, saved in the folder."""
+def word_tokenizer(folder: Path, *, has_types: bool = True) -> Any:
+    """A tokenizer of BERT's kind, saved in the folder; with types it gives the second text of a pair type 1."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -123,7 +123,7 @@ def word_tokenizer(folder: Path) -> Any:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    inputs = ["input_ids", *["token_type_ids"] * has_types, "attention_mask"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=library, model_input_names=inputs, **names)
     tokenizer.save_pretrained(folder)
     return tokenizer

@@ -30,7 +30,7 @@ _ANNOUNCED_S = 2.0
 def effect(
     effect: EffectSettings,
     what: Computation,
-    reading: Annotated[Reading, offers("span")],
+    reading: Annotated[Reading, offers("span", "pair")],
     options: Annotated[ViewOptions, offers("everything")],
     output: Annotated[Output, offers("json", "save", "force", *DRAWN, *COLOUR, csv="Print CSV: a line per removal.")],
 ) -> None:

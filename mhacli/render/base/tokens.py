@@ -135,6 +135,8 @@ def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -
     columns.append(of_token("offsets", offsets, yields=1 if pieces else 0))
     if _has_documents(record):
         columns.append(of_token("document", lambda i: str(sequence.documents[i]), justify="right"))
+    if sequence.token_type_ids:
+        columns.append(of_token("type", lambda i: str(sequence.token_type_ids[i]), justify="right"))
     if record.model is not None and any(_note(record, index, of_context, i) for i in indices):
         columns.append(_TokenColumn("", lambda i: Text(_note(record, index, of_context, i), style="cyan")))
     return columns
