@@ -22,8 +22,8 @@ from mhacli.io.safetensors import PICKLE_ENDINGS, TensorInfo, pickled, read_tens
 from mhacli.models.sizes import check_sizes
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
-_MAX_JSON_BYTES = {CONFIG: 1 << 20, INDEX: 64 << 20}
+ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
+_MAX_JSON_BYTES = {CONFIG: 1 << 20, ADAPTER: 1 << 20, INDEX: 64 << 20}
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ def read_checkpoint(path: str) -> Checkpoint:
         hint = "a checkpoint is a folder; the id of one on a hub looks like org/name"
         message = f"{path}: {getattr(fault, 'strerror', None) or fault}"
         raise MhaError(message, hint=hint, code="unreadable", path=path) from None
+    if ADAPTER in names and not {WHOLE, INDEX} & {*names}:
+        base = _json(path, ADAPTER).get("base_model_name_or_path")
+        hint = "merge_and_unload and save_pretrained of PEFT write the merged model, which mha reads"
+        raise bad_file(path, f"{path} is an adapter of PEFT for the base model {base!r:.200}, not a model", hint=hint)
     if CONFIG not in names:
         hint = (
             f"a checkpoint is a folder with {CONFIG} and .safetensors files, as save_pretrained of transformers writes it; "

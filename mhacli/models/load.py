@@ -29,6 +29,8 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
 """Heads on top of the layers, which no attention depends on; checkpoints for other tasks lack them."""
+_WRAPPED = re.compile(r"((_orig_mod|module)\.)+")
+"""What torch.compile and DistributedDataParallel put before the name of every tensor of a model that they wrap."""
 
 
 LanguageHead = Literal["generate", "predict"]
@@ -91,6 +93,12 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
 def load_config(checkpoint: Checkpoint) -> Any:
     """The config of a checked folder. Raises `MhaError` for a family that transformers does not know."""
     library, path = transformers(), checkpoint.path
+    if checkpoint.config.get("auto_map") and checkpoint.config.get("model_type") not in library.CONFIG_MAPPING:
+        raise bad_file(
+            path,
+            f"{path} brings code of its own for its model, which mha does not run",
+            hint="if you trust it, load it in Python with trust_remote_code=True and inspect it with mhacli.inspecting",
+        )
     with offline():
         config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
     config.return_dict = True  # outputs are read by name, whatever the file says
@@ -133,6 +141,7 @@ def load_model(
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused by name
+        key_mapping=_without_wrapper(checkpoint.tensors),
         **placed,
     )
     with offline(), warnings.catch_warnings():
@@ -178,6 +187,13 @@ def _auto_class(library: Any, config: Any, head: LanguageHead | None, tensors: I
     if config.is_encoder_decoder and named in (None, "AutoModelForCausalLM"):
         return library.AutoModelForSeq2SeqLM
     return getattr(library, named or "AutoModelForCausalLM")
+
+
+def _without_wrapper(tensors: Iterable[str]) -> dict[str, str] | None:
+    """The renaming of tensors whose names all begin with the name of a wrapper, for transformers."""
+    wrappers = {match[0] if match else "" for match in map(_WRAPPED.match, tensors)}
+    wrapper = wrappers.pop() if len(wrappers) == 1 else ""
+    return {f"^{re.escape(wrapper)}": ""} if wrapper else None
 
 
 def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:
