@@ -13,6 +13,7 @@ from mhacli.attention.core import is_finite
 from mhacli.attention.head_statistics import Axes, distances_folded, head_statistics, with_sink
 from mhacli.attention.scores import BLOCKS, Attention, GivenAttention, ScoredAttention
 from mhacli.attention.statistics import Reduced, Statistics, StatisticsRequest, reduce_heads, torch_because
+from mhacli.attention.taps import not_finite
 from mhacli.attention.uniform import Baseline
 from mhacli.errors import MhaError
 from mhacli.record.checks import (
@@ -134,11 +135,8 @@ def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axe
     """The error for scores so large that the weights of a query do not add up, with the heads."""
     of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
     named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
-    return MhaError(
-        f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1",
-        hint="--dtype float64 or a smaller --scale may help; --allow-nonfinite continues anyway",
-        code="not-finite",
-    )
+    message = f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1"
+    return not_finite(message, axes.dtype)
 
 
 # -------------------------------------------------------------------------------------------------------------- arrays

@@ -4,7 +4,7 @@ The table of all statistics is `mhacli.record.heads.STATISTICS`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -164,7 +164,7 @@ def head_statistics(
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
         of_head = HeadStatistics(
             head=head,
-            **vars(own[index]) | {"learned_sink": None if learned is None else finite(learned)},
+            **asdict(own[index]) | {"learned_sink": None if learned is None else finite(learned)},
             max_score=score,
             max_score_at=None if where is None else _own_place(where, axes),
             sinks=_sinks(reduced, baseline, index, sink_share, axes),

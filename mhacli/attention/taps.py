@@ -115,16 +115,19 @@ def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
     heads = bad.flatten(2).any(dim=-1).any(dim=0).nonzero().flatten().tolist()
     if heads:
         named = f"head {heads[0]}" if len(heads) == 1 else f"heads {', '.join(map(str, heads))}"
-        raise not_finite(f"{int(bad.sum())} numbers of the dot products q·k of {named} are NaN or Inf in {dtype}")
+        raise not_finite(
+            f"{int(bad.sum())} numbers of the dot products q·k of {named} are NaN or Inf in {dtype}", dtype
+        )
     n_bad = int((~out.isfinite()).sum())
     if n_bad:
-        raise not_finite(f"{n_bad} numbers of the output are NaN or Inf in {dtype}")
+        raise not_finite(f"{n_bad} numbers of the output are NaN or Inf in {dtype}", dtype)
 
 
-def not_finite(message: str) -> MhaError:
+def not_finite(message: str, dtype: str) -> MhaError:
     """The error of numbers that overflow in a dtype."""
-    hint = "--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway"
-    return MhaError(message, hint=hint, code="not-finite")
+    wider = {"float16": "--dtype bfloat16 or float32", "float64": ""}.get(dtype, "--dtype float64")
+    helps = " or ".join(filter(None, [wider, "a smaller --scale"]))
+    return MhaError(message, hint=f"{helps} may help; --allow-nonfinite continues anyway", code="not-finite")
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

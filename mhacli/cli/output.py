@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour
@@ -57,7 +56,7 @@ class Output:
 
     @property
     def format(self) -> str | None:
-        """The format of stdout, with the name of its module in `mhacli.render`; None for the view of the terminal."""
+        """The format of stdout; None for the view of the terminal."""
         return "json" if self.json else "csv" if self.csv else None
 
     @property
@@ -175,7 +174,9 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
                 f"--{output.format} needs attention weights, which the trace of a module does not have",
                 hint="try --json",
             )
-        sys.stdout.writelines(import_module(f"mhacli.render.{output.format}").pieces(record))
+        from mhacli.render import csv, json
+
+        sys.stdout.writelines(json.pieces(record) if output.json else csv.pieces(record, options))
         return
     from mhacli.render.display.terminal import record_views
 

@@ -51,7 +51,7 @@ class HeadsRun:
         made = [t for t in (attention.q, attention.k, attention.v) if t is not None and not is_finite(t)]
         n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in made)
         if n_bad and not request.allow_nonfinite:
-            raise not_finite(f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}")
+            raise not_finite(f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}", config.dtype)
         self.steps = tuple(capture.steps)
         self.statistics_request = make_statistics_request(
             self.setup.axes, chosen.conditions, sink_tokens=chosen.first_tokens

@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 MAX_LISTED_BAD = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spread:
     """The distribution of a head's statistic over the `n` documents in which it has a value.
 
@@ -31,7 +31,7 @@ class Spread:
     quantiles: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenSink:
     """A token that is a sink of a head in `documents` documents. `share` is its mean fraction of all attention there."""
 
@@ -40,7 +40,7 @@ class TokenSink:
     share: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CorpusCell:
     """An attention weight (`share`) in a document. `lift` is its ratio to the query's uniform weight. A packed text is named by
     the first of its `n_documents` documents."""
@@ -56,7 +56,7 @@ class CorpusCell:
     n_documents: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BadEntry:
     """A document that was skipped, and the reason. `place` is its line or row from 1, or 0 for a whole file."""
 
@@ -77,7 +77,7 @@ def named(file: str, place: int, n_documents: int = 1) -> str:
     return (f"{file}:{place}" if place else file) + (f" and {n_documents - 1} more" if n_documents > 1 else "")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusHead:
     """One head over all documents.
 
@@ -99,7 +99,7 @@ class CorpusHead:
         return next((spread for spread in self.spreads if spread.statistic == statistic), None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CorpusSummary:
     """The scanned documents, and the heads over them, in the order of the record's `heads`.
 

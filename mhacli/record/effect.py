@@ -22,7 +22,7 @@ REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean")
 """The replacements of the output of a head."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Effect:
     """One removal, and the change of the output at one position: with the removal minus without it.
 
@@ -62,7 +62,7 @@ class Effect:
     kinds: tuple[AttentionKind, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Screening:
     """A screening: of `n_heads` removals estimated to first order, the `n_largest` and `n_others` random ones were computed.
 
@@ -75,7 +75,7 @@ class Screening:
     correlation: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EffectSummary:
     """The measured quantity, and the checks of the effects.
 

@@ -36,7 +36,7 @@ section 3.1."""
 MAX_SINKS, MAX_LARGEST = 8, 5
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Averages:
     """Means over all queries with a visible key, of all sequences; None if there is none, or a number is not finite.
 
@@ -71,7 +71,7 @@ class Averages:
     patterns: tuple[float | None, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sink:
     """A key that receives much attention. `share` is its fraction of its sequence's attention, `uniform` its uniform
     fraction.
@@ -101,7 +101,7 @@ def is_sink(key: Sink, least: float = 0.0) -> bool:
     return is_led and is_usual and (key.n_queries is None or key.n_queries >= SINK_QUERIES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StrongCell:
     """A cell of the pattern. `share` is its attention weight, `lift` its ratio to the query's uniform weight."""
 
@@ -112,17 +112,8 @@ class StrongCell:
     lift: float
 
 
-@dataclass(frozen=True)
-class _Named:
-    layer: int = 0
-    attention: str = ""
-    head: int = 0
-    kind: Kind = "mixed"
-    certainty: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadStatistics(Averages, _Named):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadStatistics(Averages):
     """The statistics of one head of one layer: its type with the excess (`certainty`), means over queries, and
     extremes.
 
@@ -132,6 +123,11 @@ class HeadStatistics(Averages, _Named):
     uniform attention.
     """
 
+    layer: int = 0
+    attention: str = ""
+    head: int = 0
+    kind: Kind = "mixed"
+    certainty: float | None = None
     max_score: float | None = None
     max_score_at: tuple[int, int, int] | None = None
     sinks: tuple[Sink, ...] = ()
@@ -309,7 +305,7 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
 # ----------------------------------------------------------------------------------------- statistics without matrices
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Corner:
     """A block of the patterns to keep: `n_queries` from `first_query` on, `n_keys` from `first_key` on."""
 
@@ -319,7 +315,7 @@ class Corner:
     n_keys: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Kept:
     """The cells to keep of every head: the `top` keys of some `queries`, a block (`corner`), and z."""
 
@@ -329,7 +325,7 @@ class Kept:
     z: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HeadsSummary:
     """How head statistics were computed without matrices.
 

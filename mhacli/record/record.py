@@ -165,6 +165,8 @@ class Record(Shown):
         """The record without arrays as JSON values."""
         document = {"schema": SCHEMA, **plain(dataclasses.replace(self, arrays={}))}
         del document["arrays"]
+        names = ("layer", "attention", "head", "kind", "certainty")
+        document["heads"] = [{name: head[name] for name in (*names, *head)} for head in document["heads"]]
         return document
 
     def page(self) -> Page:
@@ -225,7 +227,7 @@ def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NonAttentionLayer:
     """A layer without an attention matrix, and its type in the checkpoint."""
 
@@ -233,7 +235,7 @@ class NonAttentionLayer:
     type: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Generated:
     """Tokens generated greedily by the model, from `prompt_lens` on in each sequence.
 
@@ -245,7 +247,7 @@ class Generated:
     repeated: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Model:
     """The inspected checkpoint, and which of its implementations of attention was inspected.
 
@@ -272,7 +274,7 @@ class Model:
     generated: Generated | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InspectedLayer:
     """One attention of a checkpoint.
 
@@ -314,7 +316,7 @@ class InspectedLayer:
         return text if self.call == 1 else f"{text}, call {self.call}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SpanTokens:
     """A named part of the texts: the indices of its tokens in each sequence."""
 
@@ -325,7 +327,7 @@ class SpanTokens:
 # --------------------------------------------------------------------------------------------------------------- trace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """The observation of one site. `layout` says whether the tensor shares memory with `view_of`; strides count
     numbers.
@@ -364,7 +366,7 @@ class Step:
 # ------------------------------------------------------------------------------------------------------ optional parts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CacheStep:
     """One decoding step: new tokens come in, attend to the cache, and are added to it.
 
@@ -388,7 +390,7 @@ class CacheStep:
     max_abs_difference: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DecodeSummary:
     """A decoded sequence: its kind of cache, its prompt length, and the sizes that its steps read.
 
@@ -406,7 +408,7 @@ class DecodeSummary:
     """The times of each kind of cache, in files of version 0.1.0."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ScorePart:
     """One of the terms that add up to a score, and its origin: content, position, or both.
 
@@ -420,7 +422,7 @@ class ScorePart:
     added: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """All numbers behind one cell: how a query of a head came to give a key its weight.
 
@@ -448,7 +450,7 @@ class Cell:
     parts: tuple[ScorePart, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Argument:
     """An argument of user code, and its origin: given, default, or guessed."""
 
@@ -458,7 +460,7 @@ class Argument:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class UserModule:
     """The user's attention that was traced: the `target` that names it, its `arguments`, and how it was `called`.
 
@@ -479,7 +481,7 @@ class UserModule:
 # -------------------------------------------------------------------------------------------------------- measurements
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorSummary:
     """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and non-finite counts.
 
@@ -496,7 +498,7 @@ class TensorSummary:
     numbers: tuple[float | None, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WeightShape:
     """The shape of a weight that a site uses, by its name on disk."""
 
@@ -504,7 +506,7 @@ class WeightShape:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Timing:
     """The seconds of one stage: the first run separately, then samples with their median and interquartile range."""
 
@@ -514,7 +516,7 @@ class Timing:
     iqr_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Environment:
     """Versions and device of a run. `device_asked` is the user's option, `device` the chosen device."""
 

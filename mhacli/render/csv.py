@@ -13,47 +13,60 @@ import numpy as np
 from mhacli.errors import MhaError
 from mhacli.record.heads import Averages, HeadStatistics
 from mhacli.record.record import Record
+from mhacli.render.base.options import ViewOptions, chosen
+from mhacli.render.base.selection import chosen_heads, chosen_layers, require_inspected_heads
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 
 
-def pieces(record: Record) -> Iterator[str]:
-    """CSV rows (RFC 4180) with a header: for head statistics a row per head, otherwise a row per cell without padding.
+def pieces(record: Record, options: ViewOptions) -> Iterator[str]:
+    """CSV rows (RFC 4180) with a header: for head statistics a row per head, otherwise a row per cell without padding. They
+    are those of the chosen layers, sequences and heads, or of all.
 
     For effects, a row per removal; none if they are not proven. For a checkpoint, a row per cell of every layer whose
     pattern was kept, or else a row per head, with the layer's number and the attention's name. Headings are the JSON
-    names. Raises `MhaError` if the record has no pattern.
+    names. Raises `MhaError` if the record has no pattern, and `UsageError` for a layer or head that it lacks.
     """
     if record.effect is not None:
         yield from _effects(record) if record.effect.verified.ok else ()
         return
-    layers = [(layer, record.of_layer(index)) for index, layer in enumerate(record.layers)]
-    kept = [(layer, view) for layer, view in layers if "pattern" in view.arrays]
+    layers = chosen_layers(record, options)
+    kept = [layer for layer in layers if layer.has_pattern]
     if kept:
+        require_inspected_heads(layers, options.heads or ())
         yield _lines([("layer", "attention", *HEADER)])
-        for layer, view in kept:
-            yield from _cells(view, (layer.layer, cell_text(layer.name)))
-    elif record.layers or record.survey is not None:
-        yield from _heads(record.heads, has_layers=bool(record.layers))
+        for layer in kept:
+            yield from _cells(layer.record, options, (layer.inspected.layer, cell_text(layer.inspected.name)))
+    elif layers:
+        yield from _heads(chosen_heads(layers, options), has_layers=True)
+    elif record.survey is not None:
+        yield from _heads([head for head in record.heads if _is_chosen(head.head, options)], has_layers=False)
     elif "pattern" in record.arrays:
         yield _lines([HEADER])
-        yield from _cells(record)
+        yield from _cells(record, options)
     else:
         raise MhaError(
             "--csv needs the pattern, which the record does not have", hint="--keep pattern keeps it", code="not-kept"
         )
 
 
-def _cells(record: Record, begin: tuple[object, ...] = ()) -> Iterator[str]:
+def _is_chosen(head: int, options: ViewOptions) -> bool:
+    return options.heads is None or head in options.heads
+
+
+def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ()) -> Iterator[str]:
     """A row per cell, sequence by sequence and head by head, beginning with its layer."""
     pattern, allowed = record.arrays["pattern"], record.arrays["allowed"]
     numbers = range(pattern.shape[1]) if record.survey is None else [head.head for head in record.heads]
-    for b, sequence in enumerate(record.sequences):
-        queries, keys, first = _words(sequence), _words(record.keys[b]), record.first_key(b)
+    n_sequences = len(record.sequences)
+    for b in chosen(options.sequences, n_sequences, n_sequences, True, "sequence").shown:
+        queries, keys, first = _words(record.sequences[b]), _words(record.keys[b]), record.first_key(b)
         texts = slice(first, first + len(keys))
         for place, h in enumerate(numbers):
+            if not _is_chosen(h, options):
+                continue
             for i, query in enumerate(queries):
                 row = record.first_query(b) + i
                 weights = pattern[b, place, row, texts]

@@ -11,7 +11,7 @@ UNKNOWN = "<unk>"
 """The token of a vocabulary that stands for all others."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A checkpoint tokenizer's description of one token.
 
@@ -28,7 +28,7 @@ class Piece:
     parts: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenSequence:
     """One text as tokens.
 

@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -490,7 +490,7 @@ def _settings_of(record: Record) -> dict[str, str]:
     settings: dict[str, object] = {"command": shlex.join(record.command)}
     if record.model is not None:
         settings |= {"model": record.model.path, "padding": record.config.padding}
-        settings |= {name: value for name, value in vars(record.model).items() if name not in _MODEL_PLACES}
+        settings |= {name: value for name, value in asdict(record.model).items() if name not in _MODEL_PLACES}
     else:
         settings["weights"] = record.weights
         settings |= {name: value for name, value in vars(record.config).items() if name not in _OF_OTHERS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from time import perf_counter
@@ -90,7 +91,7 @@ def _report(examination: Callable[[], Examined], requested: str, seed: int) -> R
 
     began = perf_counter()
     model, checks, notes = examination()
-    where = {name: str(value) for name, value in vars(environment(torch.device(model.device), requested)).items()}
+    where = {name: str(value) for name, value in asdict(environment(torch.device(model.device), requested)).items()}
     return Report(checks, _libraries()[0], where, model=model, notes=notes, seed=seed, time_s=perf_counter() - began)
 
 

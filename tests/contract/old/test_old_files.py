@@ -168,9 +168,6 @@ def test_a_scan_is_shown_with_the_numbers_of_its_summary(mha: Mha, tmp_path: Pat
     assert "<html" in (tmp_path / "p.html").read_text()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="fields with defaults are left out where the file lacks them"
-)
 def test_an_earlier_record_shows_the_fields_that_were_added(mha: Mha) -> None:
     assert "measured" in mha("show", FILES / "effect.safetensors", "--json").json["effect"]
 

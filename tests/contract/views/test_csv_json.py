@@ -71,6 +71,15 @@ def test_the_csv_of_a_record_has_a_line_for_every_cell(mha: Run, name: str) -> N
         assert line.get("layer") in (None, str(layer))
 
 
+def test_the_csv_has_the_chosen_heads_and_sequences_alone(mha: Run) -> None:
+    words = ("run", "--text", "the cat sat", "--text", "a b", "--csv")
+    lines = lines_of(mha(*words).stdout)
+    chosen = [line for line in lines if line["head"] in ("0", "2") and line["sequence"] == "1"]
+    assert lines_of(mha(*words, "--head", "0,2", "--sequence", "1").stdout) == chosen != []
+    assert {line["head"] for line in lines_of(mha("show", saved("sinks"), "--csv", "--head", "1").stdout)} == {"1"}
+    mha("show", saved("sinks"), "--csv", "--head", "99", code=2)
+
+
 def test_a_mask_is_a_column_and_a_small_weight_is_not_masked(mha: Run) -> None:
     lines = lines_of(mha("show", saved("sinks"), "--csv").stdout)
     assert all((line["allowed"] == "1") == (int(line["key"]) <= int(line["query"])) for line in lines)
