@@ -112,6 +112,15 @@ class Library(TypedDict):
     extra: str | None
 
 
+class Device(TypedDict):
+    """A device for torch: what it is, and its memory."""
+
+    name: str
+    what: str
+    total_bytes: int | None
+    free_bytes: int | None
+
+
 def described_fields() -> dict[str, str]:
     """What docs/RECORDS.md says of the fields of a record, by their names."""
     table = PAGE.read_text().partition("<!-- record -->")[2].partition("<!-- /record -->")[0]
@@ -134,7 +143,7 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         {
             "Report": {
                 "verdict": Literal["healthy", "unhealthy"], "summary": str, "environment": dict[str, str],
-                "libraries": list[Library],
+                "libraries": list[Library], "devices": list[Device],
             },
             "HealthCheck": {"status": CheckStatus},
         },

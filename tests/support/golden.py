@@ -179,14 +179,19 @@ def _shown(command: Command, title: str, content: str) -> list[str]:
         return _without_varying("\n".join(texts_of_picture(content))).split("\n")
     if title == "stdout" and "--csv" in command.words:
         content = re.sub(r"-?\d*\.\d{6,}(?:e[-+]\d+)?", lambda match: _short(float(match[0])), content)
+    if command.is_measured:  # where lines break depends on the machine
+        content = " ".join(content.split())
     content = _masked(content.rstrip("\n"))
     if command.is_measured:
-        content = re.sub(r"\d[\d.,]*(?:e[-+]\d+)?", "#", re.sub(r" +", " ", content))
+        content = re.sub(r"\d[\d.,]*(?:e[-+]\d+)?", "#", content)
     return content.split("\n") if content else []
 
 
 TIME = r"\d[\d,.]*(?:e[-+]\d+)?\s?(?:ns|µs|ms|s|min|h)\b"
-VERSIONED = "mha|torch|python|numpy|safetensors|typer|rich|jaxtyping|transformers|tokenizers|textual|matplotlib|regex|accelerate"
+VERSIONED = (
+    "mha|torch|python|numpy|safetensors|msgspec|typer|rich|jaxtyping|transformers|tokenizers|textual|matplotlib|regex"
+    "|accelerate"
+)
 MASKS = (
     (r"mha: \d+ (?:of \d+ documents|removals: about).*(?:\n|$)", ""),
     (rf"{TIME} \(median\s+of\s+\d+[^)]*\)", "TIME"),
@@ -204,7 +209,7 @@ MASKS = (
     (r"\S+ GiB (?=available|free)", "N GiB "),
     (r"--random 1,\d+ fits", "--random 1,N fits"),
     (r"(?<=torch \()[^)]*", "VERSION"),
-    (r"(?<=\ncpu: )[^,\n]*(?=, )|(?<=device name ).*?(?= · |\n|$)|(?<=cpu \()(?!auto).*?(?=\) · \w+\d\d)", "NAME"),
+    (r"(?<=\bcpu: )[^,\n]*(?=, )|(?<=device name ).*?(?= · |\n|$)|(?<=cpu \()(?!auto).*?(?=\) · \w+\d\d)", "NAME"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,29 +10,19 @@ from typing import Any
 from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
-from mhacli.text.escape import visible
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device for torch: its description, and its memory if known."""
-
-    name: str
-    what: str
-    total_bytes: int | None
-    free_bytes: int | None
 
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
     """The result of an examination: of a checkpoint, if `model` is set, else of the installation. A library has its `name`, the
-    installed `version` (None: missing), the range that mha `needs`, and the `extra` that installs it (None: always needed).
-    `kernels` and `numerics` are always empty now."""
+    installed `version` (None: missing), the range that mha `needs`, and the `extra` that installs it (None: always needed); a
+    device has its `name`, `what` it is, and its `total_bytes` and `free_bytes` of memory. `kernels` and `numerics` are always
+    empty now."""
 
     checks: tuple[HealthCheck, ...]
     libraries: tuple[Mapping[str, str | None], ...]
     environment: Mapping[str, str]
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Mapping[str, Any], ...] = ()
     kernels: tuple[str, ...] = ()
     numerics: tuple[str, ...] = ()
     model: ExaminedModel | None = None
@@ -47,8 +38,8 @@ class Report(Shown):
         yield doctor_view(self, screen)
 
     def __repr__(self) -> str:
-        """The object of the examination and the verdict in a sentence."""
-        return f"<Report on {'this installation' if self.model is None else visible(self.model.path)}: {self.summary}>"
+        """The verdict in a sentence."""
+        return f"<Report: {self.summary}>"
 
     @property
     def verdict(self) -> str:
@@ -66,15 +57,12 @@ class Report(Shown):
 
     @property
     def summary(self) -> str:
-        """The verdict in a sentence: `everything works; 1 warning: threads (9 checks pass, 1 does not apply)`."""
-        n_passed, n_open = len(self.having("pass")), len(self.having("n/a"))
-        counts = [f"{n_passed} check{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}"]
-        counts += [f"{n_open} do{'es' * (n_open == 1)} not apply"] if n_open else []
+        """The verdict in a sentence: `everything works; warnings: threads (9 pass, 1 care)`."""
         parts = [] if self.failed else ["everything works"]
-        for checks, word, end in ((self.failed, "problem", " found"), (self.having("care"), "warning", "")):
-            names = ", ".join(check.name for check in checks)
-            parts += [f"{len(checks)} {word}{'s' * (len(checks) != 1)}{end}: {names}"] if checks else []
-        return f"{'; '.join(parts)} ({', '.join(counts)})"
+        for checks, word in ((self.failed, "problems"), (self.having("care"), "warnings")):
+            parts += [f"{word}: {', '.join(check.name for check in checks)}"] if checks else []
+        counts = Counter(check.status for check in self.checks).most_common()
+        return f"{'; '.join(parts)} ({', '.join(f'{n} {status}' for status, n in counts)})"
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `--json` prints. Non-finite numbers are null."""
