@@ -1,19 +1,38 @@
-"""One captured attention: a call of a function of transformers, of torch's own function, or attention written out in code."""
+"""One captured attention: a call of a function of transformers, of torch's own function, or attention written out in code; and
+the attention that can be reduced, with a mask predicate, an additive bias, and scores or weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 
+from mhacli.attention import masks
+from mhacli.attention.masks import Mask
+from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, tensor_bias
 from mhacli.text.tokens import AttentionKind
 
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
 """How a call was captured, the most reliable first: by the function in transformers' registry; by the modelling file's own
 `eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
+NEUTRAL = frozenset((
+    "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "key", "labels",
+    "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "module", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids", "query",
+    "return_dict", "sliding_window", "training", "use_cache", "value",
+))  # fmt: skip
+"""Keywords of attention functions that are not captured and do not change the result, given the mask. `sliding_window` is
+already in the mask. Source: transformers 5, integrations/."""
+COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
+"""Keywords that change the result and are captured."""
+DROPOUT = frozenset(("dropout", "dropout_p"))
+"""Keywords in `Call.unknown` that mean dropout."""
+FORBIDDING = -9e3
+"""A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +108,7 @@ class Call:
     @property
     def has_dropout(self) -> bool:
         """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""
-        return any(name in DROPOUT for name in self.unknown)
-
-    @property
-    def sink_scores(self) -> Float[Tensor, "_batch head _query"] | None:
-        """The scores of sinks, with axes of 1 if batch and query do not matter."""
-        return self.sinks if self.sinks is None or self.sinks.ndim == 3 else self.sinks.reshape(1, -1, 1)
+        return not DROPOUT.isdisjoint(self.unknown)
 
     def cropped(self, queries: slice, keys: slice) -> Call:
         """The attention of some queries on some keys; a mask that is no tensor is not cropped."""
@@ -111,15 +125,92 @@ class Call:
         return replace(self, **cut)
 
 
-NEUTRAL = frozenset((
-    "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "key", "labels",
-    "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "module", "num_items_in_batch", "output_attentions",
-    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids", "query",
-    "return_dict", "sliding_window", "training", "use_cache", "value",
-))  # fmt: skip
-"""Keywords of attention functions that are not captured and do not change the result, given the mask. `sliding_window` is
-already in the mask. Source: transformers 5, integrations/."""
-COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
-"""Keywords that change the result and are captured."""
-DROPOUT = frozenset(("dropout", "dropout_p"))
-"""Keywords in `Call.unknown` that mean dropout."""
+# --------------------------------------------------------------------------------------------- an attention to be reduced
+
+
+class Masking(NamedTuple):
+    """The mask of a call, the bias added to its scores, and the queries that see a key, None if all do."""
+
+    allowed: Mask | None
+    bias: Float[Tensor, "..."] | None
+    sees: Bool[Tensor, "batch head query"] | None
+
+
+def state_of(tensor: Tensor | None) -> object:
+    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the number of writes in place, which
+    inference mode does not count. There a tensor is never known."""
+    if tensor is None:
+        return None
+    return object() if tensor.is_inference() else (WeakIdRef(tensor), tensor._version)
+
+
+def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
+    """The mask of a call, and the bias added to its scores; `real` marks the queries that are not padding."""
+    rules: list[Mask] = [masks.causal()] if call.causal else []
+    sees: Tensor | None = None
+    added: list[Tensor] = []
+    for tensor in (call.mask, call.bias):
+        if tensor is None:
+            continue
+        keep = tensor.clone() if tensor.dtype == torch.bool else tensor > FORBIDDING
+        keep = _alike(keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)))
+        if not bool(keep.all()):
+            rules.append(masks.from_tensor(keep))
+            sees = keep.any(dim=-1) if sees is None else sees & keep.any(dim=-1)
+        if tensor.dtype != torch.bool:
+            rest = tensor.masked_fill(~keep, 0.0)
+            added += [rest.to(torch.promote_types(rest.dtype, torch.float32))] if bool(rest.any()) else []
+    if not bool(real.all()):
+        rules.append(masks.from_tensor(real[:, None, :, None]))
+    bias = None if not added else sum(added[1:], start=added[0])
+    return Masking(masks.both(*rules) if rules else None, bias, sees)
+
+
+def as_attention(call: Call, real: Bool[Tensor, "batch query"], masking: Masking | None = None) -> Attention:
+    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding, and a `masking`
+    is that of another call with the same mask. The output of a query that sees no key is zeros, whatever the model's code makes
+    of it."""
+    if call.q is None:
+        return _of_softmax(call, real)
+    (q, k, v), (allowed, bias, sees) = call.qkv, masking or masking_of(call, real)
+    is_of_heads = call.sinks is not None and call.sinks.ndim == 1
+    return ScoredAttention(
+        q=q,
+        k=k,
+        v=v,
+        z=call.z if call.z is None or sees is None else call.z.masked_fill(~sees[..., None], 0.0),
+        scale=call.scale,
+        softcap=call.softcap,
+        bias=None if bias is None else tensor_bias(bias),
+        allowed=allowed,
+        kernel=call.kernel,
+        sink_logits=call.sinks.reshape(1, -1, 1) if call.sinks is not None and is_of_heads else call.sinks,
+    )
+
+
+def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> GivenAttention:
+    """An attention with a fully captured pattern. A cell is masked if its weight is 0 because of a very low score.
+
+    Weights in 16 bits, whose rows do not sum to 1, are recomputed from the scores.
+    """
+    pattern, scores = call.pattern, call.scores
+    assert pattern is not None
+    assert scores is not None
+    hidden = (pattern == 0) & (scores <= FORBIDDING)
+    keep = _alike(~hidden) & real[:, None, :, None]
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
+    weights = pattern if pattern.dtype in (torch.float32, torch.float64) else wide.softmax(dim=-1)
+    v, z = (None, wide.new_zeros(*wide.shape[:3], 1)) if call.v is None or call.z is None else (call.v, call.z)
+    return GivenAttention(
+        weights=weights.masked_fill(~keep, 0.0),
+        scores=scores,
+        allowed=masks.from_tensor(keep),
+        v=v,
+        z=z,
+        kernel="softmax",
+    )
+
+
+def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
+    """The mask with a head axis of 1 if it is equal for all heads."""
+    return keep[:, :1] if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()) else keep

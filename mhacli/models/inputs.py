@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.models.device_map import device_of
+from mhacli.models.load import device_of
+from mhacli.record.record import SpanTokens
 from mhacli.settings import PaddingSide
 from mhacli.text.tokens import TokenSequence
 
 _FROM_PYTHON = "mhacli.inspecting inspects any model while you call it from Python"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The texts of a pass and the keywords for the model. In an encoder-decoder, the encoder reads `context` and the decoder
-    `sequences`."""
+    """The texts of a pass, and the keywords for the model. In an encoder-decoder, the encoder reads `context` and the decoder
+    `sequences`. `spans` are named parts of the texts, `notes` are for the user."""
 
-    sequences: tuple[TokenSequence, ...]
-    context: tuple[TokenSequence, ...] | None
-    side: PaddingSide
-    keywords: dict[str, Tensor]
-
-    def beginning(self, n: int) -> dict[str, Tensor]:
-        """The keywords of the first `n` columns."""
-        return {name: tensor[:, :n] for name, tensor in self.keywords.items()}
+    sequences: tuple[TokenSequence, ...] = ()
+    context: tuple[TokenSequence, ...] | None = None
+    side: PaddingSide = "right"
+    keywords: dict[str, Tensor] = field(default_factory=dict)
+    spans: tuple[SpanTokens, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def make_inputs(
@@ -46,26 +46,28 @@ def make_inputs(
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or model.main_input_name != "input_ids":
         raise UsageError(f"the model reads {model.main_input_name}, not text (family {family})", hint=_FROM_PYTHON)
-    if _compares_pictures(model):
+    if hasattr(model, "vision_model") and hasattr(
+        model, "logit_scale"
+    ):  # the scale of the similarity of texts and images
         raise UsageError(f"the model needs pixel_values besides text (family {family})", hint=_FROM_PYTHON)
-    is_pair = bool(model.config.is_encoder_decoder)
+    is_pair, device = bool(model.config.is_encoder_decoder), device_of(model)
     if context is not None and not is_pair:
         raise UsageError(
             f"--context does not work with {family}, which has no encoder",
             hint="put it into the text, or give the second text of a pair by --pair",
         )
-    device = device_of(model)
-    if not is_pair:
-        sequences = _as_read_by(model, sequences)
-        keywords = _family("", sequences, side, pad_id, device)
-        is_shifted = side == "left" and "attention_mask" in keywords and "position_ids" in accepted
-        if is_shifted:  # tables of positions begin where the text does, as they do when the model generates
-            places = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
-            keywords["position_ids"] = places + _first_position(model)
-        return ModelInputs(tuple(sequences), None, side, keywords)
-    encoder = _as_read_by(model.get_encoder(), context or ())
-    keywords = _family("", encoder, "right", pad_id, device) | _family("decoder_", sequences, "right", pad_id, device)
-    return ModelInputs(tuple(sequences), encoder, "right", keywords)
+    if is_pair:
+        encoder = _as_read_by(model.get_encoder(), context or ())
+        keywords = _padded("", encoder, "right", pad_id, device)
+        keywords |= _padded("decoder_", sequences, "right", pad_id, device)
+        return ModelInputs(tuple(sequences), encoder, "right", keywords)
+    sequences = _as_read_by(model, sequences)
+    keywords = _padded("", sequences, side, pad_id, device)
+    if side == "left" and "attention_mask" in keywords and "position_ids" in accepted:
+        # tables of positions begin where the text does, as they do when the model generates
+        places = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+        keywords["position_ids"] = places + _first_position(model)
+    return ModelInputs(tuple(sequences), None, side, keywords)
 
 
 def n_vocabulary_of(config: Any) -> int:
@@ -75,11 +77,6 @@ def n_vocabulary_of(config: Any) -> int:
         message = f"the model has no vocabulary: it reads images or sound, not text (family {config.model_type})"
         raise UsageError(message, hint=_FROM_PYTHON)
     return n
-
-
-def _compares_pictures(model: Any) -> bool:
-    """Whether a model compares texts with images: it has a scale of their similarity, unlike models that only read images."""
-    return hasattr(model, "vision_model") and hasattr(model, "logit_scale")
 
 
 def _first_position(model: Any) -> int:
@@ -95,41 +92,35 @@ def _as_read_by(model: Any, sequences: Sequence[TokenSequence]) -> tuple[TokenSe
     return tuple(text if takes_types else replace(text, token_type_ids=()) for text in sequences)
 
 
-def _family(
+def _padded(
     prefix: str, sequences: Sequence[TokenSequence], side: PaddingSide, pad_id: int, device: torch.device
 ) -> dict[str, Tensor]:
     """The ids, a mask if there is padding, for without one a model takes its fastest path, and the token types of pairs."""
-    longest = max(len(sequence.ids) for sequence in sequences)
+    lengths = [len(sequence.ids) for sequence in sequences]
 
-    def filled(row: Sequence[int], fill: int) -> list[int]:
-        more = [fill] * (longest - len(row))
-        return [*row, *more] if side == "right" else [*more, *row]
+    def filled(rows: Iterable[Sequence[int]], fill: int) -> Tensor:
+        numbers = [torch.tensor(row, dtype=torch.long) for row in rows]
+        made = nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=fill, padding_side=side)
+        return made.to(device)
 
-    ids = [filled(sequence.ids, pad_id) for sequence in sequences]
-    real = [filled([1] * len(sequence.ids), 0) for sequence in sequences]
-    keywords = {f"{prefix}input_ids": torch.tensor(ids, device=device)}
-    if any(len(sequence.ids) < longest for sequence in sequences):
-        mask = "decoder_attention_mask" if prefix else "attention_mask"
-        keywords[mask] = torch.tensor(real, device=device)
-    if any(sequence.token_type_ids for sequence in sequences):
-        types = [filled(sequence.token_type_ids, 0) for sequence in sequences]
-        keywords["token_type_ids"] = torch.tensor(types, device=device)
+    keywords = {f"{prefix}input_ids": filled((text.ids for text in sequences), pad_id)}
+    if min(lengths) < max(lengths):
+        keywords["decoder_attention_mask" if prefix else "attention_mask"] = filled(([1] * n for n in lengths), 0)
+    if any(text.token_type_ids for text in sequences):
+        types = (text.token_type_ids or [0] * n for text, n in zip(sequences, lengths, strict=True))
+        keywords["token_type_ids"] = filled(types, 0)
     return keywords
 
 
 def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two outputs are bit for bit equal, NaN being equal to NaN."""
-    pairs = [(one[name], other.get(name)) for name in one if isinstance(one[name], Tensor)]
+    pairs = [(tensor, other.get(name)) for name, tensor in one.items() if isinstance(tensor, Tensor)]
     return bool(pairs) and all(
         isinstance(b, Tensor) and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
         for a, b in pairs
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- the pass
-
-
-T = TypeVar("T")
 _NO_MEMORY = ("allocate memory", "out of memory")
 
 
@@ -148,7 +139,7 @@ def run_model(model: Any, run: Callable[[], T]) -> T:
         if output is None and sys.exception() is not None:
             raised.append(module)
 
-    handle = register_module_forward_hook(leave, always_call=True)
+    hook = register_module_forward_hook(leave, always_call=True)
     try:
         return run()
     except (MhaError, MemoryError):
@@ -156,20 +147,15 @@ def run_model(model: Any, run: Callable[[], T]) -> T:
     except Exception as fault:
         if any(word in str(fault) for word in _NO_MEMORY):
             raise
-        raise _refused(model, fault, raised) from fault
+        names = {id(module): name for name, module in model.named_modules() if name}
+        inner = [f"{names[id(module)]} ({type(module).__name__}) of " for module in raised if id(module) in names]
+        said = next((line for line in str(fault).splitlines() if line.strip()), "no message")
+        raise MhaError(
+            f"the forward pass of the model raised {type(fault).__name__} in {''.join(inner[:1])}{type(model).__name__}: "
+            f"{said:.300}",
+            hint="sizes in its config.json may contradict each other, or it needs an input other than text",
+            code="model-failed",
+            path=getattr(model, "name_or_path", None) or None,
+        ) from fault
     finally:
-        handle.remove()
-
-
-def _refused(model: Any, fault: Exception, raised: Sequence[nn.Module]) -> MhaError:
-    names = {id(module): name for name, module in model.named_modules() if name}
-    inner = next((module for module in raised if id(module) in names), None)
-    kind = type(model).__name__
-    part = kind if inner is None else f"{names[id(inner)]} ({type(inner).__name__}) of {kind}"
-    said = next((line for line in str(fault).splitlines() if line.strip()), "no message")
-    return MhaError(
-        f"the forward pass of the model raised {type(fault).__name__} in {part}: {said:.300}",
-        hint="sizes in its config.json may contradict each other, or it needs an input other than text",
-        code="model-failed",
-        path=getattr(model, "name_or_path", None) or None,
-    )
+        hook.remove()

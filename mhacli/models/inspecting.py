@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import index
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -15,16 +15,15 @@ from torch import nn
 
 from mhacli.compute.checkpoint.cached_passes import CachedPasses
 from mhacli.compute.checkpoint.pass_texts import PassTexts
-from mhacli.compute.checkpoint.run import facts_of
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.calls import Call
-from mhacli.models.device_map import device_of
 from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import LayerKey, is_attention
-from mhacli.models.layers import KEPT, ROUNDED, ModelFacts, PassInspection
+from mhacli.models.layer_names import LayerKey, config_of, is_attention
+from mhacli.models.layers import KEPT, PassInspection, entry_of
+from mhacli.models.load import device_of
 from mhacli.models.passes import ModelPass, followed, noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
-from mhacli.record.record import Model, Record, layer_prefix
+from mhacli.record.record import Record, layer_prefix
 from mhacli.record.tables import HeadTable
 from mhacli.record.totals import MEANS, WINDOWS, HeadTotals
 from mhacli.run import Run
@@ -32,6 +31,7 @@ from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, Statistics
 from mhacli.text.tokens import AttentionKind, LayerChoice
 
 _NAME = "mhacli.inspecting"
+T = TypeVar("T")
 
 
 @contextmanager
@@ -62,10 +62,10 @@ def inspecting(
     """
     require_open(model, _NAME)
     wanted = Run(
-        model=ModelSettings(layers=_layers(layers)),
-        statistics=Statistics(heads=_heads(heads)),
-        keep=_kept(keep),
-        keep_limit=_limit(keep_limit),
+        model=ModelSettings(layers=None if layers is None else _argument("layers", layers, _layers)),
+        statistics=Statistics(heads=None if heads is None else _argument("heads", heads, _heads)),
+        keep=_argument("keep", keep, _kept),
+        keep_limit=_argument("keep_limit", keep_limit, _natural),
         allow_nonfinite=True,
     )
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
@@ -74,7 +74,53 @@ def inspecting(
             seen.silent = watch.silent
             yield seen
     finally:
-        seen.finish()
+        seen.close()
+
+
+_FORMS = {
+    "layers": 'numbers, or pairs such as ("cross", 2) of a kind and a number, one at least; kinds: '
+    + ", ".join(get_args(AttentionKind)),
+    "heads": "numbers from 0 on, one at least",
+    "keep": f"names of matrices among {', '.join(KEPT)}",
+    "keep_limit": "a number of bytes, 0 or more",
+}
+"""What the arguments of `inspecting` must be."""
+
+
+def _argument(name: str, value: Any, read: Callable[[Any], T]) -> T:
+    """What `read` makes of an argument. Raises `UsageError` for one of another form."""
+    try:
+        return read(value)
+    except (TypeError, ValueError):
+        raise noted(UsageError(f"{name} {value!r} must be {_FORMS[name]}")) from None
+
+
+def _natural(value: Any) -> int:
+    if index(value) < 0:
+        raise ValueError(value)
+    return index(value)
+
+
+def _heads(values: Any) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(map(_natural, _some(values))))
+
+
+def _kept(values: Any) -> tuple[str, ...]:
+    return tuple(KEPT[KEPT.index(name)] for name in ([values] if isinstance(values, str) else values))
+
+
+def _layers(values: Any) -> tuple[LayerChoice, ...]:
+    kinds, pairs = (
+        (None, *get_args(AttentionKind)),
+        [own if isinstance(own, (tuple, list)) else (None, own) for own in values],
+    )
+    return tuple((kinds[kinds.index(kind)], index(number)) for kind, number in _some(pairs))
+
+
+def _some(values: Any) -> list[Any]:
+    if not list(values):
+        raise ValueError(values)
+    return list(values)
 
 
 class Seen:
@@ -84,17 +130,17 @@ class Seen:
     """
 
     def __init__(self, model: nn.Module, tokenizer: ModelTokenizer | None, wanted: Run, *, keep_passes: bool) -> None:
+        self._model: Any = model
         self._tokenizer, self._wanted = tokenizer, wanted
-        self._name = type(model).__name__
+        self._entry, self._device = entry_of(model), device_of(model)
         self._parts = _classes(model.named_modules())
         self._attentions = _classes(own for own in model.named_modules() if is_attention(*own))
+        self._lists_layers = config_of(model) is not None
         self._keeps_passes, self._totals = keep_passes, HeadTotals(MEANS)
-        self._facts = _facts_of(model)
         self._passes: list[Record] = []
         self._notes: dict[str, None] = {}
         self._unfit: dict[LayerKey, str] = {}
         self._met: set[LayerKey] = set()
-        self._has_cache = False
         self._strays: dict[str, None] = {}
         self.silent: Mapping[str, str] = {}
         self._n_passes = 0
@@ -103,7 +149,7 @@ class Seen:
     def __repr__(self) -> str:
         """The number of passes, and the notes."""
         n, notes = len(self._passes), "".join(f"; {note}" for note in self.notes)
-        return f"<Seen: {n} pass{'' if n == 1 else 'es'} of {self._name}{notes}>"
+        return f"<Seen: {n} pass{'' if n == 1 else 'es'} of {self._entry.architecture}{notes}>"
 
     @property
     def passes(self) -> tuple[Record, ...]:
@@ -139,7 +185,7 @@ class Seen:
         unseen = [
             f"no attention was seen in {name} ({kind}), which is in no record"
             for name, kind in self.silent.items()
-            if self._passes and self._facts.config is None  # otherwise the record lists the layers without attention
+            if self._passes and not self._lists_layers  # otherwise the record lists the layers without attention
         ]
         return (*self._notes, *strays, *missing, *unseen)
 
@@ -150,12 +196,11 @@ class Seen:
         self._n_passes += 1
         if self._chain is not None and self._chain.goes_on(began):
             self._chain.go_on(began)
-        else:
-            self.finish()
-            inspection = PassInspection(_NO_INPUTS, self._wanted, (), self._facts.model.dtype, 1, any_length=True)
-            self._chain = _TextPasses(
-                PassTexts(began, self._tokenizer), inspection, CachedPasses(self._wanted.keep_limit), began
-            )
+            return
+        self.finish()
+        inspection = PassInspection(self._model, ModelInputs(), self._wanted, any_length=True)
+        cached = CachedPasses(self._wanted.keep_limit, began.n_past)
+        self._chain = _TextPasses(PassTexts(began, self._tokenizer), inspection, cached, began)
 
     def take(self, call: Call) -> None:
         """Inspects an attention of the pass."""
@@ -187,76 +232,69 @@ class Seen:
         chain, self._chain = self._chain, None
         if chain is None:
             return
-        with torch.no_grad(), torch.autocast(self._facts.device.type, enabled=False):
+        inspection = chain.inspection
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for call in chain.cached.whole():
                 chain.inspect(call)
-        chain.inspection.unfit |= chain.cached.unfit
-        chain.inspection.release()
+        inspection.unfit |= chain.cached.unfit
+        inspection.release()
         self._notes |= dict.fromkeys(chain.texts.notes)
-        self._unfit |= chain.inspection.unfit
-        self._met |= {*chain.inspection.found, *chain.inspection.unfit}
-        self._has_cache |= bool(chain.cached.unfit)
-        if chain.inspection.results:
-            record = chain.inspection.record(self._facts, {"pass and statistics": perf_counter() - chain.began})
+        self._unfit |= inspection.unfit
+        self._met |= {*inspection.found, *inspection.unfit}
+        if inspection.results:
+            record = inspection.record(self._entry, {"pass and statistics": perf_counter() - chain.began})
             _add_pass(self._totals, record)
             self._passes = [*(self._passes if self._keeps_passes else ()), record]
-        elif chain.inspection.unfit:
-            self._notes[f"a pass is in no record: {_unfit_words(chain.inspection.unfit)}"] = None
+        elif inspection.unfit:
+            self._notes[f"a pass is in no record: {_unfit_words(inspection.unfit)}"] = None
 
     def stray(self, name: str) -> None:
         """Notes an attention outside any pass."""
         self._strays[name] = None
 
+    def close(self) -> None:
+        """Ends the last pass, and frees the model."""
+        self.finish()
+        self._model = None
+
     # ----------------------------------------------------------------------------------------- where there is no record
 
     def _nothing(self) -> MhaError:
-        name = self._name
+        """The error that says why there is no record."""
+        name, hint, code = self._entry.architecture, None, "no-attention"
+        chosen = self._wanted.model.layers
         if self._strays:
-            return MhaError(
-                f"only parts of {name} were called by themselves: {', '.join(list(self._strays)[:4])}",
-                hint="give mhacli.inspecting the module that is called",
-                code="not-called",
+            message, code = (
+                f"only parts of {name} were called by themselves: {', '.join([*self._strays][:4])}",
+                "not-called",
             )
-        if not self._n_passes:
-            return MhaError(
-                f"{name} was not called within mhacli.inspecting",
-                hint="call this object inside the with block; copies and wrappers are different objects",
-                code="not-called",
+            hint = f"give {_NAME} the module that is called"
+        elif not self._n_passes:
+            message, code = f"{name} was not called within {_NAME}", "not-called"
+            hint = "call this object inside the with block; copies and wrappers are different objects"
+        elif self._unfit:
+            message, code = f"no attention of {name} could be shown: {_unfit_words(self._unfit)}", "not-tokens"
+            words = " ".join(self._unfit.values())
+            if "mask is of type" in words:
+                hint = 'model.set_attn_implementation("sdpa") computes the same with a tensor for a mask'
+            elif "cache" in words:
+                hint = "make a pass of each step with use_cache=False"
+        elif chosen is not None and self._met:
+            message, code = f"none of the layers {_words(chosen)} was seen in {name}", "no-layer"
+            hint = "layers with attention: " + ", ".join(map(str, sorted({layer for _, layer in self._met})))
+        elif self._attentions:
+            message = f"no attention was seen in {name}, though it has {', '.join(self._attentions[:8])}"
+            hint = (
+                "mha captures scaled_dot_product_attention, and softmax(q kᵀ) v written with torch's softmax and matmul, but "
+                "not flex_attention, compiled functions or kernels of other libraries"
             )
-        if self._unfit:
-            return MhaError(
-                f"no attention of {name} could be shown: {_unfit_words(self._unfit)}",
-                hint=self._remedy(),
-                code="not-tokens",
+        else:
+            message = f"no attention was seen in {name}, which is made of {', '.join(self._parts[:8])}"
+            hint = (
+                "mha captures scaled_dot_product_attention everywhere, but a softmax of q kᵀ only in modules whose class or "
+                "name contains attn or atten"
             )
-        if self._wanted.model.layers is not None and self._met:
-            return MhaError(
-                f"none of the layers {_words(self._wanted.model.layers)} was seen in {name}",
-                hint="layers with attention: " + ", ".join(map(str, sorted({layer for _, layer in self._met}))),
-                code="no-layer",
-            )
-        return self._no_attention(name)
-
-    def _remedy(self) -> str | None:
-        if any("mask is of type" in reason for reason in self._unfit.values()):
-            return 'model.set_attn_implementation("sdpa") computes the same with a tensor for a mask'
-        way = f"fill the cache within {_NAME}, or make a pass of each step with use_cache=False"
-        return way if self._has_cache else None
-
-    def _no_attention(self, name: str) -> MhaError:
-        if not self._attentions:
-            return MhaError(
-                f"no attention was seen in {name}, which is made of {', '.join(self._parts[:8])}",
-                hint="mha captures scaled_dot_product_attention everywhere, but a softmax of q kᵀ only in modules whose class or "
-                "name contains attn or atten",
-                code="no-attention",
-            )
-        return MhaError(
-            f"no attention was seen in {name}, though it has {', '.join(self._attentions[:8])}",
-            hint="mha captures scaled_dot_product_attention, and softmax(q kᵀ) v written with torch's softmax and matmul, but "
-            "not flex_attention, compiled functions or kernels of other libraries",
-            code="no-attention",
-        )
+        return MhaError(message, hint=hint, code=code)
 
 
 def _add_pass(totals: HeadTotals, record: Record) -> None:
@@ -269,9 +307,6 @@ def _add_pass(totals: HeadTotals, record: Record) -> None:
             n_keys = visible[:, row if visible.shape[1] > 1 else 0]
             least = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
             totals.add(head, np.array([(n_keys > least.get(name, 0)).sum() for name in totals.names]))
-
-
-_NO_INPUTS = ModelInputs((), None, "right", {})
 
 
 @dataclass
@@ -320,86 +355,3 @@ def _unfit_words(unfit: Mapping[LayerKey, str]) -> str:
 
 def _words(layers: Sequence[LayerChoice]) -> str:
     return ", ".join(f"{kind}.{n}" if kind else str(n) for kind, n in layers)
-
-
-# ---------------------------------------------------------------------------------------------------- what is asked for
-
-
-def _kept(keep: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(keep) if isinstance(keep, Iterable) and not isinstance(keep, str) else (keep,)
-    for name in names:
-        if name not in KEPT:
-            raise noted(UsageError(f"keep: {name!r} is no matrix of a layer", hint=f"choose among {', '.join(KEPT)}"))
-    return names
-
-
-def _limit(keep_limit: int) -> int:
-    try:
-        limit = index(keep_limit)
-    except TypeError:
-        limit = -1
-    if limit < 0:
-        raise noted(UsageError(f"keep_limit {keep_limit!r} must be a number of bytes, 0 or more"))
-    return limit
-
-
-def _layers(layers: Sequence[int | LayerChoice] | None) -> tuple[LayerChoice, ...] | None:
-    if layers is None:
-        return None
-    try:
-        chosen = tuple(map(_layer, layers))
-    except (TypeError, ValueError):
-        chosen = ()
-    if not chosen:
-        message = f"layers {layers!r} must be numbers, or pairs of a kind and a number, one at least"
-        raise noted(UsageError(message, hint='[4, 5], or [("cross", 2)]; kinds: ' + ", ".join(get_args(AttentionKind))))
-    return chosen
-
-
-def _layer(given: Any) -> LayerChoice:
-    kind, number = given if isinstance(given, (tuple, list)) else (None, given)
-    if kind not in (None, *get_args(AttentionKind)):
-        raise ValueError(kind)
-    return kind, index(number)
-
-
-def _heads(heads: Sequence[int] | None) -> tuple[int, ...] | None:
-    if heads is None:
-        return None
-    try:
-        chosen = tuple(dict.fromkeys(map(index, heads)))
-    except TypeError:
-        chosen = ()
-    if not chosen or min(chosen) < 0:
-        raise noted(UsageError(f"heads {heads!r} must be numbers from 0 on, one at least"))
-    return chosen
-
-
-# ---------------------------------------------------------------------------------------------- what a record says of it
-
-
-def _facts_of(model: Any) -> ModelFacts:
-    """The facts of a model in memory, of transformers or not, for the record."""
-    name = type(model).__name__
-    if hasattr(model, "main_input_name") and hasattr(getattr(model, "config", None), "get_text_config"):
-        return facts_of(model, path=getattr(model, "name_or_path", "") or name)
-    parameters = [*model.parameters()]
-    dtypes = [own.dtype for own in parameters if own.dtype in ROUNDED]
-    device = device_of(model)
-    found = Model(
-        path=name,
-        revision=None,
-        family="torch.nn.Module",
-        architecture=name,
-        implementation="torch's own functions",
-        path_inspected="",
-        identical_outputs=None,
-        compared_len=0,
-        n_layers=0,
-        n_parameters=sum(own.numel() for own in parameters),
-        n_vocabulary=0,
-        positions="unknown",
-        max_positions=None,
-        dtype=str(dtypes[0] if dtypes else torch.float32).removeprefix("torch."),
-    )
-    return ModelFacts(found, config=None, d_model=0, device=device, device_asked=str(device))

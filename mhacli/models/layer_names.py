@@ -120,6 +120,12 @@ QUIRKS: Mapping[str, str] = {
 from after the row for padding; that layers of two lists run in turns and are numbered by their runs, as in its own cache."""
 
 
+def config_of(model: Any) -> Any:
+    """The config of a model of transformers; None for other modules."""
+    config = getattr(model, "config", None)
+    return config if hasattr(model, "main_input_name") and hasattr(config, "get_text_config") else None
+
+
 def quirks_of(config: Any) -> str:
     """What is unusual in a family; empty for most."""
     return QUIRKS.get(getattr(config, "model_type", ""), "")
@@ -201,10 +207,6 @@ def most_positions(config: Any) -> int | None:
 def rope_theta_of(config: Any, layer: int) -> float:
     """The base of the rotary angles of a layer, by its type if types differ; 10000 if the config has none."""
     text = config.get_text_config(decoder=True)
-    types = list(getattr(text, "layer_types", None) or ())
-    named = getattr(text, "rope_parameters", None) or {}
-    found = named.get("rope_theta", getattr(text, "rope_theta", None)) if isinstance(named, dict) else None
-    own = named.get(types[layer]) if isinstance(named, dict) and layer < len(types) else None
-    if found is None and isinstance(own, dict):
-        found = own.get("rope_theta")
-    return float(found) if isinstance(found, (int, float)) and found > 0 else 10_000.0
+    types, named = getattr(text, "layer_types", None) or (), getattr(text, "rope_parameters", None) or {}
+    of_type = named.get(types[layer]) if layer < len(types) else None
+    return float((of_type or named).get("rope_theta") or 10_000.0)

@@ -1,6 +1,7 @@
-"""Inspects the attentions of one pass of a model: each is reduced to statistics, or its matrices are kept, while the model waits.
+"""The attentions of one pass of a model: each is reduced to statistics, or its matrices are kept, while the model waits.
 
-Memory holds one layer at a time. The caller runs the model.
+Memory holds one layer at a time. The caller runs the model. A captured `Call` becomes an `Attention`, and that the
+`LayerResults` of which a record is made.
 """
 
 from __future__ import annotations
@@ -13,21 +14,30 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhacli.attention.devices import environment, one_thread, shared_out
-from mhacli.attention.head_results import HeadResults, joined, results_of
+from mhacli.attention.head_results import joined, results_of
 from mhacli.attention.head_statistics import Axes, make_statistics_request
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
-from mhacli.attention.statistics import StatisticsRequest
+from mhacli.attention.statistics import StatisticsRequest, head_groups
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.attention.uniform import Baseline, make_baseline
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.heads import SMALL_CELLS
-from mhacli.models.calls import DROPOUT, Call
-from mhacli.models.captured_pattern import KEPT_MASKS, KnownMasks, as_attention
+from mhacli.models.calls import DROPOUT, Call, Masking, as_attention, masking_of, state_of
 from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import LayerKey, rope_theta_of, without_attention
+from mhacli.models.layer_names import (
+    LayerKey,
+    config_of,
+    most_positions,
+    n_layers_of,
+    positions_of,
+    rope_theta_of,
+    without_attention,
+)
+from mhacli.models.load import device_of
+from mhacli.models.rounding import dtype_of
 from mhacli.record.checks import SelfCheck
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import (
@@ -37,7 +47,6 @@ from mhacli.record.record import (
     NonAttentionLayer,
     Positions,
     Record,
-    SpanTokens,
     layer_prefix,
     texts_of,
 )
@@ -48,6 +57,11 @@ from mhacli.text.tokens import AttentionKind
 
 KEPT = ("pattern", "z", "scores", "qk")
 """The matrices of a layer that can be kept, the most important first."""
+_KEPT_MASKS = 4
+"""The number of masks kept: a model has one, or two with and without a window; an encoder-decoder has one per kind of
+attention. Other models make a tensor as large as the pattern for every layer."""
+_ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""The dtypes with known tolerances."""
 
 
 class LayerResults(NamedTuple):
@@ -58,36 +72,19 @@ class LayerResults(NamedTuple):
     arrays: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """The facts of a model for the record, besides its attentions.
-
-    `config` is that of transformers, None for a module without one; `d_model` is 0 if unknown. `weights` is the path of the
-    checkpoint, `tokenizer` the name of its tokenizer in the record's config, `device_asked` the device as the user named it.
-    """
-
-    model: Model
-    config: Any
-    d_model: int
-    device: torch.device
-    device_asked: str
-    tokenizer: str = "word"
-    weights: str | None = None
-
-
 @dataclass
 class PassInspection:
-    """The attentions of one pass over the texts of `inputs`. `take` inspects each; `record` has the finished ones.
+    """The attentions of one pass of `model` over the texts of `inputs`. `take` inspects each; `record` has the finished ones.
 
-    `n_layers` is the expected number of attentions, `dtype` that of the model. `on_layer` is called with every requested
-    attention before it is reduced. With `any_length`, an attention over something else than the texts is shown by positions.
+    `n_layers` is the expected number of attentions. `on_layer` is called with every requested attention before it is reduced.
+    With `any_length`, an attention over something else than the texts is shown by positions. `found` are the attentions of the
+    texts, requested or not; `unfit` has the reasons for the others.
     """
 
+    model: nn.Module
     inputs: ModelInputs
     wanted: Run
-    spans: tuple[SpanTokens, ...]
-    dtype: str
-    n_layers: int
+    n_layers: int = 1
     on_layer: Callable[[Call, Attention], None] | None = None
     report_progress: Progress = no_progress
     peak_bytes: int = 0
@@ -96,142 +93,120 @@ class PassInspection:
     found: list[LayerKey] = field(default_factory=list)
     unfit: dict[LayerKey, str] = field(default_factory=dict)
     not_kept: list[str] = field(default_factory=list)
-    _masks: KnownMasks = field(default_factory=dict)
-    _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
+    _known: dict[object, tuple[Masking, Baseline]] = field(default_factory=dict)
     _kept_bytes: int = 0
 
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
-        dtype, place = coarser(self.dtype, call), (call.kind, call.layer)
-        positions = positions_of_axes(call, self.inputs) if self.any_length else None
-        axes = axes_of(self.inputs, call.kind, dtype=dtype, device=call.device, positions=positions)
-        reason = misfit(call, axes)
-        if positions is not None and call.shape[0] < len(self.inputs.sequences):
-            reason = f"attention of {call.shape[0]} sequences, not of {len(self.inputs.sequences)}"
+        place, positions = (call.kind, call.layer), _positions_of_axes(call, self.inputs)
+        reason = _unread_mask(call)
+        if positions is not None and not (self.any_length and call.shape[0] >= len(self.inputs.sequences)):
+            n_texts, (batch, _, q_len, k_len) = len(self.inputs.sequences), call.shape
+            reason = f"attention of {batch} sequences from {q_len} to {k_len} positions, not of the tokens of {n_texts} texts"
         if reason is not None:
             self.unfit.setdefault(place, reason)
             return
         self.found.append(place)
-        if not self.wanted.model.includes(call.layer, call.kind):
-            return
-        done = self._inspect(call, axes)
-        self.results.append(done._replace(layer=replace(done.layer, positions=positions)))
-        self.report_progress(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
+        if self.wanted.model.includes(call.layer, call.kind):
+            done = self._inspect(call, axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions))
+            self.results.append(done._replace(layer=replace(done.layer, positions=positions)))
+            self.report_progress(min(1.0, len(self.results) / self.n_layers), done.layer.label)
 
     def release(self) -> None:
         """Frees the masks that layers share, so that no tensor of the model is held after its pass."""
-        self._masks, self._baselines = {}, {}
+        self._known = {}
+
+    def _dtype_of(self, call: Call) -> str:
+        """The coarser of the model's dtype and that of the call's values, which autocast may change: it decides tolerances."""
+        own = [dtype_of(self.model), *([] if call.v is None else [call.v.dtype])]
+        coarsest = max((d for d in own if d in _ROUNDED), key=lambda d: torch.finfo(d).eps, default=torch.float32)
+        return str(coarsest).removeprefix("torch.")
 
     def _inspect(self, call: Call, axes: Axes) -> LayerResults:
-        """The statistics of all requested heads, the kept matrices, and the checks."""
-        wanted = self.wanted
-        attention = as_attention(call, axes.real_queries(), self._masks)
-        if call.has_dropout:  # z belongs to other weights
-            attention = replace(attention, v=None)
-        if self.on_layer is not None:
-            self.on_layer(call, attention)
-        statistics_request = make_statistics_request(
-            axes, wanted.statistics.conditions, sink_tokens=wanted.statistics.first_tokens, spans=self.spans
+        """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""
+        wanted, chosen = self.wanted, self.wanted.statistics
+        request = make_statistics_request(
+            axes, chosen.conditions, sink_tokens=chosen.first_tokens, spans=self.inputs.spans
         )
-        is_small = call.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
-        with one_thread() if is_small else nullcontext():
-            baseline = self._baseline(call, attention, statistics_request)
-            parts = self._reduced(attention, axes, statistics_request, baseline)
+        is_on_cpu = call.device.type == "cpu"
+        with one_thread() if is_on_cpu and prod(call.shape[2:]) <= SMALL_CELLS else nullcontext():
+            attention, baseline = self._masked(call, axes, request)
+            if self.on_layer is not None:
+                self.on_layer(call, attention)
+            n_heads, group = attention.shape[1], attention.shape[1] // attention.n_kv_heads
+            most = -(-n_heads // torch.get_num_threads()) if is_on_cpu else n_heads
+            parts = [range(head, head + 1) for head in chosen.heads or ()]
+            reduce = partial(results_of, axes, attention, statistics_request=request, wanted=wanted, baseline=baseline)
+            results = shared_out(
+                [partial(reduce, part) for part in parts or head_groups(range(n_heads), group, most=most)]
+            )
             matrices = self._matrices(call, attention)
-        results, survey = joined(
-            parts,
+        whole, survey = joined(
+            results,
             baseline,
             wanted,
             axes=axes,
-            statistics_request=statistics_request,
+            statistics_request=request,
             peak_bytes=self.peak_bytes,
             full_bytes=4 * prod(attention.shape),
         )
-        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
-        layer = make_layer(call, attention, mask=mask_words(baseline, axes), survey=survey)
-        return LayerResults(layer, heads, {**results.arrays, **matrices})
+        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in whole.heads)
+        layer = _layer(call, attention, mask=_mask_words(baseline, axes), survey=survey)
+        return LayerResults(layer, heads, {**whole.arrays, **matrices})
 
-    def _reduced(
-        self,
-        attention: Attention,
-        axes: Axes,
-        statistics_request: StatisticsRequest,
-        baseline: Baseline,
-    ) -> list[HeadResults]:
-        """The results of all requested heads. On a CPU every thread takes its own."""
-        wanted = self.wanted
-
-        def of_heads(heads: range) -> HeadResults:
-            return results_of(
-                axes, attention, heads, statistics_request=statistics_request, wanted=wanted, baseline=baseline
-            )
-
-        n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
-        return shared_out(
-            [partial(of_heads, heads) for heads in head_ranges(attention, wanted.statistics.heads, n_parts)]
-        )
-
-    def _baseline(self, call: Call, attention: Attention, statistics_request: StatisticsRequest) -> Baseline:
-        """Uniform attention under the mask of a call, computed once for successive layers that share the mask."""
-        if call.q is None:
-            return make_baseline(attention, statistics_request)
-        key = (call.kind, call.device, call.shape[2:], id(attention.allowed))
-        if key not in self._baselines:
-            while len(self._baselines) >= KEPT_MASKS:
-                del self._baselines[next(iter(self._baselines))]
-            # the mask is kept alive, so that its id stays unique
-            self._baselines[key] = make_baseline(attention, statistics_request), attention.allowed
-        return self._baselines[key][0]
+    def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Baseline]:
+        """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
+        real = axes.real_queries()
+        key = (call.kind, call.causal, call.device, call.shape, state_of(call.mask), state_of(call.bias))
+        known = None if call.q is None else self._known.get(key)
+        masking = None if call.q is None else masking_of(call, real) if known is None else known[0]
+        attention = as_attention(call, real, masking)
+        baseline = make_baseline(attention, request) if known is None else known[1]
+        if masking is not None:
+            self._known = dict([*self._known.items(), (key, (masking, baseline))][-_KEPT_MASKS:])
+        return replace(attention, v=None) if call.has_dropout else attention, baseline  # z belongs to other weights
 
     def _matrices(self, call: Call, attention: Attention) -> dict[str, Tensor]:
-        """The matrices to keep of the requested heads, within the limit for all layers."""
-        matrix_bytes, heads = 4 * prod(attention.shape), self.wanted.statistics.heads
-        keep = self._keep(matrix_bytes)
+        """The matrices to keep of the requested heads: those that were asked for, or as many as fit for all layers."""
+        matrix_bytes, keep, limit = 4 * prod(attention.shape), self.wanted.keep, self.wanted.keep_limit
+        if keep is None:
+            keep = KEPT[: max(1, limit // max(1, matrix_bytes * self.n_layers))]
         if not keep:
             return {}
-        n_bytes = matrix_bytes * len(keep)
-        if self._kept_bytes + n_bytes > self.wanted.keep_limit:
+        if self._kept_bytes + matrix_bytes * len(keep) > limit:
             self.not_kept.append(f"matrices of {call.title}")
             return {}
-        self._kept_bytes += n_bytes
+        self._kept_bytes += matrix_bytes * len(keep)
         made = attention.matrices()
         if attention.v is not None and attention.z is not None:
             made["z"] = attention.z.clone()
         missing = [name for name in keep if name not in made]
-        self.not_kept += (
-            [f"{' and '.join(missing)} of {call.title}{NOT_SEEN}"] if missing and self.wanted.keep is not None else []
-        )
+        if missing and self.wanted.keep is not None:
+            self.not_kept.append(f"{' and '.join(missing)} of {call.title}{NOT_SEEN}")
         made["strongest_key"] = strongest_key(made["pattern"])
-        names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
-        arrays = {
-            name: made[name]
-            if heads is None or (name == "allowed" and made[name].shape[1] == 1)
-            else made[name][:, list(heads)]
-            for name in names
-        }
-        return {name: array.cpu() for name, array in arrays.items()}
+        heads = slice(None) if self.wanted.statistics.heads is None else list(self.wanted.statistics.heads)
+        kept = {name: made[name] for name in (*keep, "allowed", "strongest_key") if name in made}
+        return {name: (full if full.shape[1] == 1 else full[:, heads]).cpu() for name, full in kept.items()}
 
-    def _keep(self, matrix_bytes: int) -> tuple[str, ...]:
-        """The names of the matrices to keep of a layer: the requested ones, or as many as fit for all layers."""
-        if self.wanted.keep is not None:
-            return self.wanted.keep
-        room = self.wanted.keep_limit // max(1, matrix_bytes * self.n_layers)
-        return KEPT[: max(1, room)]
-
-    def record(self, facts: ModelFacts, seconds: Mapping[str, float]) -> Record:
-        """The record of the layers that are finished, of which there must be one at least."""
-        results = list(self.results)
-        arrays = {
-            layer_prefix(i) + name: to_array(array)
-            for i, done in enumerate(results)
-            for name, array in done.arrays.items()
-        }
-        layers, model = tuple(done.layer for done in results), self._model(facts)
+    def record(self, model: Model, seconds: Mapping[str, float], *, device: str | None = None) -> Record:
+        """The record of the finished layers, of which there must be one at least, with the entry of the `model`; `device` is as
+        the user named it."""
+        results, config = list(self.results), config_of(self.model)
+        layers = tuple(done.layer for done in results)
+        hand_written = {True: "hand-written", False: model.implementation}
+        inspected = dict.fromkeys(hand_written[layer.captured_by == "softmax"] for layer in layers)
+        model = replace(
+            model,
+            n_layers=model.n_layers or len({layer for _, layer in (*self.found, *self.unfit)}),
+            path_inspected=f"{' and '.join(inspected)} (unchanged)",
+            without=tuple(NonAttentionLayer(number, reason) for (_, number), reason in self.unfit.items())
+            if config is None
+            else without_attention(config, self.found, self.unfit),
+        )
+        on = device_of(self.model)
         return Record(
             command=self.wanted.command,
-            config=_config(
-                facts, next((each for each in layers if each.kind == "self"), layers[0]), model, self.inputs
-            ),
+            config=self._config(model, layers),
             sequences=self.inputs.sequences,
             context=self.inputs.context,
             vocabulary=(),
@@ -241,86 +216,85 @@ class PassInspection:
             self_check=SelfCheck.of_layers(
                 [layer.survey.checks for layer in layers], holds=model.identical_outputs is not False
             ),
-            environment=environment(facts.device, facts.device_asked),
-            weights=facts.weights,
+            environment=environment(on, device or str(on)),
             not_kept=tuple(self.not_kept),
             model=model,
             layers=layers,
-            spans=self.spans,
-            arrays=arrays,
+            spans=self.inputs.spans,
+            arrays={
+                layer_prefix(i) + name: to_array(array)
+                for i, done in enumerate(results)
+                for name, array in done.arrays.items()
+            },
         )
 
-    def _model(self, facts: ModelFacts) -> Model:
-        """The model for the record, with the inspected layers and those without attention."""
-        levels = dict.fromkeys(done.layer.captured_by for done in self.results)
-        inspected = " and ".join(
-            dict.fromkeys("hand-written" if level == "softmax" else facts.model.implementation for level in levels)
-        )
-        without = (
-            tuple(NonAttentionLayer(number, reason) for (_, number), reason in self.unfit.items())
-            if facts.config is None
-            else without_attention(facts.config, self.found, self.unfit)
-        )
-        n_layers = facts.model.n_layers or len({layer for _, layer in (*self.found, *self.unfit)})
-        return replace(facts.model, n_layers=n_layers, path_inspected=f"{inspected} (unchanged)", without=without)
+    def _config(self, model: Model, layers: tuple[InspectedLayer, ...]) -> Config:
+        """The sizes and choices as a `Config`; those of each layer are in `layers`."""
+        first = next((layer for layer in layers if layer.kind == "self"), layers[0])
+        config, known = config_of(self.model), ("rope", "rope-interleaved", "alibi", "learned")
+        text = None if config is None else config.get_text_config(decoder=True)
+        return Config(
+            d_model=int(getattr(text, "hidden_size", 0) or first.n_heads * first.d_v),
+            n_heads=first.n_heads,
+            n_kv_heads=first.n_kv_heads,
+            d_head=first.d_head,
+            d_v=first.d_v,
+            positions=model.positions if model.positions in known else "none",  # type: ignore[arg-type]
+            causal=first.mask.startswith("causal"),
+            padding=self.inputs.side,
+            scale=first.scale,
+            softcap=first.softcap,
+            dtype=model.dtype,  # type: ignore[arg-type]
+            device=str(device_of(self.model)),
+            tokenizer="word",
+            max_positions=model.max_positions or Config.max_positions,
+            rope_theta=Config.rope_theta if config is None else rope_theta_of(config, first.layer),
+        ).resolved()
 
 
-def _config(facts: ModelFacts, first: InspectedLayer, model: Model, inputs: ModelInputs) -> Config:
-    """The sizes and choices as a `Config`; those of each layer are in `layers`."""
-    known = ("rope", "rope-interleaved", "alibi", "learned")
-    theta = Config.rope_theta if facts.config is None else rope_theta_of(facts.config, first.layer)
-    return Config(
-        d_model=facts.d_model or first.n_heads * first.d_v,
-        n_heads=first.n_heads,
-        n_kv_heads=first.n_kv_heads,
-        d_head=first.d_head,
-        d_v=first.d_v,
-        positions=model.positions if model.positions in known else "none",  # type: ignore[arg-type]
-        causal=first.mask.startswith("causal"),
-        padding=inputs.side,
-        scale=first.scale,
-        softcap=first.softcap,
-        dtype=model.dtype,  # type: ignore[arg-type]
-        device=str(facts.device),
-        tokenizer=facts.tokenizer,
-        max_positions=model.max_positions or Config.max_positions,
-        rope_theta=theta,
-    ).resolved()
-
-
-def coarser(dtype: str, call: Call) -> str:
-    """The coarser of the model's dtype and that of the call's values, which autocast may change. It decides the tolerances."""
-    found = None if call.v is None else call.v.dtype
-    own: torch.dtype = getattr(torch, dtype)
-    is_coarser = found in ROUNDED and (own not in ROUNDED or torch.finfo(found).eps > torch.finfo(own).eps)
-    return str(found).removeprefix("torch.") if is_coarser else dtype
-
-
-ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes with known tolerances."""
+def entry_of(model: Any, path: str | None = None, revision: str | None = None) -> Model:
+    """The entry of a model, of transformers or not, in a record. Without a path it is named as it names itself."""
+    config, name = config_of(model), type(model).__name__
+    is_known, own = config is not None, dtype_of(model)
+    return Model(
+        path=path or getattr(model, "name_or_path", None) or name,
+        revision=revision,
+        family=config.model_type if is_known else "torch.nn.Module",
+        architecture=name,
+        implementation=str(getattr(config, "_attn_implementation", None) or "eager")
+        if is_known
+        else "torch's own functions",
+        path_inspected="",
+        identical_outputs=None,
+        compared_len=0,
+        n_layers=n_layers_of(config) if is_known else 0,
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        n_vocabulary=int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0) if is_known else 0,
+        positions=positions_of(model) if is_known else "unknown",
+        max_positions=most_positions(config) if is_known else None,
+        dtype=str(own if own in _ROUNDED else torch.float32).removeprefix("torch."),
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- whose tokens
 
 
-def positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
+def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
     """The sizes of the axes of an attention that are not the tokens of the texts; None if all are."""
     n_texts, _, *lengths = call.shape
     texts = texts_of(call.kind, inputs.sequences, inputs.context)
-    fits = [
+    own = [
         len(of_axis) == n_texts and max(len(text.ids) for text in of_axis) == n
         for of_axis, n in zip(texts, lengths, strict=True)
     ]
-    if all(fits):
+    if all(own):
         return None
-    q_len, k_len = (
-        lengths if call.kind != "cross" else (None if fits[0] else lengths[0], None if fits[1] else lengths[1])
-    )
+    q_len, k_len = (None if is_own and call.kind == "cross" else n for is_own, n in zip(own, lengths, strict=True))
     return n_texts, q_len, k_len
 
 
 def axes_of(
-    inputs: ModelInputs, kind: AttentionKind, *, dtype: str, device: torch.device, positions: Positions | None = None
+    inputs: ModelInputs, kind: AttentionKind, dtype: str, device: torch.device, positions: Positions | None = None
 ) -> Axes:
     """The texts on the query and key axes of an attention of this kind, or its positions."""
     queries, keys = texts_of(kind, inputs.sequences, inputs.context, positions)
@@ -338,31 +312,28 @@ def axes_of(
     )
 
 
+def _unread_mask(call: Call) -> str | None:
+    """The reason why the mask of an attention cannot be read, None if it can or there is none."""
+    mask: Any = call.mask
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        return f"attention whose mask is of type {type(mask).__name__}, not a tensor"
+    is_of_keys = call.level != "sdpa" and mask.ndim == 2  # flash-attention has a mask for padding only
+    sizes = zip(reversed(mask.shape), reversed(call.shape), strict=False)
+    if is_of_keys or mask.ndim > len(call.shape) or any(n not in (1, of) for n, of in sizes):
+        return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
+    return None
+
+
 # ------------------------------------------------------------------------------------------------------------ one layer
 
 
-def make_layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
+def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
     """The entry of a layer in the record, without its heads."""
-    checks, scored = survey.checks, attention if isinstance(attention, ScoredAttention) else None
-    reasons = [
-        f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
-        for check in checks
-        if not check.ok
-    ]
-    reasons += [
-        f"scores are so large that rounding alone may change z by {check.rounding:.3g}"
-        for check in checks
-        if check.rounding
-    ]
-    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name not in DROPOUT]
-    if call.has_dropout:
-        reasons.append(
-            "dropout was active: the weights are those before dropout, but the layer's output was computed after it"
-        )
-    elif attention.v is None:
-        reasons.append("only the pattern was captured, not the values")
     assert attention.z is not None, "the model made it"
-    d_v = attention.z.shape[3]
+    reasons, d_v = _reasons(call, attention, survey), attention.z.shape[3]
+    scored = attention if isinstance(attention, ScoredAttention) else None
     return InspectedLayer(
         layer=call.layer,
         name=call.title,
@@ -380,46 +351,35 @@ def make_layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSumm
         sinks=attention.sink_logits is not None,
         verified=not reasons,
         unverified=tuple(reasons),
-        self_check=SelfCheck.of_layers([checks]),
+        self_check=SelfCheck.of_layers([survey.checks]),
         survey=survey,
         call=call.part + 1,
     )
 
 
-def misfit(call: Call, axes: Axes) -> str | None:
-    """The reason why an attention cannot be shown: its axes are not the tokens of the text. None if they are."""
-    batch, n_queries, n_keys = call.shape[0], *call.shape[-2:]
-    if (batch, n_queries, n_keys) == (len(axes.queries), axes.q_len, axes.k_len):
-        return _unread_mask(call)
-    if (n_queries, n_keys) == (axes.q_len, axes.k_len):
-        return f"attention of {batch} sequences, not of {len(axes.queries)}"
-    return f"attention from {axes.q_len} to {axes.k_len} tokens laid out as {n_queries} × {n_keys}"
+def _reasons(call: Call, attention: Attention, survey: HeadsSummary) -> list[str]:
+    """Why a layer is not verified; none if it is."""
+    reasons = [
+        f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
+        for check in survey.checks
+        if not check.ok
+    ]
+    reasons += [
+        f"scores are so large that rounding alone may change z by {check.rounding:.3g}"
+        for check in survey.checks
+        if check.rounding
+    ]
+    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name not in DROPOUT]
+    if call.has_dropout:
+        reasons.append(
+            "dropout was active: the weights are those before dropout, but the layer's output was computed after it"
+        )
+    elif attention.v is None:
+        reasons.append("only the pattern was captured, not the values")
+    return reasons
 
 
-def _unread_mask(call: Call) -> str | None:
-    """The reason why the mask of an attention cannot be read, None if it can or there is none."""
-    mask: Any = call.mask
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor):
-        return f"attention whose mask is of type {type(mask).__name__}, not a tensor"
-    is_of_keys = call.level != "sdpa" and mask.ndim == 2  # flash-attention has a mask for padding only
-    sizes = zip(reversed(mask.shape), reversed(call.shape), strict=False)
-    if is_of_keys or mask.ndim > len(call.shape) or any(n not in (1, of) for n, of in sizes):
-        return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
-    return None
-
-
-def head_ranges(attention: Attention, chosen: tuple[int, ...] | None, n_parts: int) -> list[range]:
-    """The heads that go together: alone where they are chosen, else in parts, none of which cuts a group that shares keys."""
-    n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
-    if chosen is not None:
-        return [range(head, head + 1) for head in chosen]
-    step = n_heads // n_kv_heads * -(-n_kv_heads // max(1, n_parts))
-    return [range(start, min(start + step, n_heads)) for start in range(0, n_heads, step)]
-
-
-def mask_words(baseline: Baseline, axes: Axes) -> str:
+def _mask_words(baseline: Baseline, axes: Axes) -> str:
     """The mask in words, judged by the number of keys that each query of the first text sees."""
     n, first = len(axes.queries[0].ids), axes.first_query(0)
     counts = baseline.visible[0, 0, first : first + n].long().tolist()

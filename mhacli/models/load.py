@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -20,13 +21,11 @@ from mhacli.attention.core import is_finite
 from mhacli.errors import HF, MhaError, bad_file, first_names, installing, missing_library
 from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
-from mhacli.io.files import format_size
+from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.libraries import guarded
-from mhacli.models.device_map import device_of, fetched, placing
 from mhacli.models.folder import Checkpoint, is_hub_id, read_checkpoint
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
-_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
 """Heads on top of the layers, which no attention depends on; checkpoints for other tasks lack them."""
 _WRAPPED = re.compile(r"((_orig_mod|module)\.)+")
@@ -130,7 +129,7 @@ def load_model(
         _require_room(checkpoint, dtype, device)
     else:
         prefix = library.MODEL_MAPPING[type(config)].base_model_prefix if is_base else None
-        placed = placing(device_map, leaves_out=f"{prefix}." if prefix else "")
+        placed = _placing(device_map, leaves_out=f"{prefix}." if prefix else "")
     load = partial(
         kind.from_pretrained,
         path,
@@ -198,10 +197,8 @@ def _without_wrapper(tensors: Iterable[str]) -> dict[str, str] | None:
 
 def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:
     """Raises `MhaError`, before any tensor is loaded, if the weights do not fit into memory. The largest is held twice."""
-    item = None if dtype is None else torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    sizes = [
-        t.n_bytes if item is None else t.n_bytes // _DTYPES.get(t.dtype, 1) * item for t in checkpoint.tensors.values()
-    ]
+    tensors = checkpoint.tensors.values()
+    sizes = [t.n_bytes if dtype is None else prod(t.shape) * getattr(torch, dtype).itemsize for t in tensors]
     needed = sum(sizes) + max(sizes, default=0)
     have = memory.available_bytes()
     if device.type == "cpu" and not memory.fits(needed, have):
@@ -234,7 +231,12 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
 def _require_finite(model: nn.Module, path: str) -> None:
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")
-        tensor = fetched(model.get_submodule(owner), own) if parameter.is_meta else parameter
+        tensor = parameter
+        if parameter.is_meta:
+            hook = next(
+                hook for hook in _hooks(model.get_submodule(owner)) if getattr(hook, "weights_map", None) is not None
+            )
+            tensor = hook.weights_map[own].to(dtype=parameter.dtype)
         if tensor.is_floating_point() and not is_finite(tensor):
             bad = ~tensor.isfinite()
             raise MhaError(
@@ -243,6 +245,40 @@ def _require_finite(model: nn.Module, path: str) -> None:
                 code="not-finite",
                 path=path,
             )
+
+
+# ------------------------------------------------------------------------------------------------------ several devices
+
+
+def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
+    """The keywords with which transformers loads a model onto the devices of a map. `leaves_out` is the prefix of the names of
+    layers in a checkpoint with a head, for a model without one. Raises `MhaError` without accelerate."""
+    try:
+        utilities = importlib.import_module("accelerate.utils")
+    except ImportError:
+        raise missing_library("accelerate", "--device-map") from None
+    if device_map == "auto":
+        free: dict[int | str, int] = utilities.get_max_memory()
+        limit = {"cpu": min(free.get("cpu", 0), memory.available_bytes())}
+        return {"device_map": "auto", "max_memory": free | limit, "offload_folder": temporary_folder()}
+    assert not isinstance(device_map, str)
+    inner = {name: device for name, device in device_map.items() if name.startswith(leaves_out)} or device_map
+    devices = {name.removeprefix(leaves_out): device for name, device in inner.items()}
+    return {"device_map": devices} | ({"offload_folder": temporary_folder()} if "disk" in devices.values() else {})
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's inputs: by the hooks that fetch weights from CPU or disk, otherwise by its weights."""
+    for hook in (hook for module in model.modules() for hook in _hooks(module)):
+        if getattr(hook, "execution_device", None) is not None:
+            return torch.device(hook.execution_device)
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def _hooks(module: nn.Module) -> tuple[Any, ...]:
+    """The hooks of accelerate on a module."""
+    hook = getattr(module, "_hf_hook", None)
+    return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
 
 
 # -------------------------------------------------------------------------------------------------------- the libraries

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.models.calls import Call
+from mhacli.models.calls import FORBIDDING, Call
 from mhacli.models.capture import Watch, watched
-from mhacli.models.captured_pattern import FORBIDDING
 from mhacli.models.layer_names import is_pair
 
 Half = Literal["encoder", "decoder"]

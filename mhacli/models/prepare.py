@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
 from mhacli.models.layer_names import most_positions
 from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, load_config, load_model
-from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
+from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_MAX_TOKENS
@@ -26,46 +26,28 @@ from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
 
-class Texts(NamedTuple):
-    """The texts as tokens, those of an encoder, the tokens of named spans, and notes."""
-
-    sequences: tuple[TokenSequence, ...]
-    context: tuple[TokenSequence, ...] | None
-    spans: tuple[SpanTokens, ...]
-    notes: tuple[str, ...]
-
-
-class ReadCheckpoint(NamedTuple):
-    """A loaded checkpoint with the texts and the inputs of a pass."""
-
-    loaded: Loaded
-    inputs: ModelInputs
-    texts: Texts
-    tokenizer: ModelTokenizer
-
-
 @torch.no_grad()
 def prepare_checkpoint(request: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     """The run, and notes for the user. Raises `MhaError` as `read` does."""
     began = perf_counter()
-    loaded, inputs, texts, tokenizer = read(request, "generate" if request.n_generated else None)
-    generated = None
+    loaded, inputs, tokenizer = read(request, "generate" if request.n_generated else None)
+    generated, notes = None, (*loaded.notes, *inputs.notes)
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    run = CheckpointRun(loaded, inputs, request, texts.spans, generated)
+    run = CheckpointRun(loaded, inputs, request, generated)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
-    return run, (*loaded.notes, *texts.notes)
+    return run, notes
 
 
-def read(request: Run, head: LanguageHead | None) -> ReadCheckpoint:
-    """The model, with a language `head` if requested, and the texts as its inputs. Raises `MhaError` for requests that cannot
-    work, if possible before the weights are loaded."""
+def read(request: Run, head: LanguageHead | None) -> tuple[Loaded, ModelInputs, ModelTokenizer]:
+    """The model, with a language `head` if requested, the texts as its inputs, and the tokenizer. Raises `MhaError` for requests
+    that cannot work, if possible before the weights are loaded."""
     unloaded = find(request)
     texts = make_texts(request, unloaded.tokenizer, unloaded.config)
     loaded = unloaded.load(request, head)
-    return ReadCheckpoint(loaded, inputs_of(loaded, texts, unloaded.tokenizer, request), texts, unloaded.tokenizer)
+    return loaded, inputs_of(loaded, texts, unloaded.tokenizer, request), unloaded.tokenizer
 
 
 class UnloadedCheckpoint(NamedTuple):
@@ -97,11 +79,15 @@ def find(request: Run) -> UnloadedCheckpoint:
     device = _device_of(request)
     if request.model.threads is not None:
         torch.set_num_threads(request.model.threads)
-    checkpoint, revision = (
-        (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.path, request.model.revision)
-    )
+    checkpoint, revision = request.checkpoint, None
+    if checkpoint is None:
+        checkpoint, revision = find_checkpoint(request.path, request.model.revision)
     config = load_config(checkpoint)
-    _require_kinds(request, config)
+    kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
+    for kind, n in request.model.layers or ():
+        if kind is not None and kind not in kinds:
+            message = f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}"
+            raise UsageError(message, hint=f"try --layer {n}")
     n_vocabulary_of(config)  # without one, a tokenizer would be asked for in vain
     return UnloadedCheckpoint(checkpoint, revision, config, load_tokenizer(checkpoint, request.model.tokenizer), device)
 
@@ -111,73 +97,65 @@ def _device_of(request: Run) -> torch.device:
     for a missing device."""
     if not isinstance(request.model.device_map, Mapping):
         return choose_device(request.model.device)
-    found = {name: choose_device(name, "--device-map") for name in request.model.device_map.values() if name != "disk"}
-    return next((device for name, device in found.items() if name != "cpu"), torch.device("cpu"))
+    names = dict.fromkeys(name for name in request.model.device_map.values() if name != "disk")
+    devices = [choose_device(name, "--device-map") for name in names]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
-def _require_kinds(request: Run, config: Any) -> None:
-    """Raises `UsageError` for a kind of attention that the model does not have."""
-    kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
-    for kind, n in request.model.layers or ():
-        if kind is not None and kind not in kinds:
-            raise UsageError(
-                f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}",
-                hint=f"try --layer {n}",
-            )
+# -------------------------------------------------------------------------------------------------------------- the texts
 
 
-def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> Texts:
-    """The tokens of all texts, as many as the model has positions for. Raises `MhaError` and `UsageError`."""
-    most, path, n_vocabulary = most_positions(config), request.path, n_vocabulary_of(config)
-    is_pair = bool(config.is_encoder_decoder)
-    given, special = list(request.texts), True
-    chat: Mapping[str, Ranges] = {}
+def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> ModelInputs:
+    """The tokens of all texts, as many as the model has positions for, without keywords. Raises `MhaError` and `UsageError`."""
+    is_pair, limit = bool(config.is_encoder_decoder), request.max_tokens
+    given, special, chat = request.texts, True, dict[str, Ranges]()
     if request.chat:
         rendered, chat = tokenizer.chat(request.chat)
-        given, special = [rendered], False
-    limit = request.max_tokens
-    is_answer = is_pair and bool(
-        request.context
-    )  # the text of a decoder begins with its start token and has no end token
-    pair: list[str | None] = [*of_each(request.pair, len(given), "--pair")] or [None] * len(given)
+        given, special = (rendered,), False
+    is_answer = is_pair and bool(request.context)  # a decoder's text begins with its start token and has no end token
+    second: Sequence[str | None] = of_each(request.pair, len(given), "--pair") or [None] * len(given)
     begun = [
-        tokenizer.beginning(text, limit, special=special and not is_answer, pair=second)
-        for text, second in zip(given, pair, strict=True)
+        tokenizer.beginning(text, limit, special=special and not is_answer, pair=pair)
+        for text, pair in zip(given, second, strict=True)
     ]
-    sequences = [sequence for sequence, _ in begun]
-    sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
-    notes = [note for s in sequences for note in tokenizer.begin_warnings(s)]
+    sequences = [_started(tokenizer, config, text) if is_answer else text for text, _ in begun]
+    notes = [note for text in sequences for note in tokenizer.begin_warnings(text)]
     if (getattr(config, "type_vocab_size", 0) or 0) > 1 and not (request.pair or request.chat):
-        notes += [note for s in sequences for note in tokenizer.pair_warnings(s)]
+        notes += [note for text in sequences for note in tokenizer.pair_warnings(text)]
     notes += [
-        f"only the first {limit:,} of the {len(s.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
-        for i, (s, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
-        if limit is not None and len(s.ids) + n_more > limit
+        f"only the first {limit:,} of the {len(text.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
+        for i, (text, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
+        if limit is not None and len(text.ids) + n_more > limit
     ]
-    sequences = require_texts(sequences, limit, most, path)
-    context = [tokenizer.beginning(text, limit)[0] for text in request.context]
-    context = require_texts(context, limit, most, path) if context else []
-    notes += _start_notes(config) if is_pair else []
+    sequences = _required(sequences, config, limit, request.path)
+    context = _required([tokenizer.beginning(text, limit)[0] for text in request.context], config, limit, request.path)
     if is_pair and not context:  # the encoder reads the text; the decoder has only its start token
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
+    start = _start_of(config) if is_pair else None
+    if start is not None and start[0] != _STARTS[0]:
+        notes.append(f"the decoder starts with {start[0]}, {start[1]}, for the config names no {_STARTS[0]}")
     context = of_each(context, len(sequences), "--context")
-    require_ids([*sequences, *context], n_vocabulary, path)
-    _require_lengths([*sequences, *context], limit)
-    return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, chat), tuple(notes))
+    require_ids([*sequences, *context], n_vocabulary_of(config), request.path)
+    spans = _spans(request, sequences, chat, is_pair=bool(context)) if request.spans else ()
+    return ModelInputs(tuple(sequences), tuple(context) or None, spans=spans, notes=tuple(notes))
 
 
-def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
-    """A decoder's text after its start token, which is added unless it is there."""
-    name = _start_name(config)
-    if name is None:
-        raise UsageError(
-            f"{config.model_type} needs --context: its config names no token for the decoder to start with",
-            hint="--context is the input of the encoder, TEXT that of the decoder",
-        )
-    begin = tokenizer.continued(TokenSequence("", (), (), ()), [int(getattr(config, name))])
-    if text is None:
-        return begin
-    return text if text.ids[:1] == begin.ids else joined(begin, text)
+def _required(sequences: Sequence[TokenSequence], config: Any, limit: int | None, path: str) -> list[TokenSequence]:
+    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more tokens than the model has
+    positions, or than the default limit."""
+    most = most_positions(config)
+    kept = [sequence.first(limit) for sequence in sequences]
+    for number, n in enumerate(len(sequence.ids) for sequence in kept):
+        message, fits = f"the text has {n} tokens, above the limit of {DEFAULT_MAX_TOKENS}", DEFAULT_MAX_TOKENS
+        if not n:
+            raise MhaError(f"text {number} has no tokens", code="no-tokens")
+        if most is not None and n > most:
+            message, fits = f"text {number} has {n} tokens, more than the {most} positions of {path}", most
+        elif limit is not None or n <= DEFAULT_MAX_TOKENS:
+            continue
+        takes_all = "" if fits == most else f"; --max-tokens {n} takes all"
+        raise MhaError(message, hint=f"--max-tokens {fits} takes the first {fits}{takes_all}", code="too-large")
+    return kept
 
 
 _STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
@@ -185,35 +163,30 @@ _STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
 first two; T5 was trained with the third."""
 
 
-def _start_name(config: Any) -> str | None:
-    return next((name for name in _STARTS if getattr(config, name, None) is not None), None)
+def _start_of(config: Any) -> tuple[str, int] | None:
+    """The setting and the id of the start token of a decoder."""
+    return next(((name, int(i)) for name in _STARTS if (i := getattr(config, name, None)) is not None), None)
 
 
-def _start_notes(config: Any) -> list[str]:
-    """Notes about a decoder whose config does not name its start token."""
-    name = _start_name(config)
-    if name is None or name == _STARTS[0]:
-        return []
-    return [f"the decoder starts with {name}, {getattr(config, name)}, for the config names no {_STARTS[0]}"]
-
-
-def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
-    longest = max(len(sequence.ids) for sequence in sequences)
-    if limit is None and longest > DEFAULT_MAX_TOKENS:
-        raise MhaError(
-            f"the text has {longest} tokens, above the limit of {DEFAULT_MAX_TOKENS}",
-            hint=f"--max-tokens {DEFAULT_MAX_TOKENS} takes the first {DEFAULT_MAX_TOKENS}; --max-tokens {longest} takes all",
-            code="too-large",
+def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
+    """A decoder's text after its start token, which is added unless it is there."""
+    start = _start_of(config)
+    if start is None:
+        raise UsageError(
+            f"{config.model_type} needs --context: its config names no token for the decoder to start with",
+            hint="--context is the input of the encoder, TEXT that of the decoder",
         )
+    begin = tokenizer.continued(TokenSequence("", (), (), ()), [start[1]])
+    if text is None:
+        return begin
+    return text if text.ids[:1] == begin.ids else joined(begin, text)
 
 
 def _spans(
-    request: Run, sequences: list[TokenSequence], context: list[TokenSequence], chat: Mapping[str, Ranges]
+    request: Run, sequences: list[TokenSequence], chat: Mapping[str, Ranges], *, is_pair: bool
 ) -> tuple[SpanTokens, ...]:
     """The tokens of each named span in every text."""
-    if not request.spans:
-        return ()
-    if context:
+    if is_pair:
         raise spans_of_pair()
     spans_of_texts = [find_spans(request.spans, sequence.text, chat) for sequence in sequences]
     spans_of_tokens = []
@@ -232,13 +205,17 @@ def spans_of_pair() -> UsageError:
     )
 
 
-def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: Run) -> ModelInputs:
-    """The inputs of the model; padding is on the side of the tokenizer, unless the request names another."""
+def inputs_of(loaded: Loaded, texts: ModelInputs, tokenizer: ModelTokenizer, request: Run) -> ModelInputs:
+    """The texts with the keywords of the model; padding is on the side of the tokenizer, unless the request names another."""
     if request.model.padding == "left" and loaded.config.is_encoder_decoder:
         raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
     side, pad_id = request.model.padding or tokenizer.side, tokenizer.pad_id or 0
-    n_vocabulary = n_vocabulary_of(loaded.config)  # padding is masked, so any valid id will do
-    return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
+    pad_id = pad_id if pad_id < n_vocabulary_of(loaded.config) else 0  # padding is masked, so any valid id will do
+    made = make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id)
+    return replace(made, spans=texts.spans, notes=texts.notes)
+
+
+# ------------------------------------------------------------------------------------------------------------- generation
 
 
 def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n: int) -> tuple[ModelInputs, Generated]:
@@ -248,29 +225,24 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
             f"--generate continues one text, and {len(inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
-    model, sequence = loaded.model, inputs.sequences[0]
-    most = most_positions(loaded.config)
-    if most is not None and len(sequence.ids) + n > most:
+    model, sequence, pad_id = loaded.model, inputs.sequences[0], tokenizer.pad_id or 0
+    length, most = len(sequence.ids), most_positions(loaded.config)
+    if most is not None and length + n > most:
         raise MhaError(
-            f"{len(sequence.ids)} tokens and {n} generated ones are more than the {most} positions of {loaded.source}",
-            hint=f"--generate {most - len(sequence.ids)} fits" if most > len(sequence.ids) else None,
+            f"{length} tokens and {n} generated ones are more than the {most} positions of {loaded.source}",
+            hint=f"--generate {most - length} fits" if most > length else None,
             code="too-large",
         )
     first = sequence.ids[0] if inputs.context else None
-    made = guarded("generation", loaded.source, lambda: _go_on(model, inputs.keywords, n, tokenizer.pad_id or 0, first))
-    new = made[len(sequence.ids) :]
+    new = guarded("generation", loaded.source, lambda: _go_on(model, inputs.keywords, n, pad_id, first))[length:]
     if not new:
-        raise MhaError(
-            "the model ends the text at once and generates no token",
-            hint="try another text",
-            code="no-tokens",
-        )
-    whole = tokenizer.continued(sequence, new)
-    later = make_inputs(model, (whole,), inputs.context, inputs.side, tokenizer.pad_id or 0)
-    whole_pass = run_model(model, lambda: model(**later.keywords, use_cache=False))
-    predicted = whole_pass.logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
+        message = "the model ends the text at once and generates no token"
+        raise MhaError(message, hint="try another text", code="no-tokens")
+    whole = make_inputs(model, (tokenizer.continued(sequence, new),), inputs.context, inputs.side, pad_id)
+    outputs = run_model(model, lambda: model(**whole.keywords, use_cache=False))
+    predicted = outputs.logits[0, length - 1 : -1].argmax(dim=-1).tolist()
     repeated = sum(a == b for a, b in zip(predicted, new, strict=True))
-    return later, Generated((len(sequence.ids),), len(new), repeated)
+    return replace(whole, spans=inputs.spans), Generated((length,), len(new), repeated)
 
 
 def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int, first: int | None) -> list[int]:

@@ -165,26 +165,6 @@ def _bytes() -> ModelTokenizer:
     return ModelTokenizer(library, "byte")
 
 
-def require_texts(
-    sequences: Sequence[TokenSequence], limit: int | None, most: int | None, path: str
-) -> list[TokenSequence]:
-    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more tokens than the model has
-    positions."""
-    kept = []
-    for number, sequence in enumerate(sequences):
-        n = len(sequence.ids)
-        if not n:
-            raise MhaError(f"text {number} has no tokens", code="no-tokens")
-        if most is not None and min(n, limit or n) > most:
-            raise MhaError(
-                f"text {number} has {min(n, limit or n)} tokens, more than the {most} positions of {path}",
-                hint=f"--max-tokens {most} takes the first {most}",
-                code="too-large",
-            )
-        kept.append(sequence.first(limit))
-    return kept
-
-
 def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:
     """Raises `MhaError` for an id outside the model's vocabulary: the tokenizer belongs to another model."""
     largest = max(max(sequence.ids) for sequence in sequences)

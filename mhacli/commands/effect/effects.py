@@ -15,9 +15,9 @@ from mhacli.commands.effect.removed import place_of
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import EffectStudy
 from mhacli.errors import MhaError, UsageError
-from mhacli.models.device_map import device_of
 from mhacli.models.inputs import run_model
 from mhacli.models.inspecting import inspecting
+from mhacli.models.load import device_of
 from mhacli.models.passes import noted, require_open
 from mhacli.models.tokenizer import own_tokenizer
 from mhacli.record.effect import REPLACEMENTS

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mhacli.errors import UsageError
-from mhacli.models.device_map import device_of
 from mhacli.models.inputs import run_model
+from mhacli.models.load import device_of
 from mhacli.record.effect import Measured
 
 Target = tuple[int, int | None]

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.models.calls import Call
-from mhacli.models.captured_pattern import as_attention
+from mhacli.models.calls import Call, as_attention
 from mhacli.models.layer_names import LayerKey
 from mhacli.record.effect import Replacement
 
@@ -130,7 +129,7 @@ def _softmax_without(
 def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query"] | None]:
     """The scores of a call of one sequence in at least float32, −∞ at masked cells, and those of its sinks."""
     n_heads, n_queries = call.shape[1:3]
-    attention = as_attention(call, torch.ones(1, n_queries, dtype=torch.bool, device=call.device), {})
+    attention = as_attention(call, torch.ones(1, n_queries, dtype=torch.bool, device=call.device))
     sinks = attention.sink_logits
     return attention.matrices()["scores"][0], None if sinks is None else sinks.expand(1, n_heads, n_queries)[0]
 

@@ -37,19 +37,18 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user. Raises `MhaError`
     for a request that cannot work."""
     began = perf_counter()
-    checkpoint = read(request, "predict")
-    loaded, texts, inputs = checkpoint.loaded, checkpoint.texts, checkpoint.inputs
+    loaded, inputs, tokenizer = read(request, "predict")
     if len(inputs.sequences) != 1:
         raise UsageError(
             f"mha effect takes one text, and {len(inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
     every = replace(request, model=replace(request.model, layers=None), keep=())
-    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, every, texts.spans)
+    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, every)
     run.seconds["loading"] = perf_counter() - began
     run.run()
-    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), checkpoint.tokenizer)
-    return study, (*loaded.notes, *texts.notes)
+    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), tokenizer)
+    return study, (*loaded.notes, *inputs.notes)
 
 
 @dataclass

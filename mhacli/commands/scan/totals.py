@@ -155,7 +155,7 @@ def _of_heads(result: LayerResults, name: str) -> Array:
 def _span_sums(result: LayerResults, run: CheckpointRun, names: Sequence[str]) -> Array:
     """Of each pair of spans, whether the document has both, and the weights between them: `[head, 3, span, span]`."""
     sums = np.zeros((len(result.heads), 1 + len(_MASSES), len(names), len(names)))
-    numbers = [names.index(span.name) for span in run.spans]
+    numbers = [names.index(span.name) for span in run.inputs.spans]
     if numbers:
         of_queries, of_keys = np.ix_(numbers, numbers)
         sums[:, 0, of_queries, of_keys] = 1

@@ -159,10 +159,10 @@ class Worker:
             raise MhaError(document.reason or "only white space", code="no-tokens")
         request = replace(self._request.run, texts=(document.text,))
         texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
-        texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
+        texts = replace(texts, spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         base = replace(self._loaded, model=self._loaded.model.base_model)
-        run = CheckpointRun(base, inputs, request, texts.spans)
+        run = CheckpointRun(base, inputs, request)
         run.run(verify=is_compared)
         if not self._request.effect:
             return run, ()

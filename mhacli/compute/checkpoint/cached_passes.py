@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mhacli.io.files import format_size
-from mhacli.models.calls import Call
-from mhacli.models.captured_pattern import FORBIDDING
+from mhacli.models.calls import FORBIDDING, Call
 from mhacli.models.layer_names import LayerKey
 
 _REORDERED = (
@@ -34,14 +33,18 @@ class _Rows(NamedTuple):
 
 @dataclass
 class CachedPasses:
-    """The parts of each attention, copied pass by pass, within `limit_bytes` in all. `unfit` has the reasons for dropped
-    attentions."""
+    """The parts of each attention, copied pass by pass, within `limit_bytes` in all. The first `n_prefix` keys were in the cache
+    before. `unfit` has the reasons for dropped attentions."""
 
     limit_bytes: int
-    n_tokens: int = 0
+    n_prefix: int = 0
     unfit: dict[LayerKey, str] = field(default_factory=dict)
     _rows: dict[tuple[str, int], list[_Rows]] = field(default_factory=dict)
     _n_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Counts the keys of the cache."""
+        self.n_tokens = self.n_prefix
 
     def add(self, call: Call, n_past: int) -> None:
         """Adds a pass of an attention after `n_past` cached tokens."""
@@ -53,7 +56,7 @@ class CachedPasses:
         before = self._rows.setdefault(name, [])
         if call.kind != "cross":
             call = _without_unfilled(call, n_past + call.shape[2])
-        reason = _misfit(call, before, n_past)
+        reason = _misfit(call, before, n_past, self.n_prefix)
         if reason is None:
             before.append(_copied(call, n_past, is_first=not before))
             self._n_bytes += before[-1].n_bytes
@@ -88,7 +91,7 @@ def _is_masked_from(call: Call, key: int) -> bool:
     return not (cells if cells.dtype == torch.bool else cells > FORBIDDING).any()
 
 
-def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
+def _misfit(call: Call, before: Sequence[_Rows], n_past: int, n_prefix: int) -> str | None:
     """The reason why a pass cannot be joined to the earlier ones, None if it can."""
     q_len, k_len = call.shape[2:]
     if not isinstance(call.mask, Tensor | None):
@@ -97,8 +100,10 @@ def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
         return None if not before or before[0].columns.stop == k_len else _REORDERED
     if k_len > n_past + q_len:
         return "attention over more keys than there are tokens, and no mask hides the others"
-    if sum(own.call.shape[2] for own in before) != n_past:
-        return "attention with a cache that mha did not see being filled: earlier, or by a call without use_cache=True"
+    if n_prefix + sum(own.call.shape[2] for own in before) != n_past:
+        return "attention with a cache that mha did not see being filled: by a call without use_cache=True"
+    if n_prefix and not before and k_len < n_past + q_len:
+        return "attention with a window, whose cache has lost the first keys"
     known, cached = (_keys(before[-1].call) if before else None), _keys(call)
     if known is None or cached is None or k_len == q_len:
         return None
@@ -110,10 +115,10 @@ def _keys(call: Call) -> Tensor | None:
 
 
 def _copied(call: Call, n_past: int, *, is_first: bool) -> _Rows:
-    """The copied part of a pass. The keys of cross-attention are copied in its first pass only."""
+    """The copied part of a pass. The first has all keys; later ones add none to cross-attention."""
     q_len, k_len = call.shape[2:]
     end = k_len if call.kind == "cross" else n_past + q_len
-    new = slice(-q_len, None) if call.kind != "cross" else slice(None) if is_first else slice(0)
+    new = slice(None) if is_first else slice(0) if call.kind == "cross" else slice(-q_len, None)
     named: dict[str, Any] = call.tensors
     named |= {name: own[:, :, new] for name, own in named.items() if name in ("k", "v")}
     return _Rows(replace(call, **{name: own.clone() for name, own in named.items()}), slice(end - k_len, end))

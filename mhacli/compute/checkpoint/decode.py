@@ -18,9 +18,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.io.files import format_size
 from mhacli.layer.decode import decode_step, largest_of, phase_of, spans_of
-from mhacli.models.calls import Call
+from mhacli.models.calls import Call, as_attention
 from mhacli.models.capture import captured
-from mhacli.models.captured_pattern import as_attention
 from mhacli.models.inputs import run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.record import CacheStep, DecodeSummary, InspectedLayer, Record, Step, layer_prefix
@@ -162,7 +161,7 @@ class _Decoder:
         """Stores the rows of a step. Its keys are the last ones; a cache with a window has dropped earlier ones."""
         q_len = span[1] - span[0]
         real = torch.ones(self.pattern.shape[0], q_len, dtype=torch.bool, device=self.run.loaded.device)
-        rows = as_attention(call, real, {}).matrices()["pattern"].float().cpu()
+        rows = as_attention(call, real).matrices()["pattern"].float().cpu()
         self.pattern[:, :, span[0] : span[1], span[1] - rows.shape[3] : span[1]] = rows
 
     def _step_entry(

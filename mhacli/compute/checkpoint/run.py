@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -20,25 +19,21 @@ from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
-from mhacli.models.device_map import device_of
 from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.models.layer_names import (
     LayerKey,
-    most_positions,
     n_attentions_of,
-    n_layers_of,
-    positions_of,
     size_of,
 )
 from mhacli.models.layers import (
     KEPT,
     LayerResults,
-    ModelFacts,
     PassInspection,
     axes_of,
+    entry_of,
 )
 from mhacli.models.load import Loaded
-from mhacli.record.record import Generated, Model, Record, SpanTokens
+from mhacli.record.record import Generated, Record
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind, LayerChoice
 
@@ -50,7 +45,6 @@ class CheckpointRun:
     loaded: Loaded
     inputs: ModelInputs
     wanted: Run
-    spans: tuple[SpanTokens, ...] = ()
     generated: Generated | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     identical: bool | None = None
@@ -65,10 +59,9 @@ class CheckpointRun:
 
     def _inspection(self, report_progress: Progress) -> PassInspection:
         return PassInspection(
+            self.loaded.model,
             self.inputs,
             self.wanted,
-            self.spans,
-            self.loaded.dtype,
             self.n_layers,
             on_layer=self.on_layer,
             report_progress=report_progress,
@@ -140,54 +133,21 @@ class CheckpointRun:
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
-        return axes_of(self.inputs, kind, dtype=self.loaded.dtype, device=self.loaded.device)
+        return axes_of(self.inputs, kind, self.loaded.dtype, self.loaded.device)
 
     def record(self) -> Record:
         """The record of the finished layers, at least one."""
-        return self.layers.record(self._facts(), self.seconds)
-
-    def _facts(self) -> ModelFacts:
         loaded = self.loaded
-        facts = facts_of(loaded.model, path=loaded.source, revision=loaded.revision)
         model = replace(
-            facts.model, identical_outputs=self.identical, compared_len=self.compared_len, generated=self.generated
+            entry_of(loaded.model, loaded.source, loaded.revision),
+            identical_outputs=self.identical,
+            compared_len=self.compared_len,
+            generated=self.generated,
         )
+        record = self.layers.record(model, self.seconds, device=self.wanted.model.device)
         checkpoint = loaded.checkpoint
-        return replace(
-            facts,
-            model=model,
-            device_asked=self.wanted.model.device,
-            tokenizer=checkpoint.tokenizer or "word",
-            weights=checkpoint.path,
-        )
-
-
-def facts_of(model: Any, *, path: str, revision: str | None = None) -> ModelFacts:
-    """The facts of a transformers model from `path` for the record."""
-    config = model.config
-    text = config.get_text_config(decoder=True)
-    return ModelFacts(
-        Model(
-            path=path,
-            revision=revision,
-            family=config.model_type,
-            architecture=type(model).__name__,
-            implementation=str(getattr(config, "_attn_implementation", None) or "eager"),
-            path_inspected="",
-            identical_outputs=None,
-            compared_len=0,
-            n_layers=n_layers_of(config),
-            n_parameters=sum(p.numel() for p in model.parameters()),
-            n_vocabulary=int(getattr(text, "vocab_size", 0) or 0),
-            positions=positions_of(model),
-            max_positions=most_positions(config),
-            dtype=str(model.dtype).removeprefix("torch."),
-        ),
-        config=config,
-        d_model=int(getattr(text, "hidden_size", 0) or 0),
-        device=device_of(model),
-        device_asked=str(device_of(model)),
-    )
+        config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
+        return replace(record, config=config, weights=checkpoint.path)
 
 
 def nothing_seen(
