@@ -110,6 +110,16 @@ class Call:
         """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""
         return not DROPOUT.isdisjoint(self.unknown)
 
+    def behind(self, n: int) -> Call:
+        """The attention with `n` queries of zeros before its own."""
+        padded: dict[str, Any] = {}
+        for name, tensor in self.tensors.items():
+            widths = (n, 0) if name == "sinks" else (0, 0, n, 0)
+            axis = tensor.ndim - len(widths) // 2
+            if name not in ("k", "v") and axis >= 0 and tensor.shape[axis] == self.shape[2]:
+                padded[name] = torch.nn.functional.pad(tensor, widths)
+        return replace(self, **padded)
+
     def cropped(self, queries: slice, keys: slice) -> Call:
         """The attention of some queries on some keys; a mask that is no tensor is not cropped."""
         q_len, k_len = self.shape[2:]

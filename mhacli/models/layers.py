@@ -101,14 +101,17 @@ class PassInspection:
         place, positions = (call.kind, call.layer), _positions_of_axes(call, self.inputs)
         reason = _unread_mask(call)
         if positions is not None and not (self.any_length and call.shape[0] >= len(self.inputs.sequences)):
-            n_texts, (batch, _, q_len, k_len) = len(self.inputs.sequences), call.shape
-            reason = f"attention of {batch} sequences from {q_len} to {k_len} positions, not of the tokens of {n_texts} texts"
+            batch, _, q_len, k_len = call.shape
+            reason = f"attention of {batch} sequences from {q_len} to {k_len} positions, which are not the tokens of the texts"
         if reason is not None:
             self.unfit.setdefault(place, reason)
             return
         self.found.append(place)
         if self.wanted.model.includes(call.layer, call.kind):
-            done = self._inspect(call, axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions))
+            axes = axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions)
+            done = self._inspect(call, axes)
+            if positions is not None and positions[1] is None and call.kind != "cross":
+                done = self._from_first_key(done, call, axes)
             self.results.append(done._replace(layer=replace(done.layer, positions=positions)))
             self.report_progress(min(1.0, len(self.results) / self.n_layers), done.layer.label)
 
@@ -122,7 +125,17 @@ class PassInspection:
         coarsest = max((d for d in own if d in _ROUNDED), key=lambda d: torch.finfo(d).eps, default=torch.float32)
         return str(coarsest).removeprefix("torch.")
 
-    def _inspect(self, call: Call, axes: Axes) -> LayerResults:
+    def _from_first_key(self, done: LayerResults, call: Call, axes: Axes) -> LayerResults:
+        """A layer whose first keys were in a cache, with distances counted from the first key: those of the same attention
+        behind queries of padding."""
+        n = axes.k_len - axes.q_len
+        other = self._inspect(call.behind(n), replace(axes, q_len=axes.k_len, side="left", is_self=True), keeps=False)
+        names = ("distance", "profile", "uniform_profile")
+        arrays = {name: other.arrays[name][..., n:] if name == "distance" else other.arrays[name] for name in names}
+        layer = replace(done.layer, mask=other.layer.mask)
+        return LayerResults(layer, other.heads, {**done.arrays, **arrays})
+
+    def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""
         wanted, chosen = self.wanted, self.wanted.statistics
         request = make_statistics_request(
@@ -140,7 +153,7 @@ class PassInspection:
             results = shared_out(
                 [partial(reduce, part) for part in parts or head_groups(range(n_heads), group, most=most)]
             )
-            matrices = self._matrices(call, attention)
+            matrices = self._matrices(call, attention) if keeps else {}
         whole, survey = joined(
             results,
             baseline,
@@ -289,7 +302,10 @@ def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
     ]
     if all(own):
         return None
-    q_len, k_len = (None if is_own and call.kind == "cross" else n for is_own, n in zip(own, lengths, strict=True))
+    has_prefix = own[0] and lengths[0] < lengths[1] and len({len(text.ids) for text in texts[0]}) == 1
+    if call.kind != "cross" and not has_prefix:
+        own = [False, False]
+    q_len, k_len = (None if is_own else n for is_own, n in zip(own, lengths, strict=True))
     return n_texts, q_len, k_len
 
 
@@ -383,7 +399,7 @@ def _mask_words(baseline: Baseline, axes: Axes) -> str:
     """The mask in words, judged by the number of keys that each query of the first text sees."""
     n, first = len(axes.queries[0].ids), axes.first_query(0)
     counts = baseline.visible[0, 0, first : first + n].long().tolist()
-    most, n_keys = max(counts), len(axes.keys[0].ids)
-    if counts == [min(i + 1, most) for i in range(n)]:
-        return "causal" if most == n else f"causal, window {most}"
+    most, n_keys, n_before = max(counts), len(axes.keys[0].ids), first - axes.first_key(0)
+    if counts == [min(n_before + i + 1, most) for i in range(n)]:
+        return "causal" if most == n_before + n else f"causal, window {most}"
     return "all keys" if counts == [n_keys] * n else f"at most {most} keys"

@@ -28,7 +28,7 @@ from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
 from mhacli.sites import Facts
 from mhacli.text.escape import visible
-from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, places
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, behind, places
 
 if TYPE_CHECKING:
     Heads = HeadTable
@@ -213,6 +213,8 @@ def texts_of(
     queries, keys = encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
     if positions is not None:
         n_texts, n_queries, n_keys = positions
+        if kind != "cross" and n_queries is None and n_keys is not None:  # the first keys were in a cache
+            return queries, tuple(behind(n_keys - len(text.ids), text) for text in queries)
         is_self = kind != "cross" and n_queries == n_keys
         queries = queries if n_queries is None else (places(n_queries),) * n_texts
         keys = queries if is_self else keys if n_keys is None else (places(n_keys),) * n_texts

@@ -89,6 +89,12 @@ def places(n: int) -> TokenSequence:
     return TokenSequence("", tuple(f"x{i}" for i in range(n)), tuple(range(n)), ((0, 0),) * n)
 
 
+def behind(n: int, text: TokenSequence) -> TokenSequence:
+    """A text behind `n` tokens of which only the positions are known. Their ids are −1, which is no token's."""
+    count = n + len(text.ids)
+    return TokenSequence("", (*places(n).tokens, *text.tokens), (-1,) * n + text.ids, ((0, 0),) * count)
+
+
 def named_by_ids(ids: Sequence[int]) -> TokenSequence:
     """A sequence of which only the ids are known; each id is its token's text."""
     names = tuple(map(str, ids))

@@ -15,6 +15,7 @@ from torch import Tensor
 import mhacli
 
 Q_LEN, N_NEW = 11, 4
+KEPT = ("pattern",)
 TOLERANCE = 2e-5
 
 
@@ -120,19 +121,57 @@ def test_a_text_that_goes_on_by_hand_is_one_record_and_the_next_text_another() -
         require_near(record, expected)
 
 
-def test_a_cache_that_was_filled_before_is_named() -> None:
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(n, marks=pytest.mark.real) for n in ("llama", "gemma2", "bloom"))]
+)
+@pytest.mark.parametrize("cache", ["growing", "fixed"])
+def test_of_a_cache_that_was_filled_before_the_keys_are_positions(name: str, cache: str) -> None:
+    """All that is counted from the first key, too, is that of the last queries of one whole pass."""
+    from transformers import StaticCache
+
+    model, rows, n = speaking(name), ids(2, Q_LEN), 4
+    past = StaticCache(model.config, max_cache_len=32) if cache == "fixed" else None
+    past = model(rows[:, :n], use_cache=True, past_key_values=past).past_key_values
+    with mhacli.inspecting(model, keep=KEPT) as seen, torch.no_grad():
+        past = model(rows[:, n:8], past_key_values=past).past_key_values
+        model(rows[:, 8:], past_key_values=past)
+    (record,), expected = seen.passes, whole_pass(model, name, rows, torch.cat([rows, rows[:, :1]], dim=1))
+    assert record.sequences[1].ids == tuple(rows[1, n:].tolist())
+    pattern = record.pattern(layer=1, batch=1)
+    assert pattern.query_tokens == tuple(map(str, rows[1, n:].tolist()))
+    assert pattern.key_tokens == ("x0", "x1", "x2", "x3", *pattern.query_tokens)
+    for index, layer in enumerate(record.layers):
+        assert layer.verified
+        actual, whole = (each.arrays for each in (record.of_layer(index), expected.of_layer(index)))
+        assert np.abs(actual["pattern"] - whole["pattern"][:, :, n:]).max() < TOLERANCE
+        for site in ("entropy", "distance", "sink", "participation"):
+            assert np.abs(actual[site] - whole[site][:, :, n:]).max() < 10 * TOLERANCE, site
+        distances = np.arange(Q_LEN) - np.arange(n, Q_LEN)[:, None]
+        for head in record.of_layer(index).heads:
+            weights = whole["pattern"][:, head.head, n:]
+            for statistic, kept in (("diagonal", 0), ("previous", -1)):
+                assert getattr(head, statistic) == pytest.approx(weights[:, distances == kept].mean(), abs=TOLERANCE)
+            assert head.near == pytest.approx((weights * (abs(distances) <= 8)).sum(axis=-1).mean(), abs=TOLERANCE)
+
+
+def test_a_text_that_goes_on_from_a_cache_is_another_than_the_one_before() -> None:
     model, rows = speaking("gpt2"), ids(1, 9)
-    past = model(rows[:, :4], use_cache=True).past_key_values
-    with mhacli.inspecting(model) as seen, torch.no_grad():
-        model(rows[:, 4:], past_key_values=past)
-    with pytest.raises(mhacli.MhaError, match="cache"):
-        _ = seen.record
     past = model(rows[:, :4], use_cache=True).past_key_values
     with mhacli.inspecting(model) as seen, torch.no_grad():
         model(rows)
         model(rows[:, 4:], past_key_values=past)
-    assert len(seen.passes) == 1
-    assert ["cache" in note for note in seen.notes] == [True]
+    assert [len(record.sequences[0].ids) for record in seen.passes] == [9, 5]
+    assert seen.notes == ()
+
+
+@pytest.mark.real
+def test_a_cache_with_a_window_that_has_lost_its_first_keys_is_named() -> None:
+    model, rows = speaking("mistral"), ids(1, 9)
+    past = model(rows[:, :7], use_cache=True).past_key_values
+    with mhacli.inspecting(model) as seen, torch.no_grad():
+        model(rows[:, 7:], past_key_values=past)
+    with pytest.raises(mhacli.MhaError, match="window"):
+        _ = seen.record
 
 
 @pytest.mark.real

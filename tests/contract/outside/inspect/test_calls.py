@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -80,14 +79,8 @@ def test_the_prompt_may_be_in_a_cache_that_was_filled_before() -> None:
     with torch.no_grad():
         expected = eager(model)(ids, output_attentions=True).attentions[1][0, :, 4:]
         cache = model(ids[:, :4], use_cache=True).past_key_values
-    try:
-        weights = inspected(model, input_ids=ids[:, 4:], past_key_values=cache).pattern(layer=1).values
-    except mhacli.MhaError as fault:
-        refusal = f"{fault} {fault.hint}"
-    else:
-        refusal = ""
-        np.testing.assert_allclose(weights, expected, rtol=0, atol=ATOL)
-    assert not refusal or re.search("inside|within|in the (block|context)", refusal), "the way out fits"
+    weights = inspected(model, input_ids=ids[:, 4:], past_key_values=cache).pattern(layer=1).values
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=ATOL)
 
 
 def test_the_language_layers_of_a_model_with_an_image_are_recorded() -> None:
