@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace as changed
 
-from mhacli.commands.diff.result import (
-    STATISTICS_OF_ROWS,
-    Difference,
-    EffectDifference,
-    HeadChange,
-    LayerDifference,
-    RecordDiff,
-    Setting,
-    Status,
-    TextDifference,
-    TokenFamily,
-    change_of,
-)
+from mhacli.commands.diff.result import STATISTICS_OF_ROWS, Difference, LayerDifference, RecordDiff, change_of
 from mhacli.errors import UsageError
 from mhacli.io.data import finite
 from mhacli.record.arrays import Array
 from mhacli.record.checks import TOLERANCES
-from mhacli.record.effect import Effect
 from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS
 from mhacli.record.record import InspectedLayer, Record, Step
 from mhacli.record.storage import load
 from mhacli.sites import SITES
-from mhacli.text.align import MOST_STEPS, align, pairs
+from mhacli.text.align import MOST_STEPS, Part, align, pairs
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence
 
@@ -52,10 +40,16 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "corner": ("batch", "head", "corner query", "corner key"),
     "allowed": ("batch", "head", "query", "key"),
 }
-_BY_TOKENS = ("query", "key", "query block", "key block")
-_EXACT = ("ids", "visible", "allowed")
-_Piece = tuple[list[tuple[str, Array]], Array, Array, Array]
-"""The axes of some cells by name, with indices as of `_matched`; the numbers of both records; and which cells count."""
+_MATCHED = {axis for axes in _AXES.values() for axis in axes}
+_MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "corner query": "kept"}
+"""Axes of statistics, and the field of the summary that says for what their cells stand."""
+_Layer = tuple[Record, list[InspectedLayer]]
+_Align = Callable[[tuple[str, ...], tuple[str, ...]], tuple[list[Part], bool]]
+_Shape = tuple[tuple[str, ...], tuple[int, ...]]
+"""The names of axes, and their lengths."""
+_Piece = tuple[dict[str, int], list[tuple[str, Array]], Array, Array, Array]
+"""The sequence and the head of some cells by their numbers; the indices `[2, cells]` that correspond along each other axis;
+the numbers of both records; and which cells count."""
 
 
 def diff(
@@ -70,209 +64,221 @@ def diff(
         raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
     given = {"the first record": a, "the second record": b}
     names = [name if isinstance(record, Record) else os.fspath(record) for name, record in given.items()]
-    a, b = (record if isinstance(record, Record) else load(record) for record in (a, b))
+    a, b = (record if isinstance(record, Record) else load(record) for record in given.values())
     dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
     coarser = next((name for name in TOLERANCES if name in dtypes), "float32")
     allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
-    texts = (*_texts("texts", a.sequences, b.sequences),)
-    texts += (*_texts("context", a.keys, b.keys),) if a.context is not None or b.context is not None else ()
-    layers = [*_compared_layers(a, b, texts, allowed)]
-    values = [head for layer in layers for both in layer.head_pairs for head in both]
-    least = {
-        row.field: allowed * max((abs(getattr(head, row.field) or 0.0) for head in values), default=0.0)
-        for row in _CHANGES
-    }
-    of_a, of_b = _settings_of(a), _settings_of(b)
+    n_texts = max(1, min(len(a.sequences), len(b.sequences)))
+    aligned = functools.cache(functools.partial(align, most_steps=MOST_STEPS // n_texts))
+    has_context = a.context is not None or b.context is not None
+    of_a, of_b = _layers(a), _layers(b)
+    both = [label for label in of_a if label in of_b]
+    has_trace = len(both) == 1 and all(record.trace and record.decoding is None for record in (a, b))
+    layers = [_compared_layer(label, of_a[label], of_b[label], aligned, allowed, has_trace=has_trace) for label in both]
     return RecordDiff(
         a=a,
         b=b,
         names=(names[0], names[1]),
         tolerance=allowed,
         dtype=coarser if tolerance is None else None,
-        settings=_different_settings(of_a, of_b, layers),
-        alike={name: of_a[name] for name in _ALIKE if of_a.get(name, _NONE) == of_b.get(name) != _NONE},
-        texts=texts,
-        layers=tuple(replace(layer, heads=tuple(_changed_heads(layer, least))) for layer in layers),
-        only_a=tuple(label for label in _layers(a) if label not in _layers(b)),
-        only_b=tuple(label for label in _layers(b) if label not in _layers(a)),
-        effects=_compared_effects(a, b, texts, allowed),
+        settings=_different_settings(a, b, layers),
+        texts=_texts("texts", a.sequences, b.sequences, aligned)
+        + (_texts("context", a.keys, b.keys, aligned) if has_context else []),
+        layers=layers,
+        only_a=[label for label in of_a if label and label not in of_b],
+        only_b=[label for label in of_b if label and label not in of_a],
+        effects=_compared_effects(a, b, aligned, allowed),
     )
 
 
-def _texts(family: TokenFamily, a: tuple[TokenSequence, ...], b: tuple[TokenSequence, ...]) -> Iterator[TextDifference]:
-    """The aligned texts that both have, paired by number."""
+def _texts(
+    family: str, a: Sequence[TokenSequence], b: Sequence[TokenSequence], aligned: _Align
+) -> list[dict[str, Any]]:
+    """The aligned texts that both have, paired by number: runs of equal tokens, and the tokens between them."""
+    texts = []
     for number, (x, y) in enumerate(zip(a, b, strict=False)):
-        parts, is_exact = align(x.tokens, y.tokens, most_steps=MOST_STEPS // min(len(a), len(b)))
+        parts, is_exact = aligned(x.tokens, y.tokens)
         equal = [(i, j) for i, j, is_equal in parts if is_equal]
-        changes = [_token_change(x, y, i, j) for i, j, is_equal in parts if not is_equal]
-        yield TextDifference(
-            family=family,
-            sequence=number,
-            n_a=len(x.tokens),
-            n_b=len(y.tokens),
-            matches=[{"a": i.start, "b": j.start, "length": len(i)} for i, j in equal],
-            n_other_ids=sum(x.ids[m] != y.ids[n] for i, j in equal for m, n in zip(i, j, strict=True)),
-            exact=is_exact,
-            n_aligned=sum(len(i) for i, _ in equal),
-            is_same=not changes,
-            n_replaced=sum(len(change["a"]) for change in changes if change["change"] == "replaced"),
-            changes=changes,
-        )
+        changes = [
+            {
+                "change": "only B" if not i else "only A" if not j else "replaced",
+                **{"a_begin": i.start, "a_end": i.stop, "b_begin": j.start, "b_end": j.stop},
+                "a": [without_surrogates(token) for token in x.tokens[i.start : i.stop]],
+                "b": [without_surrogates(token) for token in y.tokens[j.start : j.stop]],
+            }
+            for i, j, is_equal in parts
+            if not is_equal
+        ]
+        text = {
+            **{"family": family, "sequence": number, "n_a": len(x.tokens), "n_b": len(y.tokens)},
+            "matches": [{"a": i.start, "b": j.start, "length": len(i)} for i, j in equal],
+            "n_other_ids": sum(x.ids[m] != y.ids[n] for i, j in equal for m, n in zip(i, j, strict=True)),
+            "exact": is_exact,
+            "n_aligned": sum(len(i) for i, _ in equal),
+            "is_same": not changes,
+            "n_replaced": sum(len(i) for i, j, is_equal in parts if j and not is_equal),
+            "changes": changes,
+        }
+        texts.append(text)
+    return texts
 
 
-def _token_change(a: TokenSequence, b: TokenSequence, i: range, j: range) -> dict[str, Any]:
-    """Consecutive tokens without an equal in the other text."""
-    return {
-        "change": "only B" if not i else "only A" if not j else "replaced",
-        "a_begin": i.start,
-        "a_end": i.stop,
-        "b_begin": j.start,
-        "b_end": j.stop,
-        "a": [without_surrogates(a.tokens[n]) for n in i],
-        "b": [without_surrogates(b.tokens[n]) for n in j],
-    }
+# -------------------------------------------------------------------------------------------------------------- layers
 
 
-# ------------------------------------------------------------------------------------------------------------- layers
-
-
-def _compared_layers(
-    a: Record, b: Record, texts: Sequence[TextDifference], tolerance: float
-) -> Iterator[LayerDifference]:
-    """The layers of A that B has too, in A's order; for records without layers the whole records."""
-    if a.model is None and b.model is None:
-        places: list[tuple[str, Record, Record, tuple[InspectedLayer, ...]]] = [("", a, b, ())]
-    else:
-        of_a, of_b = _layers(a), _layers(b)
-        both = [(label, of_a[label], of_b[label]) for label in of_a if label in of_b]
-        places = [(label, a.of_layer(i), b.of_layer(j), (a.layers[i], b.layers[j])) for label, i, j in both]
-    has_trace = len(places) == 1 and a.decoding is None and b.decoding is None  # steps of decoding are not sites
-    for label, x, y, inspected in places:
-        sides = ((x.sequences, y.sequences), (x.keys, y.keys))
-        families = ["texts" if of_a == a.sequences and of_b == b.sequences else "context" for of_a, of_b in sides]
-        queries, keys = (tuple(text for text in texts if text.family == family) for family in families)
-        layer = LayerDifference(label, x, y, queries, keys, inspected)
-        names = [name for name in ORDER if name in x.arrays and name in y.arrays]
-        sites = [_compared_array(name, layer, tolerance) for name in names]
-        if has_trace:  # steps stand in for missing arrays
-            sites += [site for site in _compared_steps(layer, tolerance) if site.site not in names]
-        if names:
-            sites.sort(key=lambda site: ORDER.index(site.site) if site.site in ORDER else -1)
-        yield replace(
-            layer,
-            sites=tuple(sites),
-            only_a=_names_alone(x, y, has_trace=has_trace),
-            only_b=_names_alone(y, x, has_trace=has_trace),
-        )
-
-
-def _layers(record: Record) -> dict[str, int]:
-    """The index of each layer by its label; several attentions of a layer are numbered."""
-    layers: dict[str, int] = {}
+def _layers(record: Record) -> dict[str, _Layer]:
+    """The record of each layer by its label, with its description; several attentions of a layer are numbered."""
+    if record.model is None:
+        return {"": (record, [])}
+    layers: dict[str, _Layer] = {}
     for index, layer in enumerate(record.layers):
         n_before = sum(other.label == layer.label for other in record.layers[:index])
-        layers[f"{layer.label}, attention {n_before + 1}" if n_before else layer.label] = index
+        label = f"{layer.label}, attention {n_before + 1}" if n_before else layer.label
+        layers[label] = record.of_layer(index), [layer]
     return layers
 
 
-def _names_alone(a: Record, b: Record, *, has_trace: bool) -> tuple[str, ...]:
-    """The sites of A that B lacks: arrays, and steps if both have a trace."""
-    arrays = [name for name in ORDER if name in a.arrays and name not in b.arrays]
-    steps_b = {step.site for step in b.trace}
-    steps = [step.site for step in a.trace if has_trace and steps_b and step.site not in steps_b]
-    return tuple(dict.fromkeys((*arrays, *steps)))
+def _compared_layer(
+    label: str, of_a: _Layer, of_b: _Layer, aligned: _Align, tolerance: float, *, has_trace: bool
+) -> LayerDifference:
+    """One layer of both, with its changed heads, and its sites in the order of execution: arrays that both have, and other
+    steps of their traces. Of user code also steps that one alone has."""
+    (a, inspected_a), (b, inspected_b) = of_a, of_b
+    queries, keys = (
+        [np.array(pairs(aligned(x.tokens, y.tokens)[0]), int).reshape(-1, 2).T for x, y in zip(*texts, strict=False)]
+        for texts in ((a.sequences, b.sequences), (a.keys, b.keys))
+    )
+    layer = LayerDifference(label, a, b, inspected_a + inspected_b, queries, keys)
+    arrays_a, arrays_b = ([name for name in ORDER if name in record.arrays] for record in (a, b))
+    steps_a, steps_b = ({step.site: step for step in record.trace if has_trace} for record in (a, b))
+    sites = [_compared_array(name, layer, tolerance) for name in arrays_a if name in arrays_b]
+    is_code = a.module is not None and b.module is not None
+    for name, step in (steps_a | steps_b).items():
+        if name in steps_a and name in steps_b and not (name in arrays_a and name in arrays_b):
+            sites.append(_compared_step(steps_a[name], step, tolerance, has_same_tokens=layer.has_same_tokens))
+        elif is_code:
+            shapes = step.shape if name in steps_a else None, step.shape if name in steps_b else None
+            why = f"only {'A' if name in steps_a else 'B'} has it"
+            sites.append(Difference(name, "shape", "shape", step.axes, *shapes, why=why))
+    if not is_code:
+        sites.sort(key=lambda site: ORDER.index(site.site) if site.site in ORDER else -1)
+    return replace(
+        layer,
+        sites=sites,
+        heads=_changed_heads(layer, sites, tolerance),
+        only_a=[name for name in arrays_a if name not in arrays_b],
+        only_b=[name for name in arrays_b if name not in arrays_a],
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- arrays
+_CHANGES = sorted(STATISTICS, key=lambda row: (not row.is_change, row.is_change and row.unit != "weight"))
+"""The statistics in the order of listing changes: those that measure how far a head changed come first."""
+
+
+def _changed_heads(layer: LayerDifference, sites: Sequence[Difference], tolerance: float) -> list[dict[str, Any]]:
+    """The heads of another type, or whose pattern or a statistic changed by more than the tolerance."""
+    heads, of_pattern = [], set[int]()
+    for site in sites:
+        if site.site in ("pattern", "map"):
+            least = tolerance * (site.magnitude or 0.0)
+            of_pattern |= {head["head"] for head in site.heads if head["largest"] is None or head["largest"] > least}
+    for a, b in layer.head_pairs:
+        statistics, size = [], 0.0
+        for row in _CHANGES:
+            before, after = getattr(a, row.field), getattr(b, row.field)
+            change = change_of(before, after)
+            if change > tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
+                statistics.append({"name": row.field, "a": before, "b": after})
+                size = max(size, change) if row.is_change or math.isinf(change) else size
+        if statistics or a.kind != b.kind or a.head in of_pattern:
+            head = {"layer": layer.label, "head": a.head, "kind_a": a.kind, "kind_b": b.kind, "size": finite(size)}
+            heads.append(head | {"statistics": statistics})
+    return heads
+
+
+# --------------------------------------------------------------------------------------------------------------- sites
+
+
+def _of_shapes(name: str, a: _Shape, b: _Shape, *, excused: Collection[str]) -> Difference:
+    """The comparison of two shapes, in which the lengths of `excused` axes may differ. Padding and documents decide
+    whether sequences share positions, so a missing batch is no difference."""
+    row = Difference(name, "shape", "identical", *a, b[1])
+    sizes_a, sizes_b = ([(axis, n) for axis, n in zip(*shape, strict=True) if axis != "batch"] for shape in (a, b))
+    if [axis for axis, _ in sizes_a] != [axis for axis, _ in sizes_b]:
+        return changed(row, status="shape", why=f"axes {' '.join(a[0])} against {' '.join(b[0])}")
+    for (axis, n), (_, m) in zip(sizes_a, sizes_b, strict=True):
+        if n != m and axis not in excused:
+            return changed(row, status="shape", why=f"{axis} {n} against {m}")
+    return row
+
+
+def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool) -> Difference:
+    """The comparison of shapes, of the formulas of user code, and of all numbers if both traces have them, else of
+    extremes and moments. Different tokens excuse different lengths."""
+    row = _of_shapes(a.site, (a.axes, a.shape), (b.axes, b.shape), excused=() if has_same_tokens else ("query", "key"))
+    if a.operation and b.operation and a.formula != b.formula:
+        row = changed(row, told=[{"name": "formula", "a": a.formula, "b": b.formula, "layers": []}])
+    if row.status != "shape" and a.values and b.values and a.shape == b.shape and has_same_tokens:
+        is_whole = a.values.numbers is not None and b.values.numbers is not None
+        x, y = (np.array(v.numbers if is_whole else [v.min, v.max, v.mean, v.std], float) for v in (a.values, b.values))
+        axes = ["sequence" if axis == "batch" else axis for axis in a.axes] if is_whole else []
+        shape = a.shape if is_whole else x.shape
+        places = [(axis, np.stack([np.arange(n)] * 2)) for axis, n in zip(axes, shape, strict=False)]
+        row = changed(row, seen="numbers" if is_whole else "extremes", why="" if is_whole else "by min, max, mean, std")
+        row = _compared(row, [({}, places, x.reshape(shape), y.reshape(shape), np.ones(1, bool))], tolerance)
+        if (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf):
+            row = changed(row, status="beyond")
+    return changed(row, status="beyond") if row.told and row.status != "shape" else row
 
 
 def _compared_array(name: str, layer: LayerDifference, tolerance: float) -> Difference:
     """The comparison of an array that both records have."""
-    shape_a, shape_b = (record.arrays[name].shape for record in (layer.a, layer.b))
-    row = Difference(name, "array", "skipped", _axes(name, layer.a), shape_a, shape_b)
-    unlike = _unlike_arrays(name, layer)
-    if unlike is not None:
-        return msgspec.structs.replace(row, status=unlike[0], why=unlike[1])
-    row = _compared(row, _pieces(name, layer), tolerance)
-    if not row.n_cells:
-        return msgspec.structs.replace(row, status="skipped", why="no cells have tokens in common")
-    if name not in _EXACT:
+    a, b = layer.a, layer.b
+    x, y = a.arrays[name], b.arrays[name]
+    axes, axes_b = (_AXES[name] if name in _AXES else SITES[name].axes_for(record.facts) for record in (a, b))
+    row = changed(_of_shapes(name, (axes, x.shape), (axes_b, y.shape), excused=_MATCHED), seen="array")
+    if "head" in axes and name not in FOR_ALL_HEADS and a.config.n_heads != b.config.n_heads:
+        row = changed(row, status="shape", why=f"head {a.config.n_heads} against {b.config.n_heads}")
+    if row.status == "shape":
         return row
-    status: Status = "identical" if row.status == "identical" else "beyond"
-    return msgspec.structs.replace(row, status=status, largest=None, magnitude=None, relative=None)
+    row = _compared(row, _pieces(name, axes, layer), tolerance)
+    if not row.n_cells:
+        return changed(row, status="skipped", why="they have no cells in common", heads=[])
+    if name not in ("visible", "allowed"):
+        return row
+    status = "identical" if row.status == "identical" else "beyond"
+    return changed(row, status=status, largest=None, magnitude=None, relative=None)
 
 
-def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Difference:
-    """The comparison of numbers: how many differ, by how much, where, and by head."""
-    counts, largest, magnitude, worst, at = np.zeros(5, int), 0.0, 0.0, 0.0, None
-    is_identical, heads = True, dict[int, tuple[float, int]]()
-    for cut, x, y, where in pieces:
-        of_piece, gaps, most, has_same_bits = _measured(x, y, where)
-        counts += of_piece
-        magnitude, is_identical = max(magnitude, most), is_identical and has_same_bits
-        largest = max(largest, float(gaps.max(initial=0.0, where=np.isfinite(gaps))))
-        if gaps.max(initial=0.0) > worst:
-            worst, place = gaps.max(), np.unravel_index(gaps.argmax(), gaps.shape)
-            named = [(word, *axis[2:, n].tolist()) for (word, axis), n in zip(cut, place, strict=False)]
-            named = [each for each in named if each[0] != "head" or each[1] >= 0]  # -1 stands for all heads
-            at = {name: [each[n] for each in named] for n, name in enumerate(("axes", "a", "b"))} if named else None
-        if row.seen == "array" and cut[1][0] == "head":
-            head, gap = int(cut[1][1][2, 0]), float(gaps.max())
-            if head >= 0 and gap > heads.get(head, (-1.0, 0))[0]:
-                heads[head] = gap, int(cut[0][1][0, 0])
-    is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
-    names = ("n_cells", "n_different", "n_nonfinite", "n_only_a", "n_only_b")
-    return msgspec.structs.replace(
-        row,
-        status="identical" if is_identical else "within" if is_within else "beyond",
-        **dict(zip(names, counts.tolist(), strict=True)),
-        largest=largest if counts[0] else None,
-        magnitude=magnitude if counts[0] else None,
-        at=at,
-        heads=tuple({"head": n, "largest": finite(gap), "sequence": s} for n, (gap, s) in sorted(heads.items())),
-        relative=largest / (magnitude or 1.0) if counts[0] else None,
-    )
+def _pieces(name: str, axes: tuple[str, ...], layer: LayerDifference) -> Iterator[_Piece]:
+    """The cells of an array that correspond, a sequence and a head at a time, which bounds memory."""
+    records = layer.a, layer.b
+    has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
+    sizes = [
+        (axis, n) for axis, n in zip(axes, layer.a.arrays[name].shape, strict=True) if axis not in ("batch", "head")
+    ]
+    for sequence in range(len(layer.queries)):
+        places = [(axis, _matched(axis, n, layer, sequence)) for axis, n in sizes]
+        firsts = [{"query": each.first_query(sequence), "key": each.first_key(sequence)} for each in records]
+        cells = [np.ix_(*(both[side] + firsts[side].get(axis, 0) for axis, both in places)) for side in (0, 1)]
+        for head, *indices in _common_heads(name, layer) if "head" in axes else [(None, ..., ...)]:
+            fixed = {"sequence": sequence} | ({} if head is None else {"head": head})
+            sides = list(zip(records, indices, cells, strict=True))
+            x, y = (record.arrays[name][sequence, index][at] for record, index, at in sides)
+            counted = np.ones(1, bool)
+            for record, index, at in sides if has_masks else []:  # scores of masked cells have no meaning
+                mask = record.arrays["allowed"][sequence]
+                counted = counted & mask[min(index, len(mask) - 1)][at]
+            yield fixed, places, x, y, counted
 
 
-def _measured(a: Array, b: Array, counted: Array) -> tuple[Array, Array, float, bool]:
-    """The comparison of the `counted` cells: the counts of `Difference` from `n_cells` on; the gap in each cell,
-    infinite where only one number is finite; the largest number; and whether all bits are equal."""
-    x, y, where = a.astype(np.float64), b.astype(np.float64), np.broadcast_to(counted, a.shape)
-    differs = where & ~((x == y) | (np.isnan(x) & np.isnan(y)))
-    other_bits = differs | (where & (x == 0) & (np.signbit(x) != np.signbit(y)))
-    is_finite = where & np.isfinite(x) & np.isfinite(y)
-    with np.errstate(over="ignore", invalid="ignore"):
-        gaps = np.where(is_finite, np.abs(y - x), np.where(differs, np.inf, 0.0))
-    masks = (differs & (x > y), differs & (x < y)) if a.dtype.kind == "b" else (np.zeros(1), np.zeros(1))
-    counts = np.array([int(cells.sum()) for cells in (where, differs, differs & ~is_finite, *masks)])
-    magnitude = np.maximum(np.abs(x), np.abs(y)).max(initial=0.0, where=is_finite)
-    return counts, gaps, float(magnitude), not other_bits.any()
-
-
-def _pieces(name: str, layer: LayerDifference) -> Iterator[_Piece]:
-    """The corresponding cells of both records, a sequence and a head at a time, which bounds memory."""
-    axes = _axes(name, layer.a)
-    has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in (layer.a, layer.b))
-    for sequence in range(len(layer.queries) if "batch" in axes else 1):
-        (word, first), *rest = [(axis, _matched(axis, name, layer, sequence)) for axis in axes if axis != "batch"]
-        parts = first.T[:, :, None] if word == "head" else [first]
-        for part in parts if all(axis.shape[1] for axis in (first, *(axis for _, axis in rest))) else ():
-            cut, sides, counted = [(word, part), *rest], list[Array](), np.ones(1, bool)
-            for side, record in enumerate((layer.a, layer.b)):
-                cells = np.ix_(*(axis[side] for _, axis in cut))
-                array = record.arrays[name][sequence] if "batch" in axes else record.arrays[name]
-                sides.append(array[cells][None])
-                if has_masks:  # scores of masked cells have no meaning
-                    mask = record.arrays["allowed"][sequence]
-                    counted = counted & mask[(np.minimum(cells[0], len(mask) - 1), *cells[1:])][None]
-            yield [("sequence", np.full((4, 1), sequence)), *cut], sides[0], sides[1], counted
-
-
-# --------------------------------------------------------------------------------------------------------------- axes
-
-
-def _axes(name: str, record: Record) -> tuple[str, ...]:
-    return _AXES[name] if name in _AXES else SITES[name].axes_for(record.facts)
+def _common_heads(name: str, layer: LayerDifference) -> list[tuple[Any, ...]]:
+    """The number of each head that both have, and its index in both arrays; None for one row for all heads."""
+    numbers, sizes = zip(*((heads_of(each), each.arrays[name].shape[1]) for each in (layer.a, layer.b)), strict=True)
+    if name in FOR_ALL_HEADS and sizes == (1, 1) and len(numbers[0]) > 1:
+        return [(None, 0, 0)]
+    common = [head for head in numbers[0] if head in numbers[1]]
+    return [(n, *(min(heads.index(n), size - 1) for heads, size in zip(numbers, sizes, strict=True))) for n in common]
 
 
 def heads_of(record: Record) -> list[int]:
@@ -280,100 +286,61 @@ def heads_of(record: Record) -> list[int]:
     return [head.head for head in record.heads] if record.survey else [*range(record.config.n_heads)]
 
 
-def _unlike_arrays(name: str, layer: LayerDifference) -> tuple[Status, str] | None:
-    """Why an array that both have cannot be compared, and whether that is a difference; None if it can."""
-    a, b = layer.a, layer.b
-    axes, shapes = _axes(name, a), [record.arrays[name].shape for record in (a, b)]
-    unlike = _unlike_axes(axes, _axes(name, b))
-    if unlike is not None:
-        return unlike
-    if any(_summarised(axis, a) != _summarised(axis, b) for axis in axes):
-        return "skipped", "the records summarise different cells"
-    has_same_tokens = all(text.is_same for text in (*layer.queries, *layer.keys))
-    if not has_same_tokens and {"query block", "asked query", "corner query"} & {*axes}:
-        return "skipped", "its positions hold other tokens"
-    is_for_all = name in FOR_ALL_HEADS and all(shape[axes.index("head")] == 1 for shape in shapes)
-    has_heads = "head" in axes and not is_for_all
-    sizes = [size for size in zip(axes, *shapes, strict=True) if size[0] not in (*_BY_TOKENS, "batch", "head")]
-    sizes += [("head", a.config.n_heads, b.config.n_heads)] if has_heads else []
-    why = _sizes_text(sizes)
-    if why:
-        return "shape", why
-    has_common = not has_heads or {*heads_of(a)} & {*heads_of(b)}
-    return None if has_common else ("skipped", "the records hold different heads")
+def _matched(axis: str, n: int, layer: LayerDifference, sequence: int) -> Array:
+    """The indices `[2, cells]` that correspond along an axis: positions of tokens, and all `n` cells of another axis, or
+    none where they stand for other things."""
+    if axis in ("query", "key"):
+        return (layer.queries if axis == "query" else layer.keys)[sequence]
+    if axis == "span":
+        is_same = [span.name for span in layer.a.spans] == [span.name for span in layer.b.spans]
+    else:
+        a, b = (getattr(record.survey, _MADE_OF.get(axis, ""), None) for record in (layer.a, layer.b))
+        is_same = a == b and (layer.has_same_tokens or not axis.startswith(("query", "asked", "corner")))
+    return np.stack([np.arange(n if is_same else 0)] * 2)
 
 
-def _unlike_axes(a: Sequence[str], b: Sequence[str]) -> tuple[Status, str] | None:
-    """Why arrays with these axes cannot be compared. Padding and documents decide whether sequences share positions, so
-    a missing batch is no difference."""
-    is_same = [axis for axis in a if axis != "batch"] == [axis for axis in b if axis != "batch"]
-    why = f"axes {' '.join(a)} against {' '.join(b)}"
-    return None if tuple(a) == tuple(b) else ("skipped" if is_same else "shape", why)
+def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Difference:
+    """The comparison of numbers: how many differ, by how much, where, and by head."""
+    counts, largest, magnitude, worst, is_identical = np.zeros(5, int), 0.0, 0.0, 0.0, True
+    at: dict[str, list[Any]] = {}
+    heads: dict[int, tuple[float, int]] = {}
+    for fixed, places, a, b, counted in pieces:
+        index = np.flatnonzero(np.broadcast_to(counted, a.shape))
+        x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (a, b))
+        with np.errstate(over="ignore", invalid="ignore"):
+            gaps = np.nan_to_num(np.abs(y - x), nan=np.inf, posinf=np.inf)
+        gaps[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+        is_identical &= not gaps.any() and not (np.signbit(x) != np.signbit(y))[x == y].any()
+        only = ((x > y).sum(), (x < y).sum()) if a.dtype == bool else (0, 0)
+        counts += (x.size, np.count_nonzero(gaps), np.isinf(gaps).sum(), *only)
+        largest = max(largest, float(gaps.max(initial=0.0, where=np.isfinite(gaps))))
+        sizes = np.maximum(np.abs(x), np.abs(y))
+        magnitude = max(magnitude, float(sizes.max(initial=0.0, where=np.isfinite(sizes))))
+        gap = float(gaps.max(initial=0.0))
+        if gap > worst:
+            worst, place = gap, np.unravel_index(index[gaps.argmax()], a.shape)
+            found = [(axis, n, n) for axis, n in fixed.items()]
+            found += [(axis, *both[:, n].tolist()) for (axis, both), n in zip(places, place, strict=False)]
+            at = dict(zip(("axes", "a", "b"), map(list, zip(*found, strict=True)), strict=True)) if found else {}
+        if "head" in fixed:  # of equal gaps, the first sequence
+            heads[fixed["head"]] = max(heads.get(fixed["head"], (-1.0, 0)), (gap, -fixed["sequence"]))
+    is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
+    row = changed(
+        row,
+        status="identical" if is_identical else "within" if is_within else "beyond",
+        **dict(zip(("n_cells", "n_different", "n_nonfinite", "n_only_a", "n_only_b"), counts.tolist(), strict=True)),
+        at=at or None,
+        heads=[{"head": n, "largest": finite(gap), "sequence": -s} for n, (gap, s) in sorted(heads.items())],
+    )
+    return (
+        changed(row, largest=largest, magnitude=magnitude, relative=largest / (magnitude or 1.0)) if counts[0] else row
+    )
 
 
-def _summarised(axis: str, record: Record) -> object:
-    """What the cells along an axis of a summary stand for."""
-    survey = record.survey
-    if survey is None:
-        return None
-    cells: dict[str, object] = {"query block": survey.block, "step": survey.steps}
-    cells |= {"span": [span.name for span in record.spans], "corner query": survey.kept.corner}
-    return (cells | {"asked query": (survey.kept.queries, survey.kept.top)}).get(axis)
+# ------------------------------------------------------------------------------------------------------------ effects
 
 
-def _sizes_text(sizes: Sequence[tuple[str, int, int]]) -> str:
-    """The first lengths that differ: `d_head 16 against 32`; empty if none does."""
-    return next((f"{axis} {a} against {b}" for axis, a, b in sizes if a != b), "")
-
-
-def _matched(axis: str, name: str, layer: LayerDifference, sequence: int) -> Array:
-    """The matching indices of both records along an axis, and their names: positions of tokens, with the same text
-    and padding the padding too, and numbers of heads. `[4, matches]`: indices in A and in B, names in A and in B."""
-    axes = _axes(name, layer.a)
-    n_a, n_b = (record.arrays[name].shape[axes.index(axis)] for record in (layer.a, layer.b))
-    if axis == "head":
-        heads_a, heads_b = heads_of(layer.a), heads_of(layer.b)
-        if n_a == n_b == 1:  # an array of length 1 holds for all heads, -1, unless there is one
-            head = heads_a[0] if len(heads_a) == len(heads_b) == 1 else -1
-            return np.array([[0], [0], [head], [head]])
-        common = np.array([head for head in heads_a if head in heads_b], int)
-        a, b = (np.array([heads.index(head) for head in common], int) for heads in (heads_a, heads_b))
-        return np.stack((a * (n_a > 1), b * (n_b > 1), common, common))
-    if axis not in ("query", "key") or "batch" not in axes:
-        return np.stack([np.arange(min(n_a, n_b))] * 4)  # sequences may share positions, of which one record has more
-    text = (layer.queries if axis == "query" else layer.keys)[sequence]
-    records = (layer.a, layer.b)
-    firsts = [record.first_query(sequence) if axis == "query" else record.first_key(sequence) for record in records]
-    names = np.array(pairs(text.parts), dtype=int).reshape(-1, 2).T
-    if text.is_same and n_a == n_b and firsts[0] == firsts[1]:
-        names = np.stack([np.arange(n_a) - firsts[0]] * 2)
-    return np.concatenate((names + np.array(firsts)[:, None], names))
-
-
-# ---------------------------------------------------------------------------------------------------- heads and effects
-
-
-_CHANGES = sorted(STATISTICS, key=lambda row: (not row.is_change, row.is_change and row.unit != "weight"))
-"""The statistics in the order of listing changes: those that measure how far a head changed come first."""
-_SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
-"""Statistics from 0 to 1, by which changes are sorted."""
-
-
-def _changed_heads(layer: LayerDifference, least: Mapping[str, float]) -> Iterator[HeadChange]:
-    """The heads of another type, or with a statistic that changed by more than `least`."""
-    for a, b in layer.head_pairs:
-        both = {row.field: (getattr(a, row.field), getattr(b, row.field)) for row in _CHANGES}
-        sizes = {name: change_of(*values) for name, values in both.items()}
-        changed = [name for name, size in sizes.items() if size > least[name]]
-        if changed or a.kind != b.kind:
-            size = max((sizes[name] for name in changed if name in _SIZES or math.isinf(sizes[name])), default=0.0)
-            statistics = [{"name": name, "a": both[name][0], "b": both[name][1]} for name in changed]
-            yield HeadChange(layer.label, a.head, a.kind, b.kind, finite(size), statistics)
-
-
-def _compared_effects(
-    a: Record, b: Record, texts: Sequence[TextDifference], tolerance: float
-) -> EffectDifference | None:
+def _compared_effects(a: Record, b: Record, aligned: _Align, tolerance: float) -> dict[str, Any] | None:
     """The effects of B against those of A; None if either has none, or none that are proven.
 
     Heads match by number, edges by tokens. The tolerance is relative to the largest effect. Effects within the noise of
@@ -382,141 +349,95 @@ def _compared_effects(
     if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
         return None
     metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
-    places = {text.family: {j: i for i, j in pairs(text.parts)} for text in texts if text.sequence == 0}
-    effects_a = {_removed(effect, {}): effect for effect in a.effects}
-    effects_b = {_removed(effect, places): effect for effect in b.effects}
-    both = [(effect, effects_b[key]) for key, effect in effects_a.items() if key in effects_b]
-    changes = [{"a": x, "b": y, "change": getattr(y, metric) - getattr(x, metric)} for x, y in both]
+    texts, context = (
+        {j: i for i, j in pairs(aligned(x[0].tokens, y[0].tokens)[0])}
+        for x, y in ((a.sequences, b.sequences), (a.keys, b.keys))
+    )
+    parts = ("removed", "kind", "layer", "head", "query", "key", "heads", "kinds", "spans")
+    of_a = {tuple(getattr(effect, part) for part in parts): effect for effect in a.effects}
+    of_b = {}
+    for effect in b.effects:
+        removed = effect
+        if effect.query is not None and effect.key is not None:  # tokens that A lacks stay apart
+            queries = context if effect.kind == "encoder" else texts
+            keys = context if effect.kind in ("encoder", "cross") else texts
+            removed = replace(effect, query=queries.get(effect.query, -1), key=keys.get(effect.key, -1 - effect.key))
+        of_b[tuple(getattr(removed, part) for part in parts)] = effect
+    both = [(effect, of_b[key]) for key, effect in of_a.items() if key in of_b]
     largest = max((abs(getattr(effect, metric)) for pair in both for effect in pair), default=0.0)
     least = max(tolerance * largest, a.effect.floor + b.effect.floor) if tolerance else 0.0
-    return EffectDifference(
-        metric=metric,
-        tolerance=least,
-        n_compared=len(both),
-        changes=sorted(
-            (change for change in changes if abs(change["change"]) > least), key=lambda change: -abs(change["change"])
-        ),
-        only_a=tuple(effect for key, effect in effects_a.items() if key not in effects_b),
-        only_b=tuple(effect for key, effect in effects_b.items() if key not in effects_a),
-    )
-
-
-def _removed(e: Effect, places: Mapping[TokenFamily, Mapping[int, int]]) -> tuple[object, ...]:
-    """The removed parts, whatever replaces them. `places` are the positions in A of B's tokens, none for those of A;
-    tokens that A lacks stay apart."""
-    query, key = e.query, e.key
-    if places and query is not None and key is not None:
-        context = places.get("context", places["texts"])
-        query = (context if e.kind == "encoder" else places["texts"]).get(query, -1)
-        key = (context if e.kind in ("encoder", "cross") else places["texts"]).get(key, -1 - key)
-    return e.removed, e.kind, e.layer, e.head, query, key, e.heads, e.kinds, e.spans
-
-
-# --------------------------------------------------------------------------------------------------------------- steps
-
-
-def _compared_steps(layer: LayerDifference, tolerance: float) -> Iterator[Difference]:
-    """The steps that both traces have, in order; of user code also those that one alone has."""
-    a, b = layer.a.trace, layer.b.trace
-    is_code = layer.a.module is not None and layer.b.module is not None
-    has_same_tokens = all(text.is_same for text in (*layer.queries, *layer.keys))
-    for steps_a, steps_b, is_same in align([step.site for step in a], [step.site for step in b])[0]:
-        of_a, of_b = a[steps_a.start : steps_a.stop], b[steps_b.start : steps_b.stop]
-        for x, y in zip(of_a, of_b, strict=True) if is_same else ():
-            yield _compared_step(x, y, tolerance, has_same_tokens=has_same_tokens)
-        if is_code and not is_same:
-            for step in of_a:
-                yield Difference(step.site, "shape", "shape", step.axes, step.shape, None, why="only A has it")
-            for step in of_b:
-                yield Difference(step.site, "shape", "shape", step.axes, None, step.shape, why="only B has it")
-
-
-def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool) -> Difference:
-    """The comparison of shapes, of the formulas of user code, and of all numbers if both traces have them, else of
-    extremes and moments. Different tokens excuse different lengths."""
-    has_other_formula = bool(a.operation and b.operation) and a.formula != b.formula
-    told = ({"name": "formula", "a": a.formula, "b": b.formula, "layers": ()},) if has_other_formula else ()
-    excused = () if has_same_tokens else ("batch", "query", "key")
-    why = _sizes_text([size for size in zip(a.axes, a.shape, b.shape, strict=False) if size[0] not in excused])
-    status, why = _unlike_axes(a.axes, b.axes) or ("shape" if why else "beyond" if told else "identical", why)
-    row = Difference(a.site, "shape", status, a.axes, a.shape, b.shape, why=why, told=told)
-    if why or a.values is None or b.values is None or not has_same_tokens:
-        return row
-    is_whole = a.values.numbers is not None and b.values.numbers is not None
-    x, y = (np.array(v.numbers if is_whole else [v.min, v.max, v.mean, v.std], float) for v in (a.values, b.values))
-    names = ["sequence" if axis == "batch" else axis for axis in a.axes]
-    cut = [(name, np.stack([np.arange(n)] * 4)) for name, n in zip(names, a.shape, strict=True)] if is_whole else []
-    shape = a.shape if is_whole else x.shape
-    row = msgspec.structs.replace(row, seen="numbers" if is_whole else "extremes")
-    row = _compared(row, [(cut, x.reshape(shape), y.reshape(shape), np.ones(1, bool))], tolerance)
-    is_other = bool(told) or (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf)
-    why = "" if is_whole else "by min, max, mean, std"
-    return msgspec.structs.replace(row, status="beyond" if is_other else row.status, why=why)
+    changes = [{"a": x, "b": y, "change": getattr(y, metric) - getattr(x, metric)} for x, y in both]
+    changes = [change for change in changes if abs(change["change"]) > least]
+    return {
+        "metric": metric,
+        "tolerance": least,
+        "n_compared": len(both),
+        "changes": sorted(changes, key=lambda change: -abs(change["change"])),
+        "only_a": [effect for key, effect in of_a.items() if key not in of_b],
+        "only_b": [effect for key, effect in of_b.items() if key not in of_a],
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
-_LAYER_FIELDS = (
+_OF_LAYERS = (
     "name", "captured_by", "kernel", "n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap", "mask", "bias", "sinks",
     "verified",
 )  # fmt: skip
-_OF_OTHERS = ("device", "threads", "random")
-"""Config fields that the environment covers better, or that are shapes of inputs."""
-_ALIKE = ("dtype", "device", "device name", "seed", "weights", "model", "module", "torch", "mha", "threads")
-_MODEL_PLACES = ("path", "compared_len", "identical_outputs", "without", "generated")
-_NONE = "none"
+_OF_PARTS = {
+    "decoding": ("cache",),
+    "survey": ("kernel",),
+    "effect": ("metric", "position", "target", "versus"),
+    "environment": ("device", "threads", "platform", "mha", "torch", "numpy", "python"),
+}
+_NO_SETTINGS = (
+    "device", "threads", "random",  # the environment covers these better, and inputs have shapes
+    "path", "compared_len", "identical_outputs", "without", "generated",
+)  # fmt: skip
 
 
-def _different_settings(
-    of_a: dict[str, str], of_b: dict[str, str], layers: Sequence[LayerDifference]
-) -> tuple[Setting, ...]:
+def _different_settings(a: Record, b: Record, layers: Sequence[LayerDifference]) -> list[dict[str, Any]]:
     """The settings that differ, those of layers once each with the labels of the layers."""
-    sides = [("", of_a, of_b)]
+    sides = [("", [_settings_of(record) for record in (a, b)])]
     for layer in layers:
-        words = [{name: _word(getattr(each, name)) for name in _LAYER_FIELDS} for each in layer.inspected]
-        sides += [(layer.label, words[0], words[1])] if words else []
-    labels_of: dict[tuple[str, str, str], list[str]] = {}
-    for label, x, y in sides:
-        for name in dict.fromkeys((*x, *y)):
-            key = name, x.get(name, _NONE), y.get(name, _NONE)
-            if key[1] != key[2]:
-                labels_of.setdefault(key, []).extend([label] if label else [])
-    return tuple({"name": name, "a": a, "b": b, "layers": labels} for (name, a, b), labels in labels_of.items())
+        if layer.inspected:
+            sides.append(
+                (layer.label, [{name: getattr(each, name) for name in _OF_LAYERS} for each in layer.inspected])
+            )
+    labels: dict[tuple[str, str, str], list[str]] = {}
+    for label, (of_a, of_b) in sides:
+        for name in of_a | of_b:
+            before, after = _word(of_a.get(name)), _word(of_b.get(name))
+            if before != after:
+                labels.setdefault((name, before, after), []).extend([label] if label else [])
+    return [{"name": name, "a": x, "b": y, "layers": concerned} for (name, x, y), concerned in labels.items()]
 
 
-def _settings_of(record: Record) -> dict[str, str]:
-    """The settings of a whole record in words, the command first."""
+def _settings_of(record: Record) -> dict[str, object]:
+    """The settings of a whole record, the command first."""
+    model, module, choices = record.model, record.module, asdict(record.model or record.config)
     settings: dict[str, object] = {"command": shlex.join(record.command)}
-    if record.model is not None:
-        settings |= {"model": record.model.path, "padding": record.config.padding}
-        settings |= {name: value for name, value in asdict(record.model).items() if name not in _MODEL_PLACES}
-    else:
-        settings["weights"] = record.weights
-        settings |= {name: value for name, value in vars(record.config).items() if name not in _OF_OTHERS}
-    if record.module is not None:
-        settings |= {"module": record.module.target, "called": record.module.called}
-        settings |= {f"argument {argument.name}": argument.value for argument in record.module.arguments}
-    if record.decoding is not None:
-        settings |= {"cache": record.decoding.cache, "prompt length": record.decoding.prompt_len}
-    if record.survey is not None:
-        settings["kernel"] = record.survey.kernel
-    if record.effect is not None:
-        settings |= {name: getattr(record.effect, name) for name in ("metric", "position", "target", "versus")}
-        for name, word in (("removed", "removed"), ("replace", "replaced by"), ("at", "removed at")):
-            settings[word] = tuple(dict.fromkeys(getattr(effect, name) for effect in record.effects))
-    e = record.environment
-    settings |= {"device": e.device, "device name": e.device_name, "threads": e.threads, "platform": e.platform}
-    settings |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
-    settings["self-check"] = "ok" if record.self_check.ok else "FAILED"
-    return {name: _word(value) for name, value in settings.items()}
+    settings |= (
+        {"weights": record.weights} if model is None else {"model": model.path, "padding": record.config.padding}
+    )
+    settings |= {name: value for name, value in choices.items() if name not in _NO_SETTINGS}
+    if module is not None:
+        settings |= {"module": module.target, "called": module.called}
+        settings |= {f"argument {argument.name}": argument.value for argument in module.arguments}
+    for part, names in _OF_PARTS.items():
+        settings |= {name: getattr(getattr(record, part), name, None) for name in names}
+    settings["prompt length"] = record.decoding and record.decoding.prompt_len
+    settings["device name"] = record.environment.device_name
+    for name, word in (("removed", "removed"), ("replace", "replaced by"), ("at", "removed at")):
+        settings[word] = tuple(dict.fromkeys(getattr(effect, name) for effect in record.effects))
+    return settings | {"self-check": "ok" if record.self_check.ok else "FAILED"}
 
 
 def _word(value: object) -> str:
-    if value is None:
-        return _NONE
+    """A setting as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ", ".join(map(_word, value)) or _NONE
-    return str(value)
+        return ", ".join(map(_word, value)) or "none"
+    return "none" if value is None else str(value)
