@@ -23,9 +23,9 @@ from mhacli.models.layers import KEPT, PassInspection, entry_of
 from mhacli.models.load import device_of
 from mhacli.models.passes import ModelPass, followed, noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
-from mhacli.record.record import Record, layer_prefix
+from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable
-from mhacli.record.totals import MEANS, WINDOWS, HeadTotals
+from mhacli.record.totals import WINDOWS, HeadTotals
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, Statistics
 from mhacli.text.tokens import AttentionKind, LayerChoice
@@ -136,7 +136,7 @@ class Seen:
         self._parts = _classes(model.named_modules())
         self._attentions = _classes(own for own in model.named_modules() if is_attention(*own))
         self._lists_layers = config_of(model) is not None
-        self._keeps_passes, self._totals = keep_passes, HeadTotals(MEANS)
+        self._keeps_passes, self._totals = keep_passes, HeadTotals()
         self._passes: list[Record] = []
         self._notes: dict[str, None] = {}
         self._unfit: dict[LayerKey, str] = {}
@@ -169,7 +169,7 @@ class Seen:
         `max_score` is the largest of all passes. Statistics that are no means over queries have no value: quantiles of the
         distance, the strongest distance, sinks and strong cells.
         """
-        return HeadTable(map(self._totals.head, self._totals.of_head))
+        return HeadTable(map(self._totals.head, range(len(self._totals.keys))))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -300,13 +300,12 @@ class Seen:
 def _add_pass(totals: HeadTotals, record: Record) -> None:
     """Adds the heads of a pass. A mean counts by its number of queries: those that see a key, or, for the entropy as a fraction,
     more than one. Quantiles of the distance are no means over queries."""
-    for number, layer in enumerate(record.layers):
-        visible = np.asarray(record.arrays[f"{layer_prefix(number)}visible"])
-        heads = [head for head in record.heads if (head.layer, head.attention) == (layer.layer, layer.name)]
-        for row, head in enumerate(heads):
-            n_keys = visible[:, row if visible.shape[1] > 1 else 0]
-            least = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
-            totals.add(head, np.array([(n_keys > least.get(name, 0)).sum() for name in totals.names]))
+    least = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
+    for number in range(len(record.layers)):
+        layer = record.of_layer(number)
+        n_keys = np.asarray(layer.arrays["visible"])
+        n_queries = [(n_keys > least.get(name, 0)).sum(axis=(0, 2)) for name in totals.names]
+        totals.add(layer.heads, np.stack(n_queries))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,17 +15,14 @@ HeadKey = tuple[int, str, int]
 """The layer, the module and the number of a head."""
 CONDITION = "pattern_"
 """The prefix of the names of conditions, as in tables."""
+LARGEST = "max_score"
+"""The statistic of which the largest value is kept besides the mean."""
 WINDOWS = ("window_50", "window_90", "window_99")
-MEANS = (
+SUMMED = (
     "entropy", "entropy_share", "effective_keys", "participation", "distance", *WINDOWS, "sink", "leading", "diagonal",
-    "previous", "duplicate", "induction", "near", "learned_sink",
+    "previous", "duplicate", "induction", "near", "learned_sink", LARGEST,
 )  # fmt: skip
-"""The statistics that have a mean, besides conditions; the strongest distance has none."""
-
-
-def key_of(head: HeadStatistics) -> HeadKey:
-    """The key of a head."""
-    return head.layer, head.attention, head.head
+"""The statistics that are summed, besides conditions. The strongest distance has no mean."""
 
 
 def values(heads: Sequence[Any], names: Iterable[str]) -> Array:
@@ -34,51 +31,57 @@ def values(heads: Sequence[Any], names: Iterable[str]) -> Array:
     def value(head: Any, name: str) -> Any:
         if name.startswith(CONDITION):
             return head.patterns[int(name.removeprefix(CONDITION)) - 1] if head.patterns else None
-        return getattr(head, name)
+        return getattr(head, name, None)
 
     return np.array([[value(head, name) for head in heads] for name in names], dtype=np.float64)  # None becomes NaN
 
 
 @dataclass
 class HeadTotals:
-    """Sums by head and name. `names` are those of the statistics in the arrays `means`, `[attention or uniform, sum or weight,
-    statistic]`; `max_score` is the largest score, and every other array a sum."""
+    """Sums over documents or passes. The first axis of each array of `sums` is that of the heads `keys`; their last axes may
+    have different lengths, and zeros fill them up.
 
-    names: tuple[str, ...]
-    of_head: dict[HeadKey, dict[str, Array]] = field(default_factory=dict)
+    `means` are `[head, attention or uniform, sum or weight, statistic]`, for the statistics `names`. `max_score` is the largest
+    score. Every other array is a sum.
+    """
 
-    def add(self, head: HeadStatistics, weights: Array | float = 1.0, **sums: Array) -> None:
-        """Adds a head in one document or pass, whose statistics count by their `weights` `[statistic]`, and other sums."""
-        numbers = values([head, head.uniform or Averages()], self.names).T
+    names: tuple[str, ...] = SUMMED
+    keys: list[HeadKey] = field(default_factory=list)
+    sums: dict[str, Array] = field(default_factory=dict)
+
+    def add(self, heads: Sequence[HeadStatistics], weights: Array | float = 1.0, **sums: Array) -> None:
+        """Adds the heads of a document or pass, whose statistics count by their `weights` `[statistic, head]`, and other
+        sums."""
+        numbers = np.stack([values(heads, self.names), values([h.uniform or Averages() for h in heads], self.names)])
         known = np.isfinite(numbers)
-        sums["means"] = np.stack([np.where(known, numbers, 0.0) * weights, known * weights], axis=1)
-        sums["max_score"] = values([head], ["max_score"])[0, 0]
-        self._add(key_of(head), sums)
+        means = np.stack([np.where(known, numbers, 0.0) * weights, known * weights])
+        largest = numbers[0, self.names.index(LARGEST), :, None]
+        keys = [(head.layer, head.attention, head.head) for head in heads]
+        self.merge(HeadTotals(self.names, keys, {"means": means.transpose(3, 1, 0, 2), LARGEST: largest, **sums}))
 
     def merge(self, other: HeadTotals) -> None:
-        """Adds the sums of other documents or passes."""
-        for key, sums in other.of_head.items():
-            self._add(key, sums)
-
-    def _add(self, key: HeadKey, sums: Mapping[str, Array]) -> None:
-        mine = self.of_head.setdefault(key, {})
-        for name, array in sums.items():
-            if name not in mine:
-                mine[name] = array
-            elif name == "max_score":
-                mine[name] = np.fmax(mine[name], array)
-            else:
-                width = max(mine[name].shape[-1], array.shape[-1])
-                mine[name] = widened(mine[name], width) + widened(array, width)
+        """Adds the sums of other documents or passes, which may be of other heads."""
+        number_of = {key: number for number, key in enumerate(dict.fromkeys([*self.keys, *other.keys]))}
+        self.keys = [*number_of]
+        numbers = [number_of[key] for key in other.keys]
+        for name, array in other.sums.items():
+            mine = self.sums.get(name, array[:0])
+            shape = (len(self.keys), *array.shape[1:-1], max(mine.shape[-1], array.shape[-1]))
+            total = np.full(shape, np.nan if name == LARGEST else 0, array.dtype)
+            total[: len(mine), ..., : mine.shape[-1]] = mine
+            combine = np.fmax if name == LARGEST else np.add
+            before = total[numbers, ..., : array.shape[-1]]
+            total[numbers, ..., : array.shape[-1]] = combine(before, array)
+            self.sums[name] = total
 
     def head(
-        self, key: HeadKey, offset: int | None = None, at_offset: tuple[float | None, float | None] = (None, None)
+        self, number: int, offset: int | None = None, at_offset: tuple[float | None, float | None] = (None, None)
     ) -> HeadStatistics:
         """The means of a head with the type that follows from them, the largest score, and its strongest distance if it has one,
         with the weights of attention and of uniform attention there."""
-        layer, attention, head = key
-        own, uniform = (self._fields(*sums) for sums in self.of_head[key]["means"])
-        largest = float(self.of_head[key]["max_score"])
+        layer, attention, head = self.keys[number]
+        own, uniform = (self._averages(*sums) for sums in self.sums["means"][number])
+        largest = float(self.sums[LARGEST][number, 0])
         return with_kind(
             HeadStatistics(
                 layer=layer,
@@ -92,15 +95,10 @@ class HeadTotals:
             )
         )
 
-    def _fields(self, sums: Array, weights: Array) -> dict[str, Any]:
+    def _averages(self, sums: Array, weights: Array) -> dict[str, Any]:
         """Means as fields of `Averages`: distances are whole numbers, and conditions are one field."""
         means = {name: total / n if n else None for name, total, n in zip(self.names, sums, weights, strict=True)}
         means |= {name: round(mean) for name, mean in means.items() if name in WINDOWS and mean is not None}
         conditions = tuple(means.pop(name) for name in self.names if name.startswith(CONDITION))
+        del means[LARGEST]
         return {**means, "patterns": conditions}
-
-
-def widened(array: Array, width: int) -> Array:
-    """The array padded with zeros in its last axis."""
-    more = width - array.shape[-1]
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, more)]) if more else array

@@ -2,24 +2,120 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from time import monotonic
+from typing import Annotated, Any
 
-from mhacli.cli.console import flush, loading_torch, note
+from mhacli.cli.console import flush, is_interactive, loading_torch, note, progress, stderr_line
 from mhacli.cli.output import COLOUR, Output, print_record, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
-from mhacli.commands.scan.progress import progress_on_stderr
-from mhacli.commands.scan.request import ScanRequest
 from mhacli.errors import UsageError
 from mhacli.io.interrupts import Terminated, graceful_interrupt
-from mhacli.render.base.format import count_of
+from mhacli.io.progress import no_progress
+from mhacli.record.record import Record
+from mhacli.record.totals import CONDITION, SUMMED
+from mhacli.render.base.format import count_of, seconds_text
+from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
+from mhacli.run import Run
+from mhacli.settings import (
+    CHECKPOINT,
+    HEADS,
+    MAX_LENGTH,
+    MAX_TOKENS,
+    OUTPUT,
+    TOKENIZER,
+    Config,
+    ModelSettings,
+    Statistics,
+    setting,
+)
+from mhacli.text.corpus import CORPUS, CorpusFormat
 from mhacli.text.spans import require_expressions
 
-if TYPE_CHECKING:
-    from mhacli.commands.scan.run import ScanStudy
-    from mhacli.record.record import Record
+_WORKERS = "Workers"
+_SOURCES = "Text files, JSON lines, Parquet, CSV or globs; - reads stdin."
+_FIRST = "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)"
+_SPANS = "Report the attention between parts of the documents that have them: name=/REGEX/; repeatable."
+_EFFECT = "Also remove each head in turn, and report what changes at the first [MASK], else the last token."
+_DTYPE = "Number format of the computation. (default: that of the checkpoint)"
+_THREADS = "Number of CPU threads. (default: 1; another number changes the rounding)"
+_N_WORKERS = (
+    "Number of workers, each with the model in its memory (needs the extra scan). "
+    "(default: this process alone; with --ray, as many as there is room for)"
+)
+_RAY = (
+    "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs to; local: a new one here."
+)
+_CPUS = "CPUs that Ray reserves for each worker. (default: as many as --threads)"
+_OUT = "Folder of the result. An interrupted scan resumes from it."
+_MIXED = "Allow results from different kinds of devices in one folder; the result records this."
+_WITHOUT_EFFECT = (
+    "--out", "--workers", "--ray", "--cpus-per-worker", "--device", "--device-map", "--color", "--colour", "--width",
+)  # fmt: skip
+_FLAGS_WITHOUT_EFFECT = ("--json", "--all", "--mixed", "--strict")
+"""Options with a value, and flags, that do not decide the numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """The corpus, what to compute of each document, the workers and the folder of the result, as the command line gives them.
+
+    A document may lack spans. The workers do not change the result; each receives the pickled scan, and loads the model.
+    """
+
+    # fmt: off
+    sources: tuple[str, ...] = setting((), CORPUS, _SOURCES, metavar="CORPUS...", argument=True)
+    form: CorpusFormat
+    max_tokens: int | None = setting(None, CORPUS, _FIRST, MAX_TOKENS, low=1, high=MAX_LENGTH, common=True)
+    strict: bool = setting(False, CORPUS, "Stop at a bad document instead of leaving it out.")
+    model: ModelSettings = ModelSettings()
+    tokenizer: str | None = setting(None, CHECKPOINT, TOKENIZER, default="the checkpoint's own")
+    span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN")
+    effect: bool = setting(False, HEADS, _EFFECT, common=True)
+    allow_nonfinite: bool = setting(False, CHECKPOINT, "Continue even if numbers are NaN or Inf.")
+    statistics: Statistics = Statistics()
+    given: Annotated[Mapping[str, Any], Config, offers("device", dtype=_DTYPE, threads=_THREADS)]
+    workers: int | None = setting(None, _WORKERS, _N_WORKERS, low=1, high=100_000, common=True)
+    ray: str | None = setting(None, _WORKERS, _RAY, metavar="ADDRESS")
+    cpus_per_worker: int | None = setting(None, _WORKERS, _CPUS, low=1, high=100_000, needs=("workers", "ray"))
+    out: str = setting("", OUTPUT, _OUT, metavar="DIR", common=True)
+    mixed: bool = setting(False, OUTPUT, _MIXED)
+    view: Annotated[ViewOptions, offers("everything", heads=f"{HEADS_SHOWN} (default: all)")]
+    # fmt: on
+
+    @cached_property
+    def run(self) -> Run:
+        """The run that `mha heads` would make for a document, without its text and spans."""
+        heads = None if self.view.heads is None else tuple(sorted(set(self.view.heads)))
+        return Run(
+            model=replace(self.model, tokenizer=self.tokenizer, **{"threads": 1, **self.given}),
+            statistics=replace(self.statistics, heads=heads),
+            max_tokens=self.max_tokens,
+            keep=(),
+            allow_nonfinite=self.allow_nonfinite,
+        )
+
+    @property
+    def span_names(self) -> tuple[str, ...]:
+        """The names of the spans."""
+        return tuple(word.partition("=")[0].strip() for word in self.span)
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The statistics that are summed over documents."""
+        conditions = range(1, len(self.statistics.conditions) + 1)
+        return (*SUMMED, *(f"{CONDITION}{number}" for number in conditions))
+
+    @property
+    def n_cpus(self) -> int:
+        """The processors of a worker of Ray."""
+        return self.cpus_per_worker or self.run.model.threads or 1
 
 
 @command(
@@ -29,15 +125,20 @@ if TYPE_CHECKING:
 )
 def scan(
     output: Annotated[Output, offers("json", *COLOUR)],
-    request: ScanRequest,
+    request: Scan,
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads."""
-    _require_answerable(request)
-    with loading_torch():
-        from mhacli.commands.scan.run import ScanStudy
-
-        study = ScanStudy(request, _command(), note)
-    record = _run_with_progress(study, as_json=output.json)
+    needed = {
+        "--model": (request.model.path, "a checkpoint, such as --model MiniLM"),
+        "--out": (request.out, "a folder for the result, such as --out heads.mha"),
+        "a corpus": (request.sources, "text files, JSON lines, Parquet files or -"),
+    }
+    for name, (value, example) in needed.items():
+        if not value:
+            raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
+    local_checkpoint(request.model)
+    require_expressions(request.span)
+    record = _run_with_progress(request, as_json=output.json)
     if record is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
         return
@@ -52,27 +153,6 @@ def scan(
     require_self_check(record)
 
 
-def _require_answerable(request: ScanRequest) -> None:
-    """Raises `UsageError` for options that fit no document, or contradict each other."""
-    needed = {
-        "--model": (request.model.path, "a checkpoint, such as --model MiniLM"),
-        "--out": (request.out, "a folder for the result, such as --out heads.mha"),
-        "a corpus": (request.sources, "text files, JSON lines, Parquet files or -"),
-    }
-    for name, (value, example) in needed.items():
-        if not value:
-            raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
-    local_checkpoint(request.model)
-    require_expressions(request.span)
-
-
-_WITHOUT_EFFECT = (
-    "--out", "--workers", "--ray", "--cpus-per-worker", "--device", "--device-map", "--color", "--colour", "--width",
-)  # fmt: skip
-_FLAGS_WITHOUT_EFFECT = ("--json", "--all", "--mixed", "--strict")
-"""Options with a value, and flags, that do not decide the numbers."""
-
-
 def _command() -> tuple[str, ...]:
     """The command line for the record, the same however the numbers are computed and printed."""
     words, kept = iter(record_command()), []
@@ -85,18 +165,99 @@ def _command() -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _run_with_progress(study: ScanStudy, *, as_json: bool) -> Record | None:
-    """The record of the study, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+@dataclass
+class Progress:
+    """The number of finished documents, including bad ones, and their total `of_documents` if it is known.
+
+    `n_left_done` of them were finished by earlier runs; this run took `seconds` for the others, with `n_new_tokens`. `by_worker`
+    has the number of documents of each worker in this run.
+    """
+
+    n_documents: int = 0
+    n_bad: int = 0
+    n_tokens: int = 0
+    of_documents: int | None = None
+    n_left_done: int = 0
+    n_new_tokens: int = 0
+    seconds: float = 0.0
+    by_worker: dict[str, int] = field(default_factory=dict)
+
+    def add(self, n_good: int, n_bad: int, n_tokens: int, *, worker: str | None) -> None:
+        """Counts documents that a worker, or for None an earlier run, has finished."""
+        n_documents = n_good + n_bad
+        self.n_documents += n_documents
+        self.n_bad += n_bad
+        self.n_tokens += n_tokens
+        if worker is None:
+            self.n_left_done += n_documents
+        else:
+            self.n_new_tokens += n_tokens
+            self.by_worker[worker] = self.by_worker.get(worker, 0) + n_documents
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, with the rates of this run and the remaining seconds, None where they cannot be estimated."""
+        n_new = self.n_documents - self.n_left_done
+        documents_per_s, tokens_per_s = (n / self.seconds if self.seconds else None for n in (n_new, self.n_new_tokens))
+        n_left = None if self.of_documents is None else self.of_documents - self.n_documents
+        left_s = n_left / documents_per_s if n_left is not None and documents_per_s else None
+        return asdict(self) | {"documents_per_s": documents_per_s, "tokens_per_s": tokens_per_s, "left_s": left_s}
+
+    def __str__(self) -> str:
+        """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
+        numbers = self.to_dict()
+        text = f"{self.n_documents:,}{self.total} documents"
+        if self.seconds:
+            text += f", {numbers['documents_per_s']:.3g} documents/s, {numbers['tokens_per_s']:,.0f} tokens/s"
+        if numbers["left_s"]:
+            text += f", {seconds_text(numbers['left_s'])} left"
+        return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
+
+    @property
+    def total(self) -> str:
+        """` of 3,000`; empty if the total is not known."""
+        return "" if self.of_documents is None else f" of {self.of_documents:,}"
+
+
+@contextmanager
+def _progress_on_stderr(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
+    """A callback that shows the progress: on a terminal as a bar, for programs as a JSON line a second, for logs as a line a
+    minute. At the end it is always shown."""
+    every_s = 1.0 if as_json else 0.0 if is_interactive() else 60.0
+    shown_at, is_over = monotonic() if every_s > 1 else 0.0, False
+    with nullcontext(no_progress) if as_json else progress(has_time_left=False) as draw:
+
+        def report(done: Progress) -> None:
+            nonlocal shown_at, is_over
+            is_end = done.n_documents == done.of_documents and done.seconds > 0
+            if is_over or not (is_end or monotonic() - shown_at >= every_s):
+                return
+            shown_at, is_over = monotonic(), is_end
+            if as_json:
+                stderr_line(json.dumps({"progress": done.to_dict()}))
+            elif every_s:
+                note(str(done))
+            else:
+                draw(done.n_documents / (done.of_documents or 1), str(done))
+
+        yield report
+
+
+def _run_with_progress(request: Scan, *, as_json: bool) -> Record | None:
+    """The record of the corpus, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
     `KeyboardInterrupt` is raised; a second Ctrl-C and SIGTERM are raised at once."""
-    stopping = "finishing the documents in progress; press Ctrl-C again to stop at once"
+    with loading_torch():
+        from mhacli.commands.scan.run import run_scan
+
+    stopping, done = "finishing the documents in progress; press Ctrl-C again to stop at once", Progress()
     try:
-        with progress_on_stderr(as_json=as_json) as report, graceful_interrupt(lambda: note(stopping)) as is_stopped:
-            record = study.run(report, is_stopped)
-        if record is None and is_stopped():
+        with _progress_on_stderr(as_json=as_json) as report, graceful_interrupt(lambda: note(stopping)) as is_stopped:
+            record = run_scan(request, _command(), done, report=report, is_stopped=is_stopped)
+        if is_stopped() and record is None:
             raise KeyboardInterrupt
     except (KeyboardInterrupt, Terminated):
-        done = study.progress
-        total = "" if done.of_documents is None else f" of {done.of_documents:,}"
-        note(f"interrupted: {done.n_documents:,}{total} documents are done; the same command resumes the scan")
+        note(f"interrupted: {done.n_documents:,}{done.total} documents are done; the same command resumes the scan")
         raise
     return record

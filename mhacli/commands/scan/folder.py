@@ -6,39 +6,80 @@ not at all, so a scan may be killed at any moment and resumes from the finished 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mhacli.commands.scan.request import ScanSettings
-from mhacli.commands.scan.totals import Totals, read_totals
-from mhacli.commands.scan.units import (
-    MAX_FILE_BYTES,
-    Unit,
-    UnitFiles,
-    document_digest,
-    number_of,
-    unit_name,
-)
+from mhacli.commands.scan.totals import MAX_FILE_BYTES, Totals, read_totals
 from mhacli.errors import MhaError, UsageError, bad_file
-from mhacli.io.data import decode, load_json, plain
+from mhacli.io.data import decode, json_checksum, load_json
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.scan_folder import MANIFEST, SUMMARY
-from mhacli.record import storage
+from mhacli.record.corpus import named
+from mhacli.text.corpus import Document
 
+Settings = Mapping[str, Any]
+"""The settings that, with the documents, determine the results, as JSON: equal settings give equal bytes."""
+UnitFiles = tuple[bytes, bytes, bytes]
+"""The contents of the files of a unit: rows, the record of a document as an example, empty if none is good, and sums."""
+UNIT_SIZE = 16
+"""Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
+ANEW = "--out another folder starts anew"
+"""The hint for a folder that cannot be resumed."""
+_NEEDED = {"torch", "device"}
+"""Settings that are told apart by name."""
+_MAX_MANIFEST_BYTES = 1 << 30
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
 _TEMPORARY_NAME = f".*{TEMPORARY}"
 _TEMPORARY_S = 3600.0
 """Seconds that no write of a file takes; older temporary files belong to killed processes."""
-_MAX_MANIFEST_BYTES = 1 << 30
-ANEW = "--out another folder starts anew"
-"""The hint for a folder that cannot be resumed."""
+
+
+class Unit(NamedTuple):
+    """Consecutive documents of a corpus, which are computed, written and repeated as a whole, by their number from 0."""
+
+    number: int
+    documents: tuple[Document, ...]
+
+    @property
+    def named(self) -> str:
+        """The first and last document, for messages: `corpus.jsonl:1 to corpus.jsonl:16`."""
+        return " to ".join(named(document.file, document.place) for document in (self.documents[0], self.documents[-1]))
+
+    def name(self, settings: Settings) -> str:
+        """The number, so that names sort like the documents, and a digest of what determines the results."""
+        return f"{self.number:08d}-{json_checksum([digest_of(settings), self.documents])[:16]}"
+
+
+def units(documents: Iterable[Document]) -> Iterator[Unit]:
+    """The units of a corpus in order. They depend only on the documents."""
+    remaining = iter(documents)
+    for number, members in enumerate(iter(lambda: tuple(islice(remaining, UNIT_SIZE)), ())):
+        yield Unit(number, members)
+
+
+def digest_of(settings: Settings) -> str:
+    """The digest of settings without the name of the model, which is only its location."""
+    return json_checksum(sorted({**settings, "model": ""}.items()))
+
+
+def differences(old: Settings, new: Settings) -> str:
+    """The settings that differ, with both values; empty if none do."""
+    names = [name for name in new if old.get(name) != new[name] and name != "model"]
+    return ", ".join(f"{name} was {old.get(name)} and is {new[name]}" for name in names)
+
+
+def _on_any_device(settings: Settings) -> Settings:
+    """The settings without the device and what follows it: what computes statistics, and the build of torch."""
+    return {**settings, "model": "", "device": "", "reducer": "", "torch": settings["torch"].partition("+")[0]}
 
 
 @dataclass(frozen=True)
@@ -46,102 +87,96 @@ class ScanFolder:
     """An open folder. `settings` are those of this scan, then those of other devices that computed units."""
 
     path: Path
-    settings: tuple[ScanSettings, ...]
+    settings: tuple[Settings, ...]
 
-    def finished(self, unit: Unit, note: Callable[[str], None]) -> tuple[str, Totals] | None:
-        """The name and sums of a finished unit, None for an unfinished one. Its sums are read and checked, and its rows compared
-        with their digest; `note` receives the fault of damaged files."""
-        for name in filter(self.has, self.names_of(unit)):
-            rows = self._paths(name)[0]
+    def paths(self, name: str) -> tuple[str, str, str]:
+        """The paths of a unit's rows, its example, and its sums, which mark it as finished."""
+        rows, example = f"{name}.{self.settings[0]['rows'].split()[0]}", f"example-{name.partition('-')[0]}.safetensors"
+        paths = self.path / _ROWS / rows, self.path / example, self.path / _UNITS / f"{name}.safetensors"
+        return tuple(map(str, paths))  # type: ignore[return-value]
+
+    def write(self, name: str, files: UnitFiles) -> None:
+        """Writes the files of a unit, the example only if no unit before has one. Raises `MhaError` if one cannot be written."""
+        rows, example, sums = self.paths(name)
+        write_whole(rows, files[0], force=True)
+        if files[1] and not self.has_example(example):
+            write_whole(example, files[1], force=True)
+        write_whole(sums, files[2], force=True)
+
+    def has_example(self, path: str) -> bool:
+        """Whether there is an example up to this one."""
+        return any(example <= path for example in self.examples())
+
+    def totals(self, name: str) -> Totals:
+        """The sums of a unit. Raises `MhaError` for a unit without its files, or with a damaged one."""
+        rows, _, sums = self.paths(name)
+        totals = read_totals(sums)
+        if sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() != totals.rows:
+            raise bad_file(rows, f"{rows} is damaged: its content is not what was written")
+        return totals
+
+    def finished(self, unit: Unit, names: Iterable[str], note: Callable[[str], None]) -> tuple[str, Totals | None]:
+        """The name of the unit, and its sums if it is finished and the corpus has an example, of the units with its number and
+        these `names`. `note` receives the fault of damaged files.
+
+        Earlier forms of the unit are removed: the last one of a shorter corpus, one that cannot be read, or one with bad
+        documents that have changed. Raises `UsageError` for a unit of other documents.
+        """
+        own, digests = [unit.name(settings) for settings in self.settings], set(map(json_checksum, unit.documents))
+        for name in names:
             try:
-                totals = read_totals(self.sums_path(name))
-                if hashlib.sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() == totals.rows:
-                    return name, totals
-                note(f"{rows} is damaged: its content is not what was written; it is computed again")
+                totals = self.totals(name)
             except MhaError as fault:
-                note(f"{fault.message}; it is computed again")
-        return None
-
-    def require_same_documents(self, unit: Unit, names: Sequence[str]) -> None:
-        """Removes earlier forms of a unit, whose number these `names` have: the last one of a shorter corpus, one that cannot be
-        read, or one with bad documents that have changed. Raises `UsageError` for a unit of other documents."""
-        digests = {document_digest(document) for document in unit.documents}
-        for name in set(names) - set(self.names_of(unit)):
-            try:
-                totals = read_totals(self.sums_path(name))
-                is_shorter = totals.n_documents + totals.n_bad <= len(unit.documents)
-                is_earlier = is_shorter and set(totals.digests) <= digests
-            except MhaError:
-                is_earlier = True
-            if not is_earlier:
+                if name not in own:
+                    self._remove(name)
+                elif self.has(name):
+                    note(f"{fault.message}; it is computed again")
+                continue
+            if name in own:
+                if not totals.n_documents or self.has_example(self.paths(name)[1]):
+                    return name, totals
+            elif digests.issuperset(totals.digests):
+                self._remove(name)
+            else:
                 message = f"{self.path} was made of other documents: {unit.named} have changed"
                 raise UsageError(message, hint=ANEW, path=str(self.path))
-            self.remove(name)
-
-    def names_of(self, unit: Unit) -> tuple[str, ...]:
-        """The names of the unit with the settings of each device."""
-        return tuple(unit_name(unit.number, unit.documents, settings.digest) for settings in self.settings)
+        return own[0], None
 
     def has(self, name: str) -> bool:
         """Whether there is a unit of this name, intact or not."""
-        return os.path.lexists(self.sums_path(name))
+        return os.path.lexists(self.paths(name)[-1])
 
-    def write(self, unit: Unit, files: UnitFiles) -> None:
-        """Writes the files of a unit. Raises `MhaError` if one cannot be written."""
-        for path, content in zip(self._paths(unit.name), files, strict=True):
-            if content is not None:
-                write_whole(path, content, force=True)
-
-    def _paths(self, name: str) -> tuple[str, str, str]:
-        """The paths of a unit's rows, its example, and its sums, which mark it as finished."""
-        rows = self.path / _ROWS / f"{name}.{self.settings[0].row_format}"
-        return str(rows), self.example_path(number_of(name)), self.sums_path(name)
-
-    def sums_path(self, name: str) -> str:
-        """The path of a unit's sums, from which units are merged."""
-        return str(self.path / _UNITS / f"{name}.safetensors")
-
-    def example_path(self, number: int) -> str:
-        """The path of the example of a unit, the record of one of its documents."""
-        return str(self.path / f"example-{number:08d}.safetensors")
-
-    def examples(self) -> list[int]:
-        """The sorted numbers of the units with an example."""
-        return sorted(int(path.stem.partition("-")[2]) for path in self.path.glob("example-*"))
-
-    def remove_damaged_examples(self, note: Callable[[str], None]) -> None:
-        """Removes examples that cannot be read; `note` receives their faults."""
-        for path in map(self.example_path, self.examples()):
-            try:
-                storage.load(path)
-            except MhaError as fault:
-                note(f"{fault.message}; it is computed again")
-                os.unlink(path)
-
-    def unit_names(self) -> list[str]:
-        """The sorted names of all units with files, finished or not."""
-        files = (path.name for part in (_ROWS, _UNITS) for path in (self.path / part).glob("[!.]*"))
-        return sorted({name.partition(".")[0] for name in files})
-
-    def remove(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         """Removes the files of a unit, first the one that marks it as finished."""
-        for path in reversed(self._paths(name)):
+        for path in reversed(self.paths(name)):
             Path(path).unlink(missing_ok=True)
+
+    def names(self) -> dict[int, list[str]]:
+        """The sorted names of all units with files, finished or not, by their number."""
+        files = [path.name for part in (_ROWS, _UNITS) for path in (self.path / part).glob("[!.]*")]
+        names = defaultdict[int, list[str]](list)
+        for name in sorted({file.partition(".")[0] for file in files}):
+            names[int(name.partition("-")[0])].append(name)
+        return names
+
+    def examples(self) -> list[str]:
+        """The paths of the examples, in the order of their units."""
+        return sorted(map(str, self.path.glob("example-*")))
 
     def finish(self, summary: bytes, facts: Mapping[str, Any]) -> None:
         """Writes the summary and the manifest with `facts` for people, and removes unneeded examples and temporary files of
         killed processes. Recent ones are kept, because another rank may be writing them."""
         write_whole(str(self.path / SUMMARY), summary, force=True)
         _write_manifest(self.path, self.settings, facts)
-        for number in self.examples()[1:]:
-            Path(self.example_path(number)).unlink(missing_ok=True)
-        for path in [*self.path.rglob(_TEMPORARY_NAME)]:
+        for path in self.examples()[1:]:
+            Path(path).unlink(missing_ok=True)
+        for temporary in [*self.path.rglob(_TEMPORARY_NAME)]:
             with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _TEMPORARY_S:
-                    path.unlink()
+                if time.time() - temporary.stat().st_mtime > _TEMPORARY_S:
+                    temporary.unlink()
 
 
-def open_folder(out: str, settings: ScanSettings, *, mixed: bool = False) -> ScanFolder:
+def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     """The folder of a scan, created if it does not exist.
 
     Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device may differ, and what follows it.
@@ -151,19 +186,19 @@ def open_folder(out: str, settings: ScanSettings, *, mixed: bool = False) -> Sca
     if not os.path.lexists(path / MANIFEST):
         _create(path, settings)
     recorded = _recorded_settings(str(path / MANIFEST))
-    others = tuple(other for other in recorded if other.digest != settings.digest)
+    others = tuple(old for old in recorded if digest_of(old) != digest_of(settings))
     if len(others) == len(recorded):
         for old in others:
-            is_other_device = old.device != settings.device and old.on_any_device() == settings.on_any_device()
+            is_other_device = old["device"] != settings["device"] and _on_any_device(old) == _on_any_device(settings)
             if not (mixed and is_other_device):
                 hint = "--mixed puts results of several devices together, and says so; " * is_other_device + ANEW
-                message = f"{out} was made with other settings: {old.differences(settings)}"
+                message = f"{out} was made with other settings: {differences(old, settings)}"
                 raise UsageError(message, hint=hint, path=out)
         _write_manifest(path, (settings, *others))
     return ScanFolder(path, (settings, *others))
 
 
-def _create(path: Path, settings: ScanSettings) -> None:
+def _create(path: Path, settings: Settings) -> None:
     """Makes the folder, with a manifest unless another process has written it."""
     names = path.iterdir() if path.is_dir() else ()
     if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
@@ -179,23 +214,23 @@ def _create(path: Path, settings: ScanSettings) -> None:
             raise
 
 
-def _recorded_settings(manifest: str) -> tuple[ScanSettings, ...]:
+def _recorded_settings(manifest: str) -> list[Settings]:
     """The settings of each kind of device that computed units. Raises `MhaError` for a manifest that is damaged, or of another
     version of mha."""
     try:
         document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
-        if document.get("schema") != _SCHEMA:
-            raise bad_file(manifest, f"{manifest} does not have the schema {_SCHEMA}")
-        return decode(tuple[ScanSettings, ...], document.get("settings"), manifest)
+        recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
+        if document.get("schema") != _SCHEMA or not all(settings.keys() >= _NEEDED for settings in recorded):
+            raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
     except MhaError as fault:
         fault.hint = ANEW
         raise
+    return [{"format": 1, **settings} for settings in recorded]
 
 
 def _write_manifest(
-    path: Path, settings: Sequence[ScanSettings], facts: Mapping[str, Any] | None = None, *, force: bool = True
+    path: Path, settings: Iterable[Settings], facts: Mapping[str, Any] | None = None, *, force: bool = True
 ) -> None:
-    ordered = sorted(settings, key=lambda of_device: of_device.digest)  # whichever was first
-    document = {"schema": _SCHEMA, "settings": plain(ordered), **(facts or {})}
+    document = {"schema": _SCHEMA, "settings": sorted(settings, key=digest_of), **(facts or {})}  # whichever was first
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_whole(str(path / MANIFEST), text.encode(), force=force)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -21,21 +21,15 @@ from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.run import rows_at_once
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import EffectStudy
-from mhacli.commands.scan.request import ScanRequest, ScanSettings
+from mhacli.commands.scan.command import Scan
+from mhacli.commands.scan.folder import UNIT_SIZE, Settings, Unit, UnitFiles, differences
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
-from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import EXIT_CHECK, MhaError
+from mhacli.io.data import plain
 from mhacli.models.digest import checkpoint_digest
-from mhacli.models.inputs import ModelInputs
 from mhacli.models.load import Loaded
-from mhacli.models.prepare import (
-    UnloadedCheckpoint,
-    find,
-    inputs_of,
-    make_texts,
-    spans_of_pair,
-)
+from mhacli.models.prepare import UnloadedCheckpoint, find, inputs_of, make_texts, spans_of_pair
 from mhacli.record.corpus import CorpusSummary, named
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HeadStatistics
@@ -46,7 +40,7 @@ from mhacli.text.corpus import Document
 from mhacli.text.spans import find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
-FORMAT = 2
+FORMAT = 3
 """The version of the files of units."""
 EXAMPLE_LEN = 64
 """The number of tokens up to which a longer document is a better example; of longer ones, the shortest is."""
@@ -62,112 +56,109 @@ class Worker:
     Relative paths are those of a process that runs in `folder`.
     """
 
-    def __init__(self, request: ScanRequest, folder: str = ".") -> None:
+    def __init__(self, scan: Scan, folder: str = ".") -> None:
         with suppress(OSError):
             os.chdir(folder)
-        self._request = request
+        self._scan = scan
 
     @cached_property
     def _unloaded(self) -> UnloadedCheckpoint:
         """The config and tokenizer of the model."""
-        return find(self._request.run)
+        return find(self._scan.run)
 
     @cached_property
     def _loaded(self) -> Loaded:
         """The model. Not loaded before the first unit, so that Ray counts processes that end meanwhile as attempts at this."""
-        return self._unloaded.load(self._request.run, "predict" if self._request.effect else None)
+        return self._unloaded.load(self._scan.run, "predict" if self._scan.effect else None)
 
-    @cached_property
-    def _settings(self) -> ScanSettings:
-        run, device = self._request.run, self._unloaded.device
-        own = str(getattr(self._unloaded.config, "dtype", None) or torch.float32).removeprefix("torch.")
-        dtype = run.model.dtype or own
-        return ScanSettings(
-            model=run.path,
-            model_digest=checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
-            mha=mhacli.__version__,
-            torch=torch.__version__,
-            transformers=version("transformers"),
-            dtype=dtype,
-            reducer="c" if is_compiled(device, getattr(torch, dtype)) else "torch",
-            device=_device_text(device),
-            threads=torch.get_num_threads(),
-            rows=f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
-            unit_size=UNIT_SIZE,
-            max_tokens=run.max_tokens,
-            layers=run.model.layers,
-            heads=run.statistics.heads,
-            conditions=tuple(condition.text for condition in run.statistics.conditions),
-            spans=self._request.span,
-            first_tokens=run.statistics.first_tokens,
-            sink_weight=run.statistics.sink_weight,
-            allow_nonfinite=run.allow_nonfinite,
-            effect=self._request.effect,
-            format=FORMAT,
-        )
-
-    def settings(self) -> ScanSettings:
-        """The settings of this process. The weights of the model are hashed, not loaded. Raises `MhaError` for requests that the
-        model does not support."""
-        if self._request.span and self._unloaded.config.is_encoder_decoder:
+    def settings(self) -> Settings:
+        """The settings of this process: the kind of its device with its name or instruction set, and the libraries that decide
+        numbers. The weights of the model are hashed, not loaded. Raises `MhaError` for scans that the model does not support."""
+        run, device, config = self._scan.run, self._unloaded.device, self._unloaded.config
+        if self._scan.span and config.is_encoder_decoder:
             raise spans_of_pair()
-        return self._settings
+        dtype = run.model.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
+        name = ""
+        if device.type in ("cpu", "cuda"):
+            is_cpu = device.type == "cpu"
+            name = f" {torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)}"
+        settings: Settings = plain({
+            "model": run.path,
+            "model_digest": checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
+            "mha": mhacli.__version__,
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "dtype": dtype,
+            "reducer": "c" if is_compiled(device, getattr(torch, dtype)) else "torch",
+            "device": device.type + name,
+            "threads": torch.get_num_threads(),
+            "rows": f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
+            "unit_size": UNIT_SIZE,
+            "max_tokens": run.max_tokens,
+            "layers": run.model.layers,
+            "heads": run.statistics.heads,
+            "conditions": [condition.text for condition in run.statistics.conditions],
+            "spans": self._scan.span,
+            "first_tokens": run.statistics.first_tokens,
+            "sink_weight": run.statistics.sink_weight,
+            "allow_nonfinite": run.allow_nonfinite,
+            "effect": self._scan.effect,
+            "format": FORMAT,
+        })  # fmt: skip
+        return settings
 
-    def computed(self, units: Iterable[Unit], settings: ScanSettings) -> Iterator[tuple[Unit, UnitFiles, str]]:
-        """The units with their files and the name of this process, one after the other."""
-        for unit in units:
-            yield unit, *self.compute(unit, settings)
-
-    def compute(self, unit: Unit, settings: ScanSettings) -> tuple[UnitFiles, str]:
+    def compute(self, unit: Unit, settings: Settings) -> tuple[UnitFiles, str]:
         """The files of a unit, and the name of this process. Each document is computed separately, as by `mha heads`.
 
         For the first good document, the outputs are compared with those without inspection, and some removals are repeated by a
         second method. Raises `MhaError` for errors that are not faults of a document, and if the device, the model or versions
         differ from the `settings` of the scan.
         """
-        if differences := settings.differences(self._settings):
-            raise MhaError(f"a worker differs from its scan: {differences}", code="other-worker")
-        totals = Totals(HeadTotals(settings.mean_names), devices=[settings.device])
-        documents, heads, all_effects = list[tuple[Document, int]](), list[HeadStatistics](), list[Effect]()
+        if changed := differences(settings, self.settings()):
+            raise MhaError(f"a worker differs from its scan: {changed}", code="other-worker")
+        totals = Totals(HeadTotals(self._scan.summed), devices=(settings["device"],))
+        documents, heads, effects = list[tuple[Document, int]](), list[HeadStatistics](), list[Effect]()
         example, best = None, (False, 0)
         for document in unit.documents:
             try:
-                run, effects = self._inspected(document, is_compared=not totals.n_documents)
+                record = self._inspected(document, is_compared=not totals.n_documents)
             except MhaError as fault:
                 if fault.code not in _BAD_CODES:
                     fault.message = f"{named(document.file, document.place)}: {fault.message}"
                     raise
                 totals.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
                 continue
-            n_tokens = totals.add(document, run, spans=settings.span_names, effects=effects)
+            totals.add(document, record, spans=self._scan.span_names)
+            n_tokens = len(record.keys[0].ids)
             documents.append((document, n_tokens))
-            heads += [head for result in run.results for head in result.heads]
-            all_effects += effects
+            heads += record.heads
+            effects += record.effects
             rank = (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
-            if unit.wants_example and (example is None or rank > best):
-                example, best = self._example(run.record(), document, n_tokens), rank
-        rows = _rows_to_bytes(_rows(documents, HeadTable(heads), EffectTable(all_effects)), settings.row_format)
+            if example is None or rank > best:
+                example, best = _example(document, record, settings["device"]), rank
+        rows = _rows_to_bytes(_rows(documents, HeadTable(heads), EffectTable(effects)), settings["rows"])
         totals.rows = hashlib.sha256(rows).hexdigest()
-        files = rows, None if example is None else example.to_bytes(), totals_to_bytes(totals)
+        files = rows, b"" if example is None else example.to_bytes(), totals_to_bytes(totals)
         return files, f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
-    def _inspected(self, document: Document, *, is_compared: bool) -> tuple[CheckpointRun, tuple[Effect, ...]]:
-        """The run over a document, and the effects of removing each head. Raises `MhaError` with one of `_BAD_CODES` for a
+    def _inspected(self, document: Document, *, is_compared: bool) -> Record:
+        """The record of a document, with the effects of removing each head. Raises `MhaError` with one of `_BAD_CODES` for a
         document that has none."""
         if document.reason or not document.text.strip():
             raise MhaError(document.reason or "only white space", code="no-tokens")
-        request = replace(self._request.run, texts=(document.text,))
+        request = replace(self._scan.run, texts=(document.text,))
         texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
         texts = replace(texts, spans=tuple(self._spans_in(texts.sequences[0])))
-        inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
+        inputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         base = replace(self._loaded, model=self._loaded.model.base_model)
         run = CheckpointRun(base, inputs, request)
         run.run(verify=is_compared)
-        if not self._request.effect:
-            return run, ()
+        record = run.record()
+        if not self._scan.effect:
+            return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
-        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, run.record())
+        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record)
         study.foresee()
         if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
             raise MhaError(
@@ -179,11 +170,11 @@ class Worker:
         if not study.effects.verified.ok:
             message = "a second computation of its removals gives different effects"
             raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-        return run, study.table()
+        return replace(record, effects=study.table())
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
-        for word in self._request.span:
+        for word in self._scan.span:
             try:
                 ((name, ranges),) = find_spans((word,), sequence.text, {}).items()
             except MhaError as fault:
@@ -193,24 +184,19 @@ class Worker:
             if tokens := tokens_of(ranges, sequence):
                 yield SpanTokens(name, (tokens,))
 
-    def _example(self, record: Record, document: Document, n_tokens: int) -> Record:
-        """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
-        device = self._settings.device
-        return replace(
-            record,
-            sequences=tuple(sequence.covered for sequence in record.sequences),
-            context=record.context and tuple(sequence.covered for sequence in record.context),
-            timings={},
-            environment=replace(record.environment, device=device.partition(" ")[0], device_name=device),
-            corpus=CorpusSummary(1, n_tokens, 0, n_tokens, document.file, document.place, (device,), ()),
-        )
 
-
-def _device_text(device: torch.device) -> str:
-    """The kind of a device, with the name of the GPU or the instruction set that torch uses on the CPU."""
-    if device.type == "cuda":
-        return f"cuda {torch.cuda.get_device_name(device)}"
-    return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else device.type
+def _example(document: Document, record: Record, device: str) -> Record:
+    """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
+    n_tokens = len(record.keys[0].ids)
+    return replace(
+        record,
+        sequences=tuple(sequence.covered for sequence in record.sequences),
+        context=record.context and tuple(sequence.covered for sequence in record.context),
+        timings={},
+        environment=replace(record.environment, device=device.partition(" ")[0], device_name=device),
+        effects=EffectTable(),
+        corpus=CorpusSummary(1, n_tokens, 0, n_tokens, document.file, document.place, (device,), ()),
+    )
 
 
 def _rows(documents: Sequence[tuple[Document, int]], heads: HeadTable, effects: EffectTable) -> Columns:
@@ -230,7 +216,7 @@ def _rows(documents: Sequence[tuple[Document, int]], heads: HeadTable, effects: 
 
 
 def _rows_to_bytes(columns: Columns, row_format: str) -> bytes:
-    """The contents of the file of rows, `jsonl` or `parquet`; equal rows give equal bytes."""
+    """The contents of the file of rows, JSON lines or Parquet; equal rows give equal bytes."""
     if row_format == "jsonl":
         encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
         return "".join(f"{encode(row)}\n" for row in dicts_of(columns)).encode()
