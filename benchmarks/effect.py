@@ -48,7 +48,7 @@ def made() -> tuple[Any, torch.Tensor]:
 
 def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> EffectRun:
     """All heads removed, at one position or everywhere."""
-    plan = [(Removal(("self", layer), (head,), at=at),) for layer, head in HEADS]
+    plan = [(Removal(("self", layer), (head,), () if at is None else (at,)),) for layer, head in HEADS]
     run = EffectRun(model, {"input_ids": ids}, plan, LENGTH - 1, (7, None), n_verified)
     run.run()
     return run

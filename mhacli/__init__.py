@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from mhacli.commands.check.run import check
     from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
-    from mhacli.commands.effect.effects import effects
-    from mhacli.commands.effect.removed import removed
+    from mhacli.commands.effect.in_memory import effects, removed
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
     from mhacli.models.inspecting import inspecting
@@ -32,11 +31,11 @@ _MODULES = {
     "check": "mhacli.commands.check.run",
     "diff": "mhacli.commands.diff.compare",
     "doctor": "mhacli.commands.doctor.run",
-    "effects": "mhacli.commands.effect.effects",
+    "effects": "mhacli.commands.effect.in_memory",
     "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.models.inspecting",
     "load": "mhacli.record.storage",
-    "removed": "mhacli.commands.effect.removed",
+    "removed": "mhacli.commands.effect.in_memory",
 }
 
 

@@ -42,8 +42,7 @@ def effect(
     require_output(options, output, figure="effects")
     run = make_run(what, reading=reading, keep=())
     with loading_torch():
-        from mhacli.commands.effect.layer import layer_study
-        from mhacli.commands.effect.study import checkpoint_study
+        from mhacli.commands.effect.study import checkpoint_study, layer_study
     with show_activity("computing" if run.model.path is None else "inspecting the checkpoint"), uncollected():
         study, notes = (layer_study if run.model.path is None else checkpoint_study)(run, effect)
         n_removals, seconds, n_bytes = study.foresee()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from mhacli.errors import UsageError
 from mhacli.models.inputs import run_model
-from mhacli.models.load import device_of
 from mhacli.record.effect import Measured
 
 Target = tuple[int, int | None]
@@ -25,7 +23,8 @@ GivenMetric = Callable[[Any], Tensor]
 
 
 class Reading(NamedTuple):
-    """The output of each row, in float64: the vector that is compared, and the scores of all outcomes.
+    """The output of each row, in float64: the vector that is compared, and the scores of all outcomes; and the keys and values
+    of the tokens, if the model keeps them.
 
     A language head scores `token`s at one position, and the vector is the hidden state before it. The others' vectors are their
     scores: those of a `class` of the text, of a `tag` at one position, or of its start and end (a `span`, with the sum of both
@@ -35,24 +34,28 @@ class Reading(NamedTuple):
     measured: Measured
     vector: Float[Tensor, "row d"]
     scores: Float[Tensor, "row outcome"] | None = None
+    cache: Any = None
 
     def row(self, n: int) -> Reading:
         """The output of one row."""
-        return Reading(self.measured, self.vector[n : n + 1], None if self.scores is None else self.scores[n : n + 1])
+        return Reading(self.measured, self.vector[n, None], None if self.scores is None else self.scores[n, None])
 
 
 def read(
-    model: Any, inputs: Mapping[str, Any], position: int, metric: GivenMetric | None = None, *, n_rows: int = 1
+    model: Any, inputs: Mapping[str, Any], at: Sequence[int], metric: GivenMetric | None = None, *, n_rows: int = 1
 ) -> Reading:
-    """The output of one pass at a position. If the model can, it computes the logits of tokens only there."""
+    """The output of one pass over `n_rows` sequences, one of each row, or one with all rows, at the positions `at`. Logits of
+    tokens are computed only there."""
     head, hidden = None if metric else language_head(model), list[Tensor]()
     more: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
-    if head is not None and makes_single_logits(model):
-        more["logits_to_keep"] = torch.tensor([position], device=device_of(model))
-        position = 0
+
+    def take(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden.append(args[0][:, at])
+        return (hidden[-1], *args[1:])
+
     with ExitStack() as stack:
         if head is not None:
-            stack.callback(head.register_forward_pre_hook(lambda _, args: hidden.append(args[0])).remove)
+            stack.callback(head.register_forward_pre_hook(take).remove)
         outputs = run_model(model, lambda: model(**more | dict(inputs)))
     if metric is not None:
         value = torch.as_tensor(metric(outputs)).double()
@@ -62,22 +65,22 @@ def read(
             )
         return Reading("metric", value.reshape(1, 1), value.reshape(1, 1))
     named = outputs if isinstance(outputs, Mapping) else {}
+    cache, logits = named.get("past_key_values"), named.get("logits")
     if hidden:
-        return Reading("token", hidden[-1][:, position].double(), named["logits"][:, position].double())
+        return Reading("token", hidden[-1].flatten(0, 1).double(), named["logits"].flatten(0, 1).double(), cache)
     if "start_logits" in named:
         start, end = named["start_logits"].double(), named["end_logits"].double()
         return Reading("span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1))
-    if isinstance(logits := named.get("logits"), Tensor):
-        scores = logits.double() if logits.ndim == 2 else logits[:, position].double()
-        kind: Literal["tag", "class", "score"] = (
-            "tag" if logits.ndim > 2 else "class" if scores.shape[1] > 1 else "score"
-        )
-        return Reading(kind, scores, scores)
-    return Reading("vector", _vector(outputs, position, n_rows))
+    if not isinstance(logits, Tensor):
+        return Reading("vector", _vectors(outputs, at, n_rows).double(), cache=cache)
+    if logits.ndim > 2:
+        scores = logits[:, at].flatten(0, 1).double()
+        return Reading("tag", scores, scores, cache)
+    return Reading("class" if logits.shape[1] > 1 else "score", logits.double(), logits.double())
 
 
-def _vector(outputs: Any, position: int, n_rows: int) -> Float[Tensor, "row d"]:
-    """The first tensor of an output, at one position if it has several."""
+def _vectors(outputs: Any, at: Sequence[int], n_rows: int) -> Float[Tensor, "row d"]:
+    """The first tensor of an output, at some positions if it has several."""
     values = [*outputs.values()] if isinstance(outputs, Mapping) else outputs
     first = values if isinstance(values, Tensor) else next((x for x in values if isinstance(x, Tensor)), None)
     if first is None or not 2 <= first.ndim <= 3:
@@ -86,17 +89,12 @@ def _vector(outputs: Any, position: int, n_rows: int) -> Float[Tensor, "row d"]:
         )
     if first.shape[0] != n_rows:  # a single sequence without an axis of its own, or with it behind that of tokens
         first = first[None] if first.ndim == 2 else first.transpose(0, 1)
-    return (first if first.ndim == 2 else first[:, position]).double()
+    return first if first.ndim == 2 else first[:, at].flatten(0, 1)
 
 
 def language_head(model: Any) -> nn.Module | None:
     """The module that computes logits of tokens, None for a model without."""
     return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-
-
-def makes_single_logits(model: Any) -> bool:
-    """Whether a model can compute the logits of a single position."""
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.models.calls import Call, as_attention
@@ -15,96 +14,63 @@ from mhacli.models.layer_names import LayerKey
 from mhacli.record.effect import Replacement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Removal:
-    """A removal in the attention `layer`, for one row of a batch.
+    """A removal in the attention `layer`, from the named `heads`, or from all for ().
 
-    Without `keys`, whole `heads` are removed: their output becomes zero, or its mean over the text, only at position `at`, or at
-    all positions for None. With `keys`, the weights of these heads from `queries` to `keys` are
-    removed, and the rest of each row is scaled to keep its sum.
+    Without `keys`, whole heads are removed: their output becomes zero, or its mean over the text, at the positions `queries`,
+    or at all for (). With `keys`, the weights of these heads from `queries` to `keys` are removed, and the rest of each row is
+    scaled to keep its sum.
     """
 
     layer: LayerKey
-    heads: tuple[int, ...]
+    heads: tuple[int, ...] = ()
     queries: tuple[int, ...] = ()
     keys: tuple[int, ...] | None = None
     replace: Replacement = "zero"
-    at: int | None = None
 
     @property
     def first(self) -> int:
         """The first position at which the output of the attention can change."""
-        return min(self.queries, default=0) if self.keys is not None else self.at or 0
+        return min(self.queries, default=0)
 
 
-class Remover:
-    """Applies the removals `rows[i]` to row i in the attention calls of a batch, which begins at position `start`: the keys and
-    values before it come from a cache.
+def without(
+    call: Call,
+    rows: Mapping[int, Sequence[Removal]],
+    *,
+    start: int = 0,
+    width: int = 0,
+    of_text: Float[Tensor, "batch head query d_v"] | None = None,
+    real: Bool[Tensor, "batch query"] | None = None,
+) -> tuple[Tensor, set[int], set[int]]:
+    """z after the removals from some rows, the rows of which no removed weight was visible, and those with a query that has no
+    key left, whose head output is zeros.
 
-    A mean is that of `z`, the outputs of the heads for one whole text, or of the call itself for a layer that `z` lacks; there
-    `real` marks the positions that are not padding. `n_removed` counts the applied removals, to notice attentions that were
-    never called. `emptied` are the rows with a query without any key left, whose head output is zeros; `seen` are the rows whose
-    removed weights were not masked already.
+    A row is a sequence of the call; with a `width` it is as many tokens of a single sequence, in which rows stand one behind the
+    other. The tokens of a row begin at position `start`: the keys before come from a cache. A mean is that of `of_text`, the
+    outputs for a whole text, or else of the call itself, where `real` marks the positions that are not padding.
     """
-
-    def __init__(
-        self,
-        rows: Sequence[Sequence[Removal]],
-        z: Mapping[LayerKey, Tensor],
-        *,
-        start: int = 0,
-        real: Bool[Tensor, "batch query"] | None = None,
-    ) -> None:
-        self._z, self._start, self._real = z, start, real
-        self._here: dict[LayerKey, list[tuple[int, Removal]]] = {}
-        self.n_removed, self.emptied, self.seen = 0, set[int](), set[int]()
-        for row, removals in enumerate(rows):
-            for removal in sorted(removals, key=lambda removal: removal.keys is None):  # an edge brings no head back
-                self._here.setdefault(removal.layer, []).append((row, removal))
-
-    def __call__(self, call: Call) -> Tensor | None:
-        """z after the removals in this attention, None if there are none."""
-        here = self._here.get((call.kind, call.layer), []) if call.part == 0 else []
-        if not here or call.z is None:
-            return None
-        z = call.z.clone()
-        for row, removal in here:
-            self.n_removed += 1
-            if removal.keys is not None:
-                self._cut_edges(z, call, removal, row)
-                continue
-            places = (
-                slice(None) if removal.at is None else slice(removal.at - self._start, removal.at - self._start + 1)
-            )
-            whole = self._z.get(removal.layer)
-            for head in removal.heads:
-                of_head = call.z[row, head] if whole is None else whole[0, head]
-                real = None if whole is not None or self._real is None else self._real[row]
-                z[row, head, places] = stand_in(of_head, removal.replace, real)
-        return z
-
-    def _cut_edges(self, z: Tensor, call: Call, removal: Removal, row: int) -> None:
-        assert removal.keys is not None
-        assert call.v is not None
-        n_queries, n_keys = call.shape[2:]
-        # a cache with a window lacks earlier keys; one of fixed size has unfilled places for later ones
-        first_key = 0 if call.kind == "cross" else max(0, self._start + n_queries - n_keys)
-        running = [query - self._start for query in removal.queries if 0 <= query - self._start < n_queries]
-        if not running:  # nothing is measured after these
-            self.seen.add(row)
-            return
-        heads, queries = torch.tensor(removal.heads), torch.tensor(running)
-        scores, sinks = _scores(_part_of(call, row, queries))
-        is_cut = torch.zeros(scores.shape[-1], dtype=torch.bool, device=z.device)
-        is_cut[[key - first_key for key in removal.keys if 0 <= key - first_key < n_keys]] = True
-        was_seen = scores[heads][..., is_cut].isfinite().any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
-        self.seen |= {row} if bool(was_seen.any()) else set()
-        weights = _softmax_without(scores[heads], is_cut, None if sinks is None else sinks[heads])
-        self.emptied |= {row} if bool((weights.sum(dim=-1) == 0).any()) else set()
-        group = z.shape[1] // call.v.shape[1]
-        new = (weights @ call.v[row].to(weights.dtype)[heads // group]).to(z.dtype)
-        place = (row, heads[:, None], queries)
-        z[place] = torch.where(was_seen, new, z[place])
+    assert call.z is not None
+    z, edges = call.z.clone(), dict[int, list[tuple[int, Removal]]]()
+    running = range(start, start + (width or call.shape[2]))
+    for row, removals in rows.items():
+        for removal in removals:
+            for query in removal.queries if removal.keys is not None else ():
+                if query in running:  # nothing is measured after these
+                    edges.setdefault(query - start + row * width, []).append((row, removal))
+    visible, emptied = set[int](), set[int]()
+    for query, here in edges.items():
+        _cut_edges(z, call, query, here, start=start, width=width, visible=visible, emptied=emptied)
+    for row, removals in rows.items():
+        sequence, shift = (0, row * width - start) if width else (row, -start)
+        for removal in removals:  # after the edges, which bring no head back
+            if removal.keys is None:
+                places = [query + shift for query in removal.queries] or slice(None)
+                for head in removal.heads or range(z.shape[1]):
+                    own = call.z[sequence, head] if of_text is None else of_text[0, head]
+                    z[sequence, head, places] = stand_in(own, removal.replace, None if real is None else real[row])
+    return z, {row for here in edges.values() for row, _ in here} - visible, emptied
 
 
 def stand_in(
@@ -116,38 +82,42 @@ def stand_in(
     return torch.zeros_like(z[:1])
 
 
-def _softmax_without(
-    scores: Float[Tensor, "head query key"], is_cut: Bool[Tensor, " key"], sinks: Float[Tensor, "head query"] | None
-) -> Float[Tensor, "head query key"]:
-    """The weights of rows without some keys, each with its former sum; rows without any key left are zeros."""
-    left = scores.masked_fill(is_cut, -torch.inf)
-    lse = left.logsumexp(dim=-1)
-    lse = lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype))
-    return (left - lse[..., None]).exp().nan_to_num(nan=0.0)
-
-
-def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query"] | None]:
-    """The scores of a call of one sequence in at least float32, −∞ at masked cells, and those of its sinks."""
-    n_heads, n_queries = call.shape[1:3]
-    attention = as_attention(call, torch.ones(1, n_queries, dtype=torch.bool, device=call.device))
-    sinks = attention.sink_logits
-    return attention.matrices()["scores"][0], None if sinks is None else sinks.expand(1, n_heads, n_queries)[0]
-
-
-def _part_of(call: Call, row: int, queries: Int[Tensor, " query"]) -> Call:
-    """The part of a call for one sequence of a batch and some of its queries."""
-
-    def rows(tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.ndim < 4 or tensor.shape[0] == 1 else tensor[row : row + 1]
-
-    def cells(tensor: Tensor | None) -> Tensor | None:
-        of_row = rows(tensor)
-        return of_row if of_row is None or of_row.shape[-2] == 1 else of_row[..., queries, :]
-
-    mask, sinks = cells(call.mask), call.sinks
+def _cut_edges(
+    z: Tensor,
+    call: Call,
+    query: int,
+    edges: Sequence[tuple[int, Removal]],
+    *,
+    start: int,
+    width: int,
+    visible: set[int],
+    emptied: set[int],
+) -> None:
+    """Removes edges of one query from the z of several rows: its weights are computed again without the scores of their keys."""
+    assert call.v is not None
+    batch, n_heads, n_queries, n_keys = call.shape
+    part = call.cropped(slice(query, query + 1), slice(None))
     if call.causal:
-        mask = torch.arange(call.shape[3], device=queries.device) <= queries[:, None]
-    sinks = sinks if sinks is None or sinks.ndim == 1 else sinks[row : row + 1][..., queries]
-    names = ("q", "z", "bias", "scores", "pattern")
-    given: dict[str, Any] = {name: cells(getattr(call, name)) for name in names}
-    return replace(call, **given, k=rows(call.k), v=rows(call.v), mask=mask, sinks=sinks, causal=False)
+        part = replace(part, causal=False, mask=torch.arange(n_keys, device=z.device)[None] <= query)
+    attention = as_attention(part, torch.ones(batch, 1, dtype=torch.bool, device=z.device))
+    scores, sinks = attention.matrices()["scores"], attention.sink_logits
+    is_cut = torch.zeros(scores.shape, dtype=torch.bool, device=z.device)
+    # a cache with a window lacks earlier keys; one of fixed size has unfilled places for later ones
+    first_key = 0 if call.kind == "cross" else max(0, start + n_queries - n_keys)
+    for row, removal in edges:
+        keys = [key + (row * width if key >= start else 0) - first_key for key in removal.keys or ()]
+        heads = torch.tensor([*removal.heads] or [*range(n_heads)])
+        columns = torch.tensor([key for key in keys if 0 <= key < n_keys], dtype=torch.long)
+        is_cut[0 if width else row, heads[:, None], 0, columns] = True
+    was_visible = (is_cut & scores.isfinite()).any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
+    left = scores.masked_fill(is_cut, -torch.inf)
+    lse = left.logsumexp(dim=-1, keepdim=True)
+    lse = lse if sinks is None else torch.logaddexp(lse, sinks[..., None].to(lse.dtype))
+    weights = (left - lse).exp().nan_to_num(nan=0.0)
+    group = n_heads // call.v.shape[1]
+    v = call.v.to(weights.dtype)[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
+    z[:, :, query] = torch.where(was_visible, weights @ v, z[:, :, query, None]).squeeze(2).to(z.dtype)
+    is_empty = was_visible & (weights.sum(dim=-1, keepdim=True) == 0)
+    for row, _ in edges:
+        visible |= {row} if bool(was_visible[0 if width else row].any()) else set()
+        emptied |= {row} if bool(is_empty[0 if width else row].any()) else set()

@@ -1,4 +1,4 @@
-"""Runs a model with removals: many rows in a batch, each without other heads or edges, and some a second time by other means."""
+"""Runs a model with removals: many rows in a pass, each without other heads or edges, and some a second time by other means."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhacli.commands.effect.metric import Changes, GivenMetric, Reading, Target, changes, compared, read
-from mhacli.commands.effect.parts import Parts, blocks_seen, finding, repeated
-from mhacli.commands.effect.removal import Removal, Remover, stand_in
+from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, compared, read
+from mhacli.commands.effect.parts import Parts, finding, repeated
+from mhacli.commands.effect.removal import Removal, stand_in, without
 from mhacli.commands.effect.verify import removed_otherwise
-from mhacli.compute.checkpoint.memory import CheckpointFacts
+from mhacli.compute.checkpoint.memory import LEAST_ROWS, CheckpointFacts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
+from mhacli.models.calls import Call
 from mhacli.models.capture import captured
-from mhacli.models.inputs import run_model
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.rounding import TIMES_SHAKEN, dtype_of, shaken_parts
 from mhacli.record.checks import TOLERANCES, SelfCheck
 
 TOKENS_AT_ONCE = 4096
 """The largest number of tokens in a batch, all rows together."""
-_N_UNTOUCHED = 2
-"""The number of rows of a batch without a removal."""
+PACKED_TOKENS = 512
+"""The largest number of tokens in a sequence that holds many rows; attention computes all pairs of them."""
 _SEED = 0
 _N_SHAKEN = 2
 """The number of passes that measure rounding."""
@@ -45,7 +45,12 @@ _GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 @dataclass
 class EffectRun:
     """Removals from one text: each item of `plan` is a set of parts that are removed together. `run` computes `results`, the
-    changes by each item at `position`, or of what `metric` gives. `masked` are items whose edges were masked already."""
+    changes by each item at `position`, or of what `metric` gives. `masked` are items whose edges were masked already.
+
+    Each pass has a row for each of several items, and a last row without removals. The rows are whole texts in a batch; or, if
+    nothing before position `start` changes and the model can continue from its cache of keys and values, they are tokens of one
+    sequence, which see those before `start` and themselves. A model without batches has a pass for each item.
+    """
 
     model: Any
     inputs: Mapping[str, Any]
@@ -56,14 +61,14 @@ class EffectRun:
     n_screened: int | None = None
     metric: GivenMetric | None = None
     has_batches: bool = True
-    results: dict[int, Changes] = field(default_factory=dict)
+    results: dict[int, dict[str, float]] = field(default_factory=dict)
     masked: set[int] = field(default_factory=set)
     estimates: dict[int, float] = field(default_factory=dict)
     n_batches: int = 0
     verified: SelfCheck = SelfCheck.of(0.0, 0.0, n=0, identical=True)  # noqa: RUF009 - frozen
     most_rows: int = TOKENS_AT_ONCE
-    _pass_seconds: float = float("inf")
-    _floors: list[Changes] = field(default_factory=list)
+    _pass_seconds: float = 0.0
+    _floors: dict[str, float] = field(default_factory=dict)
     _vectors: dict[int, Tensor] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
     _departed: float = 0.0
@@ -74,15 +79,20 @@ class EffectRun:
     @torch.no_grad()
     def untouched(self) -> Reading:
         """The output of a plain pass without capture."""
-        return self._timed_read()
+        began = perf_counter()
+        reading = self._read()
+        reading.vector.cpu()  # on a GPU the pass is over only then
+        self._pass_seconds = perf_counter() - began
+        return reading
 
     @cached_property
     @torch.no_grad()
     def _found(self) -> tuple[Parts, Reading]:
         """The parts of the model, found in one pass in which every z was replaced by itself, and its output."""
-        parts = Parts()
-        with finding(self.model, parts, self.position):
-            reading = self._timed_read()
+        parts, config = Parts(), getattr(self.model, "config", None)
+        can_cache = self.has_batches and set(self.inputs) == {"input_ids"} and getattr(config, "use_cache", False)
+        with finding(self.model, parts):
+            reading = self._read(use_cache=True) if can_cache and self._first_changed else self._read()
         if not parts.z:
             raise MhaError(
                 "an attention gives no head outputs that could be replaced",
@@ -93,66 +103,51 @@ class EffectRun:
 
     @cached_property
     @torch.no_grad()
-    def parts(self) -> Parts:
-        """The parts that run of the smallest segment of the text that reproduces the plain pass."""
-        for shorten in (self._behind_cache, self._one_behind):
-            try:
-                found = shorten(self._found[0])
-            except MhaError:  # the model cannot continue from its own cache, or needs other positions
-                continue
-            if found is not None and self._is_rounding(found[1]):
-                return found[0]
-        return self._found[0]
-
-    def _behind_cache(self, whole: Parts) -> tuple[Parts, Reading] | None:
-        """A segment that begins where the first removal does, and its output without removals. None if the model has no cache,
-        or one that holds other things than keys and values of each token."""
-        start = self._first_changed
-        can_cache = set(self.inputs) == {"input_ids"} and getattr(
-            getattr(self.model, "config", None), "use_cache", False
-        )
-        if start == 0 or not can_cache or not self.has_batches:
-            return None
-        begin = self.inputs["input_ids"][:, :start]
-        past = run_model(self.model, lambda: self.model.base_model(input_ids=begin, use_cache=True)).get(
-            "past_key_values"
-        )
-        if past is None or not {type(layer).__name__ for layer in past.layers} <= _GROWING:
-            return None
-        segment = replace(whole, start=start, past=past, blocks=[], outputs=[])
-        with blocks_seen(self.model, segment):
-            return segment, self._read(segment)
+    def start(self) -> int:
+        """The position at which passes begin, 0 if rows cannot continue from the keys and values before it."""
+        start, cache = self._first_changed, self._found[1].cache
+        if not start or cache is None or not {type(layer).__name__ for layer in cache.layers} <= _GROWING:
+            return 0
+        if (self.position + 1 - start) * LEAST_ROWS > PACKED_TOKENS:
+            return 0
+        try:
+            cache.crop(start - _n_tokens(self.inputs))
+            reading = self._read_packed(start, LEAST_ROWS)
+        except (MhaError, RuntimeError):  # a model that needs other positions, or a window that is full
+            return 0
+        is_same = len(reading.vector) == LEAST_ROWS and _apart(reading, self.untouched) <= self._usual_tolerance
+        return start if is_same else 0
 
     @property
     def _first_changed(self) -> int:
         """The first position at which a removal changes anything that the measured position may read."""
         return min([removal.first for item in self.plan for removal in item] + [self.position])
 
-    def _one_behind(self, whole: Parts) -> tuple[Parts, Reading] | None:
-        """The whole text, with the modules after all attentions running only at the measured position."""
-        segment = replace(whole, alone=whole.behind)
-        return (segment, self._read(segment)) if segment.alone and self.has_batches else None
+    @property
+    def _width(self) -> int:
+        """The number of tokens of a row."""
+        return self.position + 1 - self.start if self.start else _n_tokens(self.inputs)
 
-    def _read(self, parts: Parts | None = None, n_rows: int = 1, n_skipped: int = 0) -> Reading:
-        """The output of one pass over `n_rows` copies of the text, or of the segment that `parts` run."""
-        if parts is None:
-            return read(self.model, self.inputs, self.position, self.metric)
-        inputs, position = self.inputs, self.position - parts.start
-        if parts.past is not None:
-            inputs = {"input_ids": inputs["input_ids"][:, parts.start : self.position + 1]}
-        rows = repeated(inputs, n_rows)
-        if parts.past is not None:
-            rows["past_key_values"] = _rows_of_cache(parts.past, n_rows)
-        with parts.entered(n_skipped, n_rows, position):
-            return read(self.model, rows, position, self.metric, n_rows=n_rows)
+    def _read(self, **more: Any) -> Reading:
+        """The output of a pass over the text."""
+        return read(self.model, {**self.inputs, **more}, [self.position], self.metric)
 
-    def _timed_read(self) -> Reading:
-        """The output of a pass over the whole text. The fastest pass is taken as its time, because other load only slows."""
-        began = perf_counter()
-        reading = self._read()
-        reading.vector.cpu()  # on a GPU the pass is over only then
-        self._pass_seconds = min(self._pass_seconds, perf_counter() - began)
-        return reading
+    def _read_packed(self, start: int, n_rows: int) -> Reading:
+        """The output of one sequence in which the tokens from `start` to the position stand `n_rows` times."""
+        ids = self.inputs["input_ids"][:, start : self.position + 1]
+        width = ids.shape[1]
+        own = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        seen = torch.nn.functional.pad(torch.block_diag(*[own] * n_rows), (start, 0), value=True)
+        mask = torch.zeros(seen.shape, dtype=dtype_of(self.model), device=ids.device)
+        cache = copy.copy(self._found[1].cache)
+        cache.layers = [copy.copy(layer) for layer in cache.layers]
+        inputs = {
+            "input_ids": ids.repeat(1, n_rows),
+            "position_ids": torch.arange(start, self.position + 1, device=ids.device).repeat(n_rows)[None],
+            "attention_mask": mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None],
+            "past_key_values": cache,
+        }
+        return read(self.model, inputs, range(width - 1, n_rows * width, width))
 
     # ------------------------------------------------------------------------------------------------------ the removals
 
@@ -172,60 +167,72 @@ class EffectRun:
         self._verify()
 
     def foresee(self, facts: CheckpointFacts | None, available: int) -> tuple[int, float, int]:
-        """Sets the number of rows of a batch; the number of removals, the predicted seconds, and the largest memory in addition
-        to the weights. Raises `MhaError` if not even one row fits in memory."""
-        most, n_tokens = rows_at_once(self.inputs), _n_tokens(self.inputs)
+        """Sets the number of rows of a pass; the number of removals, the predicted seconds, and the largest memory in addition
+        to the weights. Raises `MhaError` if not even the smallest batch fits in memory."""
+        parts, width, n_tokens = self._found[0], self._width, _n_tokens(self.inputs)
         if facts is not None:
-            facts.rows_that_fit(most, available, n_run=n_tokens - self._first_changed)  # at best
-            _ = self.untouched
-            most = facts.rows_that_fit(most, available, n_run=n_tokens - self.parts.start)
-        self.most_rows = most
+            scores = self.untouched.scores
+            facts = replace(facts, n_vocabulary=0 if scores is None else scores.shape[1])
+            self.most_rows = facts.rows_that_fit(rows_at_once(self.inputs), available, n_run=n_tokens)
         n_removals = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
-        batches = [*self._batches(range(n_removals))]
-        n_run, n_blocks, passes = n_tokens - self.parts.start, max(1, len(self.parts.blocks)), 0.0
-        for batch in batches:
-            part = 1 - self.parts.n_skipped(self._layers_of(batch)) / n_blocks
-            passes += (len(batch) + _N_UNTOUCHED) * part * n_run / n_tokens
-        passes += min(self.n_verified, n_removals) + _N_SHAKEN + _PASSES_OF_GRADIENT * (self.n_screened is not None)
-        rows = max(map(len, batches), default=0) + _N_UNTOUCHED
-        return n_removals, passes * self._pass_seconds, 0 if facts is None else facts.removal_bytes(rows, n_run)
+        passes = min(self.n_verified, n_removals) + _N_SHAKEN + _PASSES_OF_GRADIENT * (self.n_screened is not None)
+        batches, n_blocks = [*self._batches(range(n_removals))], max(1, len(parts.blocks))
+        n_run = [0 if self.start else parts.n_skipped(self._layers_of(batch)) for batch in batches]
+        rows = sum((len(batch) + 1) * (1 - n / n_blocks) for batch, n in zip(batches, n_run, strict=True))
+        n_bytes = 0 if facts is None else facts.removal_bytes(max(map(len, batches), default=0) + 1, width)
+        return n_removals, (passes + rows * width / n_tokens) * self._pass_seconds, n_bytes
 
     def _layers_of(self, items: Sequence[int]) -> set[LayerKey]:
         return {removal.layer for item in items for removal in self.plan[item]}
 
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
-        """The batches of items: those that begin at the same layer. With few tokens, reading the weights costs more than
-        computing a layer again, so items of several layers share a batch."""
-        n_items = max(1, min(self.most_rows, rows_at_once(self.inputs)) - _N_UNTOUCHED) if self.has_batches else 1
-        for _, alike in groupby(items, key=lambda item: self.parts.start > 0 or self.plan[item][0].layer):
+        """The items of each pass; in a batch, all begin at the same layer."""
+        most = PACKED_TOKENS // self._width if self.start else min(self.most_rows, rows_at_once(self.inputs))
+        n_items = max(1, most - 2 if self.start else most - 1) if self.has_batches else 1
+        for _, alike in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
             while batch := list(islice(alike, n_items)):
                 yield batch
 
     def _run_batch(self, items: Sequence[int]) -> None:
-        """The changes by some items: in a batch that begins and ends with a row without removals, or by one item in a pass of a
-        model without batches."""
-        rows = [self.plan[item] for item in items]
-        first_row = int(self.has_batches)
-        if self.has_batches:
-            rows = [(), *rows, ()]
-        remover = Remover(rows, self.parts.z, start=self.parts.start)
-        with captured(self.model, remover, batch=len(rows)):
-            reading = self._read(self.parts, len(rows), self.parts.n_skipped(self._layers_of(items)))
-        if remover.n_removed != sum(map(len, rows)):
+        """The changes by some items, from the last row of the same pass, or from the plain pass of a model without batches."""
+        layers, computed, seen = self._layers_of(items), set[LayerKey](), set[int]()
+        parts, width, is_packed = self._found[0], self._width, self.start > 0
+        rows = dict(enumerate(items, is_packed))
+        n_rows = len(items) + is_packed + self.has_batches
+
+        def take(call: Call) -> Tensor | None:
+            key = (call.kind, call.layer)
+            if key not in layers or call.part or call.z is None:
+                return None
+            computed.add(key)
+            here = {row: [removal for removal in self.plan[item] if removal.layer == key] for row, item in rows.items()}
+            z, masked, emptied = without(
+                call, here, start=self.start, width=width * is_packed, of_text=parts.z.get(key)
+            )
+            seen.update(row for row, removals in here.items() if removals and row not in masked)
+            self._emptied.update(rows[row] for row in emptied)
+            return z
+
+        with captured(self.model, take, batch=1 if is_packed else n_rows):
+            if is_packed:
+                reading = self._read_packed(self.start, n_rows)
+            else:
+                with parts.skipped(parts.n_skipped(layers), n_rows):
+                    inputs = repeated(self.inputs, n_rows)
+                    reading = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
+        if computed != layers:
             raise MhaError("an attention was not computed, and nothing could be removed", code="no-attention")
-        first = reading.row(0) if self.has_batches else self.untouched
-        all_rows = changes(reading, first, self.target)
-        if self.has_batches:
-            self._floors += [_row_of(all_rows, -1), _row_of(changes(first, self.untouched, self.target), 0)]
-            self._departed = max(self._departed, _apart(first, self.untouched))
+        last = reading.row(-1) if self.has_batches else self.untouched
+        found = changes(reading, last, self.target)
+        for name, moved in changes(last, self.untouched, self.target).items():
+            noise = moved.abs() + (found[name][0].abs() if is_packed else 0)
+            self._floors[name] = max(self._floors.get(name, 0.0), float(noise))
+        self._departed = max(self._departed, _apart(last, self.untouched))
         self.n_batches += 1
-        for row, item in enumerate(items, first_row):
-            if row in remover.emptied:
-                self._emptied.add(item)
-            if self.plan[item][0].keys is not None and row not in remover.seen:
-                self.masked.add(item)
+        self.masked.update(item for row, item in rows.items() if row not in seen)
+        for row, item in rows.items():
             self._vectors[item] = reading.vector[row]
-            self.results[item] = _row_of(all_rows, row)
+            self.results[item] = {name: change[row].item() for name, change in found.items()}
 
     # ----------------------------------------------------------------------------------------------------- the estimates
 
@@ -242,11 +249,11 @@ class EffectRun:
         assert self.target is not None, "a screening needs scores"
         added = dict[LayerKey, Tensor]()
 
-        def take(call: Any) -> Tensor | None:
+        def take(call: Call) -> Tensor | None:
             if call.part or call.z is None:
                 return None
             change = added[call.kind, call.layer] = torch.zeros_like(call.z, requires_grad=True)
-            return call.z + change  # type: ignore[no-any-return]
+            return call.z + change
 
         with torch.enable_grad(), captured(self.model, take, batch=1):
             reading = self._read()
@@ -257,8 +264,8 @@ class EffectRun:
 
     def _first_order(self, removal: Removal, gradients: Mapping[LayerKey, Tensor]) -> float:
         """The estimated change of the measure by removing heads."""
-        z, gradient = self.parts.z[removal.layer][0].double(), gradients[removal.layer].double()
-        places = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
+        z, gradient = self._found[0].z[removal.layer][0].double(), gradients[removal.layer].double()
+        places = [*removal.queries] or slice(None)
         return sum(
             float(((stand_in(z[head], removal.replace) - z[head])[places] * gradient[head, places]).sum())
             for head in removal.heads
@@ -268,22 +275,24 @@ class EffectRun:
 
     def floor(self, name: str) -> float:
         """The noise floor of a change: twice the largest of a row without removals, and at least one rounding step."""
-        spread = max((abs(float(each[name])) for each in self._floors if name in each), default=0.0)
         scores = self.untouched.scores
         scale = 1.0 if name == "d_output" or scores is None else float(scores.abs().max())
-        return max(2 * spread, torch.finfo(dtype_of(self.model)).eps * scale)
+        return max(2 * self._floors.get(name, 0.0), torch.finfo(dtype_of(self.model)).eps * scale)
 
-    def size(self, item: int) -> float:
-        """The size of the change by which removals are ranked, 0 if it is noise."""
-        change = float(self.results[item][self.measure])
-        return change if abs(change) > self.floor(self.measure) else 0.0
+    def change(self, item: int, name: str) -> float | None:
+        """A change by a removal, 0 if it is noise, or its estimate; None if it was not measured."""
+        is_estimate = name == "first_order"
+        value = self.estimates.get(item) if is_estimate else self.results[item].get(name)
+        if value is None or name == "rank":
+            return value
+        return value if abs(value) > self.floor(self.measure if is_estimate else name) else 0.0
 
     def _verify(self) -> None:
         """Repeats the items with the largest changes, and as many others, one by one with a second method. The tolerance is
         known before."""
         errors, tolerance = [self._departed], self._tolerance()  # rows without removals must be right too
         is_same = torch.equal(self._found[1].vector, self.untouched.vector)
-        sizes = {item: float(self.results[item][self.measure]) for item in self.results if item not in self._emptied}
+        sizes = {item: found[self.measure] for item, found in self.results.items() if item not in self._emptied}
         for item in _largest_and_others(sizes, self.n_verified):
             with removed_otherwise(self.model, self.plan[item], self._found[0]) as is_done:
                 if is_done:
@@ -299,11 +308,6 @@ class EffectRun:
             return usual
         largest = max(float((vector - self.untouched.vector[0]).abs().max()) for vector in self._vectors.values())
         return self._moved_by_rounding if usual < self._moved_by_rounding <= largest * _PART_OF_CHANGE else usual
-
-    def _is_rounding(self, reading: Reading) -> bool:
-        """Whether rounding explains how an output differs from that of the plain pass."""
-        difference = _apart(reading, self.untouched)
-        return difference <= self._usual_tolerance or difference <= self._moved_by_rounding
 
     @cached_property
     @torch.no_grad()
@@ -337,15 +341,6 @@ def _n_tokens(inputs: Mapping[str, Any]) -> int:
     return max((value.shape[1] for value in inputs.values() if isinstance(value, Tensor) and value.ndim > 1), default=1)
 
 
-def _rows_of_cache(past: Any, n_rows: int) -> Any:
-    """A cache with `n_rows` times the keys and values of another, which is not changed: rows are copied as a pass appends."""
-    cache = copy.copy(past)
-    cache.layers = [copy.copy(layer) for layer in past.layers]
-    for layer in cache.layers:
-        layer.keys, layer.values = (kept.expand(n_rows, -1, -1, -1) for kept in (layer.keys, layer.values))
-    return cache
-
-
 def _apart(one: Reading, other: Reading) -> float:
     """The largest difference of two outputs."""
     return float((one.vector - other.vector).abs().max())
@@ -357,8 +352,3 @@ def _largest_and_others(sizes: Mapping[int, float], n: int) -> list[int]:
     n_top = min(len(ranked), -(-n // 2))
     rest = random.Random(_SEED).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))
     return [*ranked[:n_top], *rest]
-
-
-def _row_of(rows: Changes, row: int) -> Changes:
-    """The changes of one row."""
-    return {name: change[row] for name, change in rows.items()}

@@ -10,20 +10,21 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.effect.metric import GivenMetric, Target, compared, makes_single_logits, rank_correlation, rank_of
+from mhacli.commands.effect.metric import GivenMetric, Target, compared, rank_correlation, rank_of
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.compute.checkpoint.memory import CheckpointFacts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range
-from mhacli.models.layer_names import LayerKey, size_of
+from mhacli.layer.run import prepare, record_run
+from mhacli.models.layer_names import LayerKey
 from mhacli.models.prepare import read
-from mhacli.models.rounding import dtype_of
 from mhacli.models.tokenizer import ModelTokenizer
-from mhacli.record.effect import Effect, EffectSummary, Screening
+from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
 from mhacli.run import Run
@@ -38,24 +39,44 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
     for a request that cannot work."""
     began = perf_counter()
     loaded, inputs, tokenizer = read(request, "predict")
-    if len(inputs.sequences) != 1:
-        raise UsageError(
-            f"mha effect takes one text, and {len(inputs.sequences)} are given",
-            hint="give each text in a run of its own",
-        )
+    _require_one_text(len(inputs.sequences))
     every = replace(request, model=replace(request.model, layers=None), keep=())
     run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, every)
     run.seconds["loading"] = perf_counter() - began
     run.run()
-    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), tokenizer)
+    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), tokenizer, run.facts())
     return study, (*loaded.notes, *inputs.notes)
+
+
+@torch.no_grad()
+def layer_study(run: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
+    """The study of a layer whose run is recorded here, as a model of one layer, and notes for the user. Raises `UsageError` for
+    a layer with dropout, whose runs differ."""
+    _require_one_text(run.facts.batch)
+    if run.config.train and run.config.dropout:
+        raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
+    setup = prepare(run)
+    record, _ = record_run(setup, run)
+    x, context, places = setup.inputs()
+    model: Any = nn.Module()
+    model.add_module("attention" if context is None else "cross_attention", setup.layer.attention)
+    model.out_proj = nn.Identity()  # its input is z in a layer without a projection
+    more = {"allowed": setup.allowed, "bias": setup.bias, "places": places}
+    model.forward = lambda query, key: model.out_proj(setup.layer.attention(query, key, **more)[0])
+    return EffectStudy(model.eval(), {"query": x, "key": context}, settings, run, record), run.notes
+
+
+def _require_one_text(n: int) -> None:
+    if n != 1:
+        raise UsageError(f"mha effect takes one text, and {n} are given", hint="give each text in a run of its own")
 
 
 @dataclass
 class EffectStudy:
     """The effects of removals from one text: call `foresee`, then `effects.run`; `with_effects` gives the record.
 
-    `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them.
+    `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them. `facts` determine the
+    memory of a checkpoint.
     """
 
     model: Any
@@ -64,8 +85,8 @@ class EffectStudy:
     request: Run
     record: Record
     tokenizer: ModelTokenizer | None = None
+    facts: CheckpointFacts | None = None
     metric: GivenMetric | None = None
-    has_batches: bool = True
     effects: EffectRun = field(init=False)
 
     @property
@@ -73,17 +94,17 @@ class EffectStudy:
         """The text of the measured positions; of a pair, that of the decoder."""
         return self.record.sequences[0]
 
-    @property
-    def context(self) -> TokenSequence | None:
-        """The text of the encoder of a pair."""
-        return self.record.context[0] if self.record.context else None
+    def _length(self, kind: str) -> int:
+        """The number of tokens of the queries of an encoder, of the keys of cross-attention, or of any others."""
+        is_context = kind in ("encoder", "cross") and self.record.context
+        return len((self.record.context if is_context and self.record.context else self.record.sequences)[0].ids)
 
     @cached_property
     def heads(self) -> dict[LayerKey, int]:
         """The number of heads of each attention that removals can name, the first of its module, in the order in which they
         run."""
         if not self.record.layers:  # a layer of mha
-            return {("self" if self.context is None else "cross", 0): self.record.config.n_heads}
+            return {("cross" if self.record.context else "self", 0): self.record.config.n_heads}
         return {(layer.kind, layer.layer): layer.n_heads for layer in self.record.layers if layer.call == 1}
 
     def foresee(self) -> tuple[int, float, int]:
@@ -98,38 +119,16 @@ class EffectStudy:
             n_verified=settings.verify,
             n_screened=settings.screen,
             metric=self.metric,
-            has_batches=self.has_batches,
+            has_batches=self.metric is None and (hasattr(self.model, "config") or not self.record.layers),
         )
         with torch.no_grad():
             self.effects.target = self._target()
-            return self.effects.foresee(self._facts(), free_bytes(self.request.model.device))
-
-    def _facts(self) -> CheckpointFacts | None:
-        """The sizes that determine the memory of removals in a transformers model."""
-        config: Any = getattr(self.model, "config", None)
-        if not hasattr(config, "get_text_config"):
-            return None
-        text, scores = config.get_text_config(decoder=True), self.effects.untouched.scores
-        d_model, length = size_of(text, "hidden_size") or 1, max(len(x.ids) for x in (self.sequence, self.context) if x)
-        return CheckpointFacts(
-            batch=1,
-            length=length,
-            d_model=d_model,
-            d_inner=size_of(text, "intermediate_size") or 4 * d_model,
-            n_layers=len(self.heads),
-            n_heads=max(self.heads.values()),
-            item_bytes=torch.finfo(dtype_of(self.model)).bits // 8,
-            holds_matrices=getattr(config, "_attn_implementation", None) != "sdpa",
-            kept_matrices=0,
-            keep_limit=0,
-            n_vocabulary=0 if scores is None else scores.shape[1],
-            n_logits=1 if makes_single_logits(self.model) else length,
-        )
+            return self.effects.foresee(self.facts, free_bytes(self.request.model.device))
 
     # ------------------------------------------------------------------------------------------------ what is removed
 
     def _plan(self, position: int) -> list[tuple[Removal, ...]]:
-        layers = self._layers()
+        layers, at = self._layers(), self.settings.at
         if self.settings.cut is not None:
             return [self._cut(layers, *self.settings.cut)]
         heads = self._heads(layers)
@@ -137,12 +136,12 @@ class EffectStudy:
             raise UsageError(f"{self._named('heads')} and {self._named('layers')} name nothing to remove")
         if self.settings.edges:
             return self._edges(layers, heads, position)
-        at = self.settings.at
-        for key, _ in heads:
-            n = len(self.context.ids if key[0] == "encoder" and self.context else self.sequence.ids)
+        for kind, _ in layers:
+            n = self._length("self" if kind == "cross" else kind)
             if at is not None and at >= n:
                 raise UsageError(out_of_range(self._named("at"), at, n))
-        made = [Removal(key, (head,), replace=self.settings.replace or "zero", at=at) for key, head in heads]
+        places, replacement = () if at is None else (at,), self.settings.replace or "zero"
+        made = [Removal(key, (head,), places, replace=replacement) for key, head in heads]
         joint = [tuple(made)] if self.settings.heads is not None and len(made) > 1 else []
         return [*((removal,) for removal in made), *joint]
 
@@ -152,10 +151,9 @@ class EffectStudy:
         """The removals of the weights from one query to each key, in each named head or in all heads of a layer together."""
         together: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
         if self.settings.heads is None:
-            together = [
-                (key, tuple(range(self.heads[key]))) for key in layers if key[0] != "encoder" or not self.context
-            ]
-        if not together or (self.context and any(key[0] == "encoder" for key, _ in together)):
+            together = [(key, tuple(range(self.heads[key]))) for key in layers]
+            together = [(key, every) for key, every in together if key[0] != "encoder" or not self.record.context]
+        if not together or (self.record.context and any(key[0] == "encoder" for key, _ in together)):
             raise UsageError(
                 f"{self._named('edges')} removes weights of a query of the decoder, and the encoder has queries of its own",
                 hint=f"{self._named('heads')} decoder.5.1 and cross.5.1, and {self._named('layers')} decoder.5 have such queries",
@@ -163,7 +161,7 @@ class EffectStudy:
         return [
             (Removal(key, of, (query,), (k,), "renormalise"),)
             for key, of in together
-            for k in range(len(self.context.ids if key[0] == "cross" and self.context else self.sequence.ids))
+            for k in range(self._length(key[0]))
         ]
 
     def _cut(self, layers: Sequence[LayerKey], source: str, reader: str) -> tuple[Removal, ...]:
@@ -183,7 +181,7 @@ class EffectStudy:
         for kind, n in self.request.model.layers or ():
             if not any(number == n and kind in (None, own) for own, number in self.heads):
                 place = f"{self._named('layers')} {n if kind is None else f'{kind}.{n}'}"
-                raise UsageError(f"{place} has no attention", hint=f"layers with attention: {self._listed()}")
+                raise self._no_layer(f"{place} has no attention")
         return [key for key in self.heads if self.request.model.includes(key[1], key[0])]
 
     def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
@@ -191,27 +189,25 @@ class EffectStudy:
             shown = self.request.statistics.heads
             return [(key, head) for key in layers for head in shown or range(self.heads[key])]
         own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in {key[0] for key in self.heads})
-        chosen = set[tuple[LayerKey, int]]()
+        chosen = set[tuple[int, int]]()
         for kind, n, head in self.settings.heads:
             if n is None and len(self.heads) > 1:
                 hint = "of an encoder-decoder: encoder.5.1, decoder.5.1 or cross.5.1"
                 raise UsageError(f"--head {head} is not LAYER.HEAD, such as 5.1", hint=hint)
             key: LayerKey = (kind or own, n or 0)
             place = str(n) if kind is None else f"{kind}.{n}"
-            name = f"{self._named('heads')} {'' if n is None else place + '.'}{head}"
+            name = f"{self._named('heads')} {head if n is None else f'{place}.{head}'}"
             if key not in layers:
-                raise UsageError(
-                    f"{name}: there is no layer {place} with attention",
-                    hint=f"layers with attention: {self._listed()}",
-                )
+                raise self._no_layer(f"{name}: there is no layer {place} with attention")
             if head >= self.heads[key]:
                 raise UsageError(out_of_range(f"{name}: head", head, self.heads[key]))
-            chosen.add((key, head))
-        return sorted(chosen, key=lambda item: ([*self.heads].index(item[0]), item[1]))
+            chosen.add((layers.index(key), head))
+        return [(layers[place], head) for place, head in sorted(chosen)]
 
-    def _listed(self) -> str:
+    def _no_layer(self, message: str) -> UsageError:
         kinds = {kind for kind, _ in self.heads}
-        return ", ".join(str(n) if len(kinds) == 1 else f"{kind}.{n}" for kind, n in self.heads)
+        known = ", ".join(str(n) if len(kinds) == 1 else f"{kind}.{n}" for kind, n in self.heads)
+        return UsageError(message, hint=f"layers with attention: {known}")
 
     # --------------------------------------------------------------------------------------------- where it is measured
 
@@ -225,36 +221,37 @@ class EffectStudy:
 
     def _target(self) -> Target | None:
         asked, reading = self.settings, self.effects.untouched
-        needing = {"screen": asked.screen, "target": asked.target, "versus": asked.versus}
-        given = next((name for name, value in needing.items() if value is not None), None)
-        if reading.scores is None:
-            if given is not None:
+        if reading.scores is not None:
+            versus = None if asked.versus is None else self._id("versus", asked.versus)
+            target = int(reading.scores[0].argmax()) if asked.target is None else self._id("target", asked.target)
+            return target, versus
+        for name in ("screen", "target", "versus"):
+            if getattr(asked, name) is not None:
                 raise UsageError(
-                    f"{self._named(given)} needs a language head or another one that gives logits, which this model does not "
+                    f"{self._named(name)} needs a language head or another one that gives logits, which this model does not "
                     "have",
                     hint="without it, the change of the output vector is measured",
                 )
-            return None
-        versus = None if asked.versus is None else self._id("versus", asked.versus)
-        target = int(reading.scores[0].argmax()) if asked.target is None else self._id("target", asked.target)
-        return target, versus
+        return None
 
     def _id(self, parameter: str, word: str | int) -> int:
         """The number of a token, class or tag."""
-        name, scores, measured = self._named(parameter), self.effects.untouched.scores, self.effects.untouched.measured
+        name, (measured, _, scores, _) = self._named(parameter), self.effects.untouched
         assert scores is not None
-        if isinstance(word, str) and (measured != "token" or self.tokenizer is None):
+        if isinstance(word, str) and measured == "token" and self.tokenizer is not None:
+            return self._token(name, word, self.tokenizer.sequence(word, special=False))
+        if isinstance(word, str):
             names = {} if measured == "token" else {self._outcome(i): i for i in range(scores.shape[1])}
             if word not in names and not word.isdecimal():
                 known = f"the {measured} is one of: {', '.join([*names][:20])}" if names else "give its id"
                 raise UsageError(f"{name} {word!r} is not known", hint=known)
             word = names[word] if word in names else int(word)
-        if isinstance(word, int):
-            if not 0 <= word < scores.shape[1]:
-                raise UsageError(out_of_range(name, word, scores.shape[1]))
-            return word
-        assert self.tokenizer is not None
-        sequence = self.tokenizer.sequence(word, special=False)
+        if not 0 <= word < scores.shape[1]:
+            raise UsageError(out_of_range(name, word, scores.shape[1]))
+        return word
+
+    def _token(self, name: str, word: str, sequence: TokenSequence) -> int:
+        """The id of the token of a word."""
         if not sequence.ids:
             raise UsageError(f"{name} {word!r} has no token")
         if len(sequence.ids) > 1 and not self.settings.target_first:
@@ -290,12 +287,6 @@ class EffectStudy:
 
     # ------------------------------------------------------------------------------------------------------- the record
 
-    def completed(self) -> Record:
-        """The record of the inspected pass with the effects of all removals, which are computed here."""
-        self.foresee()
-        self.effects.run()
-        return self.with_effects()
-
     def with_effects(self) -> Record:
         """The record of the inspected pass with the effects."""
         check = self.record.self_check.and_holds(self.effects.verified.ok)
@@ -306,49 +297,43 @@ class EffectStudy:
         return EffectTable(self._effect(item) for item in sorted(self.effects.results))
 
     def _effect(self, item: int) -> Effect:
-        removals, found, spans = self.effects.plan[item], self.effects.results[item], self.settings.cut or ()
-        first, is_alone = removals[0], len(removals) == 1
-        is_edge, kinds = first.keys is not None, tuple(removal.layer[0] for removal in removals)
-
-        def above(name: str, value: Any) -> float | None:
-            return None if value is None else float(value) if abs(float(value)) > self.effects.floor(name) else 0.0
-
+        done, removals, spans = self.effects, self.effects.plan[item], self.settings.cut or ()
+        first, is_alone, kinds = removals[0], len(removals) == 1, tuple(removal.layer[0] for removal in removals)
+        is_edge = first.keys is not None
+        numbers: dict[str, Any] = {name: done.change(item, name) for name in EFFECT_NUMBERS}
+        several: Any = "spans" if spans else "heads"
         return Effect(
             layer=first.layer[1] if is_alone else None,
             kind=first.layer[0],
             head=first.heads[0] if is_alone and len(first.heads) == 1 else None,
             query=first.queries[0] if is_edge and is_alone else None,
             key=first.keys[0] if first.keys and is_alone else None,
-            removed="spans" if spans else "edge" if is_edge else "head" if is_alone else "heads",
+            removed=several if spans or not is_alone else "edge" if is_edge else "head",
             replace=first.replace,
-            at=first.at,
-            d_logit=above("d_logit", found.get("d_logit")),
-            d_logprob=above("d_logprob", found.get("d_logprob")),
-            kl=above("kl", found.get("kl")),
-            rank=int(found["rank"]) if "rank" in found else None,
-            d_output=above("d_output", found["d_output"]) or 0.0,
+            at=first.queries[0] if first.queries and not is_edge else None,
             heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
             spans=spans,
             layers=tuple(r.layer[1] for r in removals) if spans else (),
-            first_order=above("d_logit", self.effects.estimates.get(item)),
-            masked=item in self.effects.masked,
+            masked=item in done.masked,
             kinds=kinds if len(set(kinds)) > 1 else (),
+            **numbers,
         )
 
     def _summary(self) -> EffectSummary:
-        done, (measured, _, scores), target = self.effects, self.effects.untouched, self.effects.target
+        done, (measured, _, scores, _) = self.effects, self.effects.untouched
+        target, versus = done.target or (None, None)
         logit = logprob = rank = None
         if target is not None and scores is not None:
-            logit = float(compared(scores, target)[0])
+            logit = float(compared(scores, (target, versus))[0])
             if scores.shape[1] > 1:
-                logprob, rank = float(scores.log_softmax(dim=-1)[0, target[0]]), int(rank_of(scores, target[0])[0])
+                logprob, rank = float(scores.log_softmax(dim=-1)[0, target]), int(rank_of(scores, target)[0])
         return EffectSummary(
             metric=done.measure,
             position=done.position,
-            target=None if target is None else self._outcome(target[0]),
-            target_id=None if target is None else target[0],
-            versus=None if target is None or target[1] is None else self._outcome(target[1]),
-            versus_id=None if target is None else target[1],
+            target=None if target is None else self._outcome(target),
+            target_id=target,
+            versus=None if versus is None else self._outcome(versus),
+            versus_id=versus,
             logit=logit,
             logprob=logprob,
             rank=rank,
@@ -364,10 +349,7 @@ class EffectStudy:
         done, n = self.effects, self.settings.screen
         if n is None:
             return None
-        floor = done.floor(done.measure)
-        pairs = [(abs(done.estimates[item]), abs(done.size(item))) for item in done.results]
-        estimated, found = zip(*((size if size > floor else 0.0, change) for size, change in pairs), strict=True)
-        n_largest = min(n, len(done.estimates))
-        return Screening(
-            len(done.estimates), n_largest, len(done.results) - n_largest, rank_correlation(estimated, found)
-        )
+        names = ("first_order", done.measure)
+        estimated, found = ([abs(done.change(item, name) or 0.0) for item in done.results] for name in names)
+        n_all, n_largest = len(done.estimates), min(n, len(done.estimates))
+        return Screening(n_all, n_largest, len(done.results) - n_largest, rank_correlation(estimated, found))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -22,120 +22,95 @@ from mhacli.models.layer_names import LayerKey
 _MASKS = ("attention_mask", "mask", "allowed", "attn_mask")
 """The names of the mask parameter in attention modules. `allowed` is that of a layer of mha, a predicate; `attn_mask` is that of
 torch's own attention, which is True for hidden cells."""
+Edit = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]]]
+"""Changes the arguments of a module."""
 
 
 @contextmanager
 def removed_otherwise(model: nn.Module, removals: Sequence[Removal], parts: Parts) -> Iterator[bool]:
     """A context in which the model runs with the removals; yields False if one of them has no second method."""
     with ExitStack() as stack:
-        contexts = [_other_way(model, removal, parts) for removal in removals]
-        for context in contexts:
-            if context is not None:
-                stack.enter_context(context)
-        yield None not in contexts
+        yield all([_is_removed(model, removal, parts, stack) for removal in removals])
 
 
-def _other_way(model: nn.Module, removal: Removal, parts: Parts) -> AbstractContextManager[None] | None:
-    projection, z = parts.projections.get(removal.layer), parts.z.get(removal.layer)
-    if z is None:
-        return None
+def _is_removed(model: nn.Module, removal: Removal, parts: Parts, stack: ExitStack) -> bool:
+    """Removes something until the stack is closed. False if there is no method for it."""
+    layer, projection = removal.layer, parts.projections.get(removal.layer)
+    if layer not in parts.z:
+        return False
+    if removal.keys is None and isinstance(projection, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        is_whole = removal.replace == "zero" and not removal.queries
+        if is_whole:  # torch reads its weights without running it
+            weight = projection.weight.data
+            stack.callback(weight.copy_, weight.clone())
+            weight.unflatten(1, (parts.z[layer].shape[1], -1))[:, removal.heads] = 0
+        return is_whole
     if removal.keys is None and projection is not None:
-        if not isinstance(projection, nn.modules.linear.NonDynamicallyQuantizableLinear):
-            return _edited_input(projection, removal, z, _turn_of(removal.layer, parts.projections))
-        is_whole = removal.at is None and removal.replace == "zero"
-        return _edited_weights(projection, removal, z.shape[3]) if is_whole else None
-    module = model.get_submodule(parts.names[removal.layer])
+        _edit_inputs(stack, projection, _heads_replaced(removal, parts.z[layer]), layer, parts.projections)
+        return True
+    module = model.get_submodule(parts.names[layer])
     name = next((name for name in _MASKS if name in inspect.signature(module.forward).parameters), None)
-    hides_all = removal.keys is None and name == "allowed" and removal.replace == "zero"
-    if name is None or not (hides_all or removal.keys is not None):
-        return None
-    return _masked(module, name, removal, parts)
+    hides_all = name == "allowed" and removal.replace == "zero"
+    if name is None or (removal.keys is None and not hides_all):
+        return False
+    _edit_inputs(stack, module, _cells_masked(module, name, removal, parts), layer, parts.names)
+    return True
 
 
-def _turn_of(layer: LayerKey, modules: Mapping[LayerKey, Any]) -> Callable[[], bool]:
-    """A function, called once per run of a layer's module, that tells whether the run is for this layer. Layers may share a
-    module, which then runs once for each."""
-    sharing = [key for key, module in modules.items() if module == modules[layer]]
+def _edit_inputs(
+    stack: ExitStack, module: nn.Module, edit: Edit, layer: LayerKey, modules: Mapping[LayerKey, object]
+) -> None:
+    """Edits the arguments of a module until the stack is closed. Layers may share a module, which then runs once for each."""
+    sharing = [key for key, own in modules.items() if own == modules[layer]]
     runs = count()
-    return lambda: len(sharing) == 1 or next(runs) == sharing.index(layer)
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        is_turn = len(sharing) == 1 or next(runs) == sharing.index(layer)
+        return edit(args, kwargs) if is_turn else None
+
+    stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
 
-@contextmanager
-def _edited_input(projection: nn.Module, removal: Removal, z: Tensor, is_turn: Callable[[], bool]) -> Iterator[None]:
-    """A context in which the heads' part of the projection's input is replaced, at one position or at all."""
-    width, places = z.shape[3], slice(None) if removal.at is None else removal.at
+def _heads_replaced(removal: Removal, z: Tensor) -> Edit:
+    """An edit of the input of an output projection: the part of the heads is replaced, at some positions or at all."""
 
-    def edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not is_turn():
-            return None
+    def edit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         x = args[0].clone()
+        by_head = x.unflatten(-1, (z.shape[1], z.shape[3]))
         for head in removal.heads:
-            x[..., places, head * width : (head + 1) * width] = stand_in(z[0, head], removal.replace)[0]
-        return (x, *args[1:])
+            by_head[..., [*removal.queries] or slice(None), head, :] = stand_in(z[0, head], removal.replace)
+        return (x, *args[1:]), kwargs
 
-    handle = projection.register_forward_pre_hook(edit)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return edit
 
 
-@contextmanager
-def _edited_weights(projection: nn.Linear, removal: Removal, width: int) -> Iterator[None]:
-    """A context in which the columns of the heads are zeros in a projection that torch reads without running it."""
-    saved = projection.weight.detach().clone()
-    with torch.no_grad():
-        for head in removal.heads:
-            projection.weight[:, head * width : (head + 1) * width] = 0
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            projection.weight.copy_(saved)
+def _cells_masked(module: nn.Module, name: str, removal: Removal, parts: Parts) -> Edit:
+    """An edit of the mask of an attention module: it forbids the edges, or all keys of a removed head."""
+    z, hidden, signature = parts.z[removal.layer], ~parts.visible[removal.layer], inspect.signature(module.forward)
+    is_cut = torch.zeros(1, z.shape[1], *hidden.shape, dtype=torch.bool, device=z.device)
+    queries = removal.queries or range(hidden.shape[0])
+    keys = range(hidden.shape[1]) if removal.keys is None else removal.keys
+    heads, rows, columns = (torch.tensor([*axis]) for axis in (removal.heads, queries, keys))
+    is_cut[0, heads[:, None, None], rows[:, None], columns] = True
 
-
-@contextmanager
-def _masked(module: nn.Module, name: str, removal: Removal, parts: Parts) -> Iterator[None]:
-    """A context in which the mask of an attention module forbids the edges, or all keys of a removed head."""
-    z, signature, is_turn = (
-        parts.z[removal.layer],
-        inspect.signature(module.forward),
-        _turn_of(removal.layer, parts.names),
-    )
-    n_heads, (n_queries, n_keys) = z.shape[1], parts.visible[removal.layer].shape
-    queries = removal.queries or (range(n_queries) if removal.at is None else (removal.at,))
-    keys = range(n_keys) if removal.keys is None else removal.keys
-    is_cut = torch.zeros(1, n_heads, n_queries, n_keys, dtype=torch.bool, device=z.device)
-    is_cut[0, torch.tensor(removal.heads)[:, None, None], torch.tensor([*queries])[:, None], torch.tensor([*keys])] = (
-        True
-    )
-
-    def forbid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if not is_turn():
-            return None
+    def edit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         given = signature.bind(*args, **kwargs)
         mask = given.arguments.get(name)
         if name == "allowed":
-            left = masks.from_tensor(~is_cut)
-            given.arguments[name] = left if mask is None else masks.both(mask, left)
-            return given.args, given.kwargs
-        if name == "attn_mask":
-            given.arguments[name] = (
-                is_cut[0] if mask is None else mask.masked_fill(is_cut[0], mask.dtype == torch.bool or -torch.inf)
-            )
-            return given.args, given.kwargs
-        if mask is None:
-            hidden = ~parts.visible[removal.layer]
-            mask = torch.zeros_like(hidden, dtype=z.dtype).masked_fill(hidden, torch.finfo(z.dtype).min)[None, None]
-        mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape)).expand(1, n_heads, -1, -1)
-        given.arguments[name] = mask.masked_fill(is_cut, _forbidding(mask, removal))
+            rest = masks.from_tensor(~is_cut)
+            mask = rest if mask is None else masks.both(mask, rest)
+        elif name == "attn_mask":
+            fill = mask is None or mask.dtype == torch.bool or -torch.inf
+            mask = is_cut[0] if mask is None else mask.masked_fill(is_cut[0], fill)
+        else:
+            if mask is None:
+                mask = torch.zeros_like(hidden, dtype=z.dtype).masked_fill(hidden, torch.finfo(z.dtype).min)
+            mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape)).expand(1, z.shape[1], -1, -1)
+            mask = mask.masked_fill(is_cut, _forbidding(mask, removal))
+        given.arguments[name] = mask
         return given.args, given.kwargs
 
-    handle = module.register_forward_pre_hook(forbid, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return edit
 
 
 def _forbidding(mask: Tensor, removal: Removal) -> float | bool:

@@ -158,7 +158,7 @@ class Worker:
         if not self._scan.effect:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
-        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record)
+        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record, facts=run.facts())
         study.foresee()
         if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
             raise MhaError(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from mhacli.attention.memory import FLOAT32_BYTES, require_room, statistics_bytes
 from mhacli.io import memory
 
-LEAST_ROWS = 3
-"""The rows of the smallest batch of removals: one removal and an untouched row on either side."""
+LEAST_ROWS = 2
+"""The rows of the smallest batch of removals: one removal and an untouched row."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class CheckpointFacts:
 
     `holds_matrices`: attention builds query × key matrices, layer by layer. `kept_matrices` are the matrices (of all
     heads) that the record would keep, within `keep_limit`, and `kept_cells` the single cells kept of every head.
-    `on_gpu`: heads are reduced on a GPU. Some families compute logits at one position (`n_logits` 1), others at all.
+    `on_gpu`: heads are reduced on a GPU. `n_vocabulary` are the logits of a row of removals.
     """
 
     batch: int
@@ -33,7 +33,6 @@ class CheckpointFacts:
     kept_cells: int = 0
     on_gpu: bool = False
     n_vocabulary: int = 0
-    n_logits: int = 0
 
     def peak_bytes(self) -> int:
         """The peak of a pass in bytes, without the weights. A kept matrix exists once more while it is assembled."""
@@ -54,21 +53,19 @@ class CheckpointFacts:
     def removal_bytes(self, n_rows: int, n_run: int) -> int:
         """The larger peak, without the weights, of the pass over the text and of a batch of `n_rows` removals.
 
-        A row runs `n_run` tokens of the text. Outputs of blocks and heads are kept twice, and keys and values of the other
-        tokens once, and once more for every row."""
+        A row runs `n_run` tokens of the text. Outputs of blocks and heads are kept twice, and keys and values once."""
         row_bytes, n_run = self.length * self.d_model * self.item_bytes, min(n_run, self.length)
         batch = replace(self, batch=n_rows).peak_bytes() * n_run // self.length
-        batch += 2 * n_rows * row_bytes * (self.n_layers if n_run < self.length else 1)
-        logit_bytes = min(self.n_logits, n_run) * max(FLOAT32_BYTES, self.item_bytes) + 32
+        logit_bytes = max(FLOAT32_BYTES, self.item_bytes) + 32
         kept = 5 * self.n_layers * row_bytes + n_rows * self.n_vocabulary * logit_bytes
-        return max(self.peak_bytes(), batch) + kept
+        return max(self.peak_bytes(), batch + 2 * n_rows * row_bytes) + kept
 
     def rows_that_fit(self, most: int, available: int, *, n_run: int) -> int:
         """The number of rows of `n_run` tokens, at most `most`, that a batch of removals may have. Raises `MhaError` as
         `require_room` does if `LEAST_ROWS` do not fit."""
 
         def least(n: int) -> int:
-            return replace(self, length=n, n_logits=min(n, self.n_logits)).removal_bytes(LEAST_ROWS, n_run)
+            return replace(self, length=n).removal_bytes(LEAST_ROWS, n_run)
 
         what = f"{LEAST_ROWS} copies of {self.length} tokens, {self.n_heads} heads, {self.n_vocabulary} logits"
         require_room(least, self.length, available, what=what)

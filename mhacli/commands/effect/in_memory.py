@@ -1,0 +1,345 @@
+"""`mhacli.effects` and `mhacli.removed`: the measurements of `mha effect` on a model in memory, and its removals in calls of a
+user."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from operator import index
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.commands.effect.metric import GivenMetric
+from mhacli.commands.effect.removal import Removal, without
+from mhacli.commands.effect.settings import EffectSettings
+from mhacli.commands.effect.study import EffectStudy
+from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.models.calls import Call
+from mhacli.models.inputs import run_model
+from mhacli.models.inspecting import inspecting
+from mhacli.models.layer_names import LayerKey, is_pair
+from mhacli.models.load import device_of
+from mhacli.models.passes import ModelPass, followed, noted, require_open
+from mhacli.models.tokenizer import own_tokenizer
+from mhacli.record.effect import REPLACEMENTS
+from mhacli.record.record import Record
+from mhacli.run import Run
+from mhacli.settings import ModelSettings, options_of
+from mhacli.text.tokens import AttentionKind, LayerChoice
+
+_EFFECTS, _REMOVED = "mhacli.effects", "mhacli.removed"
+
+
+# ---------------------------------------------------------------------------------------------------------------- effects
+
+
+def effects(
+    model: Any,
+    inputs: Any,
+    tokenizer: Any = None,
+    *,
+    heads: Sequence[tuple[Any, ...]] | None = None,
+    edges: bool = False,
+    layers: Sequence[int | LayerChoice] | None = None,
+    replace: Literal["zero", "mean"] = "zero",
+    at: int | None = None,
+    position: int | None = None,
+    target: str | int | None = None,
+    versus: str | int | None = None,
+    target_first: bool = False,
+    n_verified: int = 4,
+    screen: int | None = None,
+    metric: GivenMetric | None = None,
+) -> Record:
+    """The record of what changes when heads or attention weights are removed for one text; `record.effects` is a table.
+
+    It measures as `mha effect` does; docs/EFFECT.md explains the options. `model` is any module in evaluation mode in which
+    `mhacli.inspecting` sees attention. `inputs` is the output of its tokenizer for one text, or other arguments by name; or ids;
+    or the tensor that the module takes; or a text if `tokenizer` is given. Without a tokenizer, tokens are named by their ids.
+    `heads` are `(layer, head)` or `("cross", 2, 1)`; None removes each head in turn. With `edges`, single attention weights of
+    the query at `position` are removed.
+
+    The output decides what is measured: the logit of a token, of a class, of a tag at `position`, of the start and end of an
+    answer, a single score, or a vector; `metric` is a function of the output that gives the number to measure instead.
+    `target` and `versus` are tokens, or names of classes, or their ids. Raises `MhaError` for options that do not fit together,
+    and if the verification fails.
+    """
+    numbers = {
+        "at": at,
+        "position": position,
+        "target": target,
+        "versus": versus,
+        "screen": screen,
+        "verify": n_verified,
+    }
+    try:
+        require_open(model, _EFFECTS)
+        settings = EffectSettings(
+            heads=None if heads is None else tuple(map(_place_of, heads)),
+            edges=edges,
+            replace=None if replace == "zero" else replace,
+            target_first=target_first,
+            from_python=True,
+            **{name: _number(value) for name, value in numbers.items()},
+        )
+        _require_possible(settings, model)
+        named = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
+        run = Run(model=ModelSettings(path=type(model).__name__, layers=named, device=str(device_of(model))))
+        return _record(model, _inputs(model, inputs, tokenizer), tokenizer, settings, run=run, metric=metric)
+    except MhaError as fault:
+        noted(fault)
+        raise
+
+
+def _number(value: Any) -> Any:
+    """A whole number, also that of a tensor; a text and None as they are."""
+    return value if value is None or isinstance(value, str) else index(value)
+
+
+@torch.no_grad()
+def _record(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    tokenizer: Any,
+    settings: EffectSettings,
+    *,
+    run: Run,
+    metric: GivenMetric | None,
+) -> Record:
+    with inspecting(model, tokenizer) as seen:
+        run_model(model, lambda: model(**inputs))
+    names = None if tokenizer is None else own_tokenizer(tokenizer)
+    study = EffectStudy(model, inputs, settings, run, seen.record, names, metric=metric)
+    study.foresee()
+    study.effects.run()
+    if not study.effects.verified.ok:
+        is_coarse = study.record.config.dtype in ("bfloat16", "float16")
+        raise MhaError(
+            "the removals are not verified: a second computation disagrees",
+            hint="in 16 bits rounding can hide such changes; model.float() shows whether it does"
+            if is_coarse
+            else None,
+            code="not-verified",
+        )
+    return study.with_effects()
+
+
+def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
+    """The arguments of a pass over one text, by name. A mask without padding is left out, as the command does."""
+    if isinstance(given, str):
+        if tokenizer is None:
+            message = f"{given!r} is a text, and no tokenizer is given"
+            raise UsageError(message, hint=f"{_EFFECTS}(model, text, tokenizer)")
+        given = tokenizer(given, return_tensors="pt")
+    accepted = inspect.signature(model.forward).parameters
+    if not isinstance(given, Mapping):
+        given = {"input_ids" if "input_ids" in accepted else next(iter(accepted)): given}
+    inputs = dict[str, Any]()
+    for name, value in given.items():
+        if name not in accepted and "input_ids" in accepted:  # others take any
+            raise UsageError(f"{type(model).__name__} takes no {name}", hint=f"leave {name} out")
+        x = torch.as_tensor(value).to(device_of(model)) if isinstance(value, (list, Tensor)) else value
+        if name.endswith(("input_ids", "attention_mask", "token_type_ids")):
+            x = x[None] if x.ndim == 1 else x
+            if x.ndim != 2 or x.shape[0] != 1 or not x.shape[1] or x.is_floating_point():
+                shape = f"{x.dtype} of shape {tuple(x.shape)}"
+                raise UsageError(f"{_EFFECTS} takes the ids of one text, not {shape}", hint="shape (1, n) or (n,)")
+        if not name.endswith("attention_mask"):
+            inputs[name] = x
+        elif not bool(x.all()):
+            raise UsageError(
+                f"{_EFFECTS} cannot take {name} as it is given", hint="one text without padding has no mask"
+            )
+    return inputs
+
+
+def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
+    """Raises `UsageError` for arguments that exclude each other, and for a model in training."""
+    if model.training:
+        raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
+    if settings.replace not in (None, *REPLACEMENTS):
+        raise UsageError(f"replace {settings.replace!r} is not known", hint=", ".join(REPLACEMENTS))
+    if settings.screen is not None and settings.screen < 1:
+        raise UsageError(f"screen {settings.screen} is below 1")
+    given = {
+        name: option for name, option in options_of(EffectSettings) if getattr(settings, name) not in (None, False)
+    }
+    for name, option in given.items():
+        for other in given.keys() & option.excludes:
+            raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
+
+
+# ---------------------------------------------------------------------------------------------------------------- removed
+
+
+@contextmanager
+def removed(
+    model: nn.Module,
+    heads: Sequence[tuple[Any, ...]] = (),
+    edges: Sequence[tuple[Any, ...]] = (),
+    *,
+    replace: Literal["zero", "mean"] = "zero",
+) -> Iterator[None]:
+    """A context in which `model` runs without some heads and edges: `with removed(model, heads=[(5, 1)]): model(**inputs)`.
+
+    A head is `(layer, head)`: zeros replace its output before the output projection, at all positions of all sequences. With
+    `replace` mean, its mean over the positions of each sequence, padding excluded, replaces it. An edge is
+    `(layer, head, query, key)`: this attention weight is masked, and the rest of its row is renormalised; the head None means
+    all heads. In an encoder-decoder, `(layer, head)` is a head of the decoder's self-attention, and `("cross", 2, 1)` one of
+    another kind. Positions count the columns of the batch, cached tokens included. Gradients flow through the remaining model.
+
+    Removals of nested contexts of one model add up; if two remove the same head, the inner one decides its replacement. Leaving
+    the context restores the model. Raises `MhaError` if not everything could be removed: for a model that hides its parts
+    (compiled, scripted, DataParallel) or is called in another thread, for heads that do not exist, for a mean in a call without
+    all positions, and on leaving a context in which the model was not called or never computed the named heads or edges.
+    """
+    require_open(model, _REMOVED)
+    if replace not in REPLACEMENTS:
+        raise noted(UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS)))
+    if not (heads or edges):
+        raise noted(UsageError(f"{_REMOVED} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
+    if not heads and replace != "zero":
+        raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
+    own: AttentionKind = "decoder" if is_pair(model) else "self"
+    places = map(_place_of, heads)
+    removals = [Removal((kind or own, layer), (head,), replace=replace) for kind, layer, head in places]
+    for kind, layer, head, query, key in (_place_of(edge, is_edge=True) for edge in edges):
+        chosen = () if head is None else (head,)
+        removals.append(Removal((kind or own, layer), chosen, (query,), (key,), "renormalise"))
+    with _shared(model).without(removals):
+        yield
+
+
+def _place_of(given: Any, *, is_edge: bool = False) -> tuple[Any, ...]:
+    """The kind of a head that a user named, None if not given, its layer and number; and of an edge its query and key, where
+    the head may be None for all. Raises `UsageError` with the form."""
+    values: tuple[Any, ...] = tuple(given) if isinstance(given, (tuple, list)) else ()
+    kind, numbers = (values[0], values[1:]) if values and values[0] in get_args(AttentionKind) else (None, values)
+    are_right = [(type(n) is int and n >= 0) or (n is None and is_edge and i == 1) for i, n in enumerate(numbers)]
+    if not all(are_right) or len(numbers) != (4 if is_edge else 2):
+        forms = ("(layer, head, query, key)", "(5, 1, 8, 2), or (5, None, 8, 2) of all heads")
+        form, example = forms if is_edge else ("(layer, head)", '(5, 1), or ("cross", 5, 1)')
+        raise noted(UsageError(f"{'edges' if is_edge else 'heads'}: {given!r} is not {form}", hint=example))
+    return kind, *numbers
+
+
+_OPEN: dict[tuple[int, int], _Removing] = {}
+"""The current removals, by the ids of model and thread."""
+
+
+def _shared(model: nn.Module) -> _Removing:
+    """The removals from a model in this thread, shared by all contexts that are open at the same time, whichever ends first.
+    Raises `MhaError` if another model with modules of this one is open in this thread."""
+    place, modules = (id(model), threading.get_ident()), set(model.modules())
+    if place not in _OPEN:
+        for (_, thread), other in _OPEN.items():
+            if thread == place[1] and modules & set(other.model.modules()):
+                names = f"{type(model).__name__} and {type(other.model).__name__}"
+                hint = f"give {_REMOVED} the same model each time"
+                raise _refused(f"{names} share modules, and {_REMOVED} is open for both", hint, "shared")
+        removing = _Removing(model)
+        removing.opened.enter_context(followed(model, removing, by=_REMOVED, edits=True))
+        removing.opened.callback(_OPEN.pop, place)
+        _OPEN[place] = removing
+    return _OPEN[place]
+
+
+class _Removing:
+    """Removes, in the attentions of a model, the heads and edges of all open contexts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.opened = model, ExitStack()
+        self._wanted, self._done, self._layers = list[Removal](), set[Removal](), list[LayerKey]()
+        self._n_passes, self._pass = 0, ModelPass(1)
+
+    @contextmanager
+    def without(self, removals: Sequence[Removal]) -> Iterator[None]:
+        """A context with more removals. Raises `MhaError` at its end if not all took place."""
+        self._wanted += removals
+        n_before, name = self._n_passes, type(self.model).__name__
+        try:
+            yield
+        finally:
+            self._wanted = [removal for removal in self._wanted if removal not in removals]
+            if not self._wanted:
+                self.opened.close()
+        if self._n_passes == n_before:
+            hint = "call this object inside the with block; copies and wrappers are different objects"
+            raise _refused(f"{name} was not called within {_REMOVED}, so nothing was removed", hint, "not-called")
+        for removal in removals:
+            if removal not in self._done:
+                known = ", ".join(f"{kind}.{n}" for kind, n in self._layers) or "none"
+                what = f"layer {removal.layer[1]}"
+                if removal.keys:
+                    what = f"query {removal.queries[0]} and key {removal.keys[0]} of {what}"
+                message = f"{what} did not occur in the calls of {name}: not all was removed"
+                raise _refused(message, f"layers with attention: {known}")
+
+    def begin(self, began: ModelPass) -> None:
+        """A pass begins."""
+        self._pass = began
+        self._n_passes += 1
+
+    def end(self, *, is_whole: bool) -> None:
+        """A pass is over."""
+
+    def stray(self, name: str) -> None:
+        """Handles a part of the model that was called by itself, so that the positions of its tokens are unknown."""
+        message = f"{name} was called by itself within {_REMOVED}, outside of a call of the model"
+        raise _refused(message, f"give {_REMOVED} the module that is called", "not-called")
+
+    def take(self, call: Call) -> Tensor | None:
+        """`z` after the removals in this attention."""
+        if call.part != 0:
+            return None
+        key: LayerKey = (call.kind, call.layer)
+        self._layers += [] if key in self._layers else [key]
+        here = [removal for removal in self._wanted if removal.layer == key and self._runs(removal, call)]
+        if not here:
+            return None
+        self._done.update(here)
+        real = self._real(call) if any(removal.replace == "mean" for removal in here) else None
+        with torch.autocast(call.device.type, enabled=False):
+            return without(call, dict.fromkeys(range(call.shape[0]), here), start=self._pass.n_past, real=real)[0]
+
+    def _runs(self, removal: Removal, call: Call) -> bool:
+        """Whether this call computes what is removed: of an edge, it has the query, and its keys reach the key. Raises `MhaError`
+        for a head that does not exist, and if nothing can be removed."""
+        for head in removal.heads:
+            if head >= call.shape[1]:
+                raise noted(UsageError(f"layer {call.layer}: " + out_of_range("head", head, call.shape[1])))
+        if call.z is None:
+            raise _refused(f"{call.name} gives no head outputs that could be replaced", None, "no-attention")
+        if removal.keys is None:
+            return True
+        if call.has_dropout:
+            raise _refused(
+                f"{call.name} drops weights by chance: none can be removed", "call model.eval()", "no-attention"
+            )
+        first, n_queries, n_keys = self._pass.n_past, *call.shape[2:]
+        last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
+        return first <= removal.queries[0] < first + n_queries and removal.keys[0] < last_key
+
+    def _real(self, call: Call) -> Tensor | None:
+        """The positions of each sequence that are not padding; None if all are. Raises `MhaError` if the call does not have all
+        of them, or if it does not show which are padding."""
+        read = self._pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
+        if self._pass.n_past and call.kind != "encoder":
+            message = (
+                f"{call.name} runs behind {self._pass.n_past} tokens in a cache: a mean over all positions is not known"
+            )
+            raise _refused(message, "call the model with the whole text")
+        if (read is None and not hasattr(self.model, "config")) or (read is not None and not read.has_padding):
+            return None
+        if read is None or (len(read.real), len(read.real[0])) != (call.shape[0], call.shape[2]):
+            message = f"{call.name} reads no ids at its positions, and which of them are padding is not known"
+            raise _refused(message, "call the model with input_ids, or without padding")
+        return torch.tensor(read.real, device=call.device)
+
+
+def _refused(message: str, hint: str | None, code: str = "not-removed") -> MhaError:
+    return noted(MhaError(message, hint=hint, code=code))
