@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -15,22 +16,17 @@ from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import compare, read_benchmark
 from mhacli.commands.bench.workload import BACKENDS, Sweep
-from mhacli.errors import EXIT_CHECK, MhaError
+from mhacli.errors import EXIT_CHECK, MhaError, missing_library
 from mhacli.io.files import write_whole
 from mhacli.settings import setting
 
 _BASELINE = "Baseline"
-_COMPARE = "Compare with a saved run, measured at the same sizes by default."
 _FAIL_IF = "slower:1.10: exit with code 3 if a time certainly exceeds 1.10 × the baseline's."
+_COMPARE = "Compare with a saved run, measured at the same sizes by default."
 _STRICT = "With --fail-if: exit with code 3 if the result is inconclusive, too."
-_SAVE = "Save this run, for --compare."
 _CSV = "Print CSV: a line per row, without samples."
 _SVG = "Plot time and TFLOP/s against length (needs the extra plot)."
 _HTML = "Write the plots and rows as one HTML page."
-
-GivenSettings = Annotated[Mapping[str, Any], Sweep]
-"""The fields of `Sweep` that the command line sets: other sizes are those of the baseline."""
-BenchOutput = Annotated[Output, offers("json", "force", *COLOUR, csv=_CSV, svg=_SVG, html=_HTML)]
 
 
 def _rule(word: str) -> float:
@@ -48,16 +44,17 @@ def _rule(word: str) -> float:
     "mha bench --compare before.json --fail-if slower:1.10",
 )
 def bench(
-    given: GivenSettings,
-    output: BenchOutput,
+    given: Annotated[Mapping[str, Any], Sweep],
+    output: Annotated[Output, offers("json", "force", *COLOUR, csv=_CSV, svg=_SVG, html=_HTML)],
     compare_with: str | None = setting(None, _BASELINE, _COMPARE, "--compare", metavar="FILE", common=True),
     fail_if: float | None = setting(
         None, _BASELINE, _FAIL_IF, parse=_rule, metavar="RULE", common=True, needs=("compare_with",)
     ),
     strict: bool = setting(False, _BASELINE, _STRICT, needs=("fail_if",)),
-    save_baseline: str | None = setting(None, _BASELINE, _SAVE, metavar="FILE", common=True),
+    save_baseline: str | None = setting(None, _BASELINE, "Save this run, for --compare.", metavar="FILE", common=True),
 ) -> None:
-    """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
+    """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken. Sizes that are not given are
+    those of the baseline."""
     saved = [] if save_baseline is None else [("save-baseline", save_baseline)]
     baseline, sweep = None, Sweep(**given).checked()
     require_writable([*saved, *output.files], force=output.force)
@@ -70,10 +67,8 @@ def bench(
             lengths = ", ".join(map(str, timed)) or "none"
             message = f"{compare_with} has times of other lengths than this run: {lengths}"
             raise MhaError(message, code="nothing-compared", path=compare_with)
-    if output.svg or output.html:
-        from mhacli.commands.bench.view import require_plots
-
-        require_plots()
+    if (output.svg or output.html) and find_spec("matplotlib") is None:
+        raise missing_library("matplotlib", "the chart of --svg or --html")
     with loading_torch():
         from mhacli.commands.bench.measure import measure
     with progress() as report_progress:
@@ -81,26 +76,24 @@ def bench(
     comparison = None if baseline is None else compare(benchmark, baseline, compare_with or "", limit=fail_if)
     if save_baseline is not None:
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
-
     from mhacli.commands.bench.view import bench_view, csv_pieces, write_plots
 
+    added = {} if comparison is None else {"comparison": comparison}
     print_report(
         output,
         view=lambda on: bench_view(benchmark, comparison, on),
-        json=lambda: [benchmark.to_json(**{} if comparison is None else {"comparison": comparison})],
+        json=lambda: [benchmark.to_json(**added)],
         csv=lambda: csv_pieces(benchmark),
     )
-    write_plots(benchmark, output.svg, output.html, force=output.force)
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
+    write_plots(benchmark, output.svg, output.html, force=output.force)
     note_written(output, save_baseline)
-    if comparison is None:
-        return
-    outcome = comparison.rule and comparison.rule["outcome"]
-    if fail_if is not None and outcome is None:
-        raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
-    if output.csv:  # it has no place for warnings and the result
+    outcome = comparison and comparison.rule and comparison.rule["outcome"]
+    if comparison is not None and output.csv:  # it has no place for warnings and the result
         note("; ".join([*comparison.warnings, comparison.summary]))
+    if fail_if is not None and outcome is None:
+        raise MhaError(f"no row of {compare_with} was measured in this run", code="nothing-compared")
     if outcome == "slower" or (strict and outcome == "inconclusive"):
         raise typer.Exit(EXIT_CHECK)

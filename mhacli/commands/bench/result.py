@@ -13,10 +13,7 @@ from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.record.display import Shown
 
-MAX_FILE_BYTES = 256 << 20
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
-NOT_NOW = ": not measured now"
-"""The end of the line for a row that only the baseline has."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +60,7 @@ class Benchmark(Shown):
 def read_benchmark(path: str) -> Benchmark:
     """The benchmark in a JSON file, which `--save-baseline` writes. Raises `MhaError` for an unreadable file or another
     schema."""
-    document = load_json(read_whole(path, MAX_FILE_BYTES), path)
+    document = load_json(read_whole(path, 256 << 20), path)
     return decode(Benchmark, document, f"{path} is not a benchmark (mha.bench/1)", path=path)
 
 
@@ -96,24 +93,24 @@ def compare(now: Benchmark, baseline: Benchmark, path: str, *, limit: float | No
             changes.append(_change(row, row.interval, before.interval, limit=limit))
         elif before.interval is not None:
             broken.append(f"{row.backend}, {row.title}: {row.status} now ({row.reason})")
-    unmatched += [f"{row.backend}, {row.title}{NOT_NOW}" for row in then.values()]
-    differing = [(name, baseline.environment.get(name), now.environment.get(name)) for name in _SAME]
-    differing.append(("seed", baseline.seed, now.seed))
-    warnings = [f"{name} differs: {before} then, {ours} now" for name, before, ours in differing if before != ours]
-    timings, rule = f"of {len(changes)} timing{'s' * (len(changes) != 1)}", None
-    verdicts = [each["verdict"] for each in changes]
-    summary = f"{timings}, {verdicts.count('slower')} slower and {verdicts.count('faster')} faster than in {path}"
+    unmatched += [f"{row.backend}, {row.title}: not measured now" for row in then.values()]
+    pairs = {name: (baseline.environment.get(name), now.environment.get(name)) for name in _SAME}
+    pairs["seed"] = (baseline.seed, now.seed)
+    warnings = [
+        f"{name} differs: {before} then, {ours} now" for name, (before, ours) in pairs.items() if before != ours
+    ]
+    n, verdicts, rule = len(changes), [each["verdict"] for each in changes], None
+    summary = f"of {n} timings, {verdicts.count('slower')} slower and {verdicts.count('faster')} faster than in {path}"
     if limit is not None and (changes or broken):
         n_slower, n_above = (sum(each[end] > limit for each in changes) for end in ("ratio_low", "ratio_high"))
         outcome = "slower" if broken or n_slower else "inconclusive" if n_above else "passed"
         undecided = [each for each in changes if each["ratio_low"] <= limit < each["ratio_high"]]
         rule = {"limit": limit, "outcome": outcome, "undecided": undecided}
-        summary = f"{outcome}: {n_slower} {timings} are more than {limit:g} × that in {path}"
+        summary = f"{outcome}: {n_slower} of {n} timings are more than {limit:g} × that in {path}"
         if outcome == "inconclusive":
-            summary = f"{outcome}: {n_above} {timings} may be more than {limit:g} × that in {path}"
+            summary = f"{outcome}: {n_above} of {n} timings may be more than {limit:g} × that in {path}"
             summary += "; more rounds (--repeat, --budget) or a quieter machine decide"
-    if broken:
-        summary += f"; rows with a time in {path} that could not run now: {len(broken)}"
+    summary += f"; rows with a time in {path} that could not run now: {len(broken)}" if broken else ""
     return Comparison(path, tuple(broken), tuple(unmatched), tuple(warnings), summary, tuple(changes), rule)
 
 

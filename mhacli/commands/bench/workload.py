@@ -1,4 +1,4 @@
-"""What `mha bench` measures: the sizes, the backends, and the work and memory of a call."""
+"""What `mha bench` measures: the sizes and the backends."""
 
 from __future__ import annotations
 
@@ -10,19 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from mhacli.errors import UsageError
-from mhacli.settings import (
-    ITEM_BYTES,
-    MAX_LENGTH,
-    MAX_SECONDS,
-    MAX_WIDTH,
-    Config,
-    Dtype,
-    counts,
-    like,
-    require_ranges,
-    setting,
-    words_of,
-)
+from mhacli.settings import MAX_LENGTH, MAX_SECONDS, Config, Dtype, counts, like, require_ranges, setting, words_of
 
 Direction = Literal["forward", "backward", "both"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LENGTH)]
@@ -30,25 +18,19 @@ Seconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]
 """A time of a call, within bounds in which all ratios are finite."""
 Interval = tuple[float, float, float]
 """A median, or a ratio of two medians, and the ends of its 95 % interval."""
-MIN_ROUNDS = 6
-"""The fewest samples whose range contains the true median with a probability of 95 %."""
-
-BACKENDS: tuple[str, ...] = (
-    "explicit", "sdpa", "math", "flash", "efficient", "cudnn", "flex", "compiled", "torch-mha", "torch-mha-weights"
-)  # fmt: skip
-"""The backends in default order."""
-LAYERS = ("torch-mha", "torch-mha-weights")
-"""Whole layers: they compute the projections too, and cannot decode because they have no cache."""
-RETURNS_PATTERN = "torch-mha-weights"
-_OFF_CUDA: tuple[str, ...] = ("explicit", "sdpa", "math", "flash", *LAYERS)
-"""The default backends on other devices than CUDA."""
-_HOLDS_SCORES = ("explicit", "math", "compiled", *LAYERS)
-
 BackendStatus = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
 """`too-large` and `too-slow` were predicted and not tried; `out-of-memory` was tried; `unsupported` cannot run;
 `failed` should have run."""
+
+LAYERS = ("torch-mha", "torch-mha-weights")
+"""Whole layers: they compute the projections too, and cannot decode because they have no cache."""
+_ON_CPU = ("explicit", "sdpa", "math", "flash")
+BACKENDS: tuple[str, ...] = (*_ON_CPU, "efficient", "cudnn", "flex", "compiled", *LAYERS)
+"""The backends in default order."""
 SIZE = ("batch", "n_heads", "n_kv_heads", "d_head", "q_len", "k_len", "dtype", "causal", "direction")
 """The fields of a row that are its size."""
+TIMING = ("device", "threads", "repeat", "budget", "call_limit", "seed")
+"""The fields of a sweep that say where and how long it measures; a saved run has the others."""
 
 
 @dataclass(frozen=True)
@@ -117,20 +99,16 @@ class BenchRow:
         return tuple(getattr(self, name) for name in SIZE)
 
     @property
-    def title(self) -> str:
-        """The size as text."""
-        return f"{self.length_text} · {self.family}"
-
-    @property
     def family(self) -> str:
         """The properties that sizes differing only in batch and length have in common, as text."""
-        parts = [f"{self.n_heads} head{'s' * (self.n_heads != 1)} × {self.d_head}"]
-        if self.n_kv_heads != self.n_heads:
-            parts.append(f"{self.n_kv_heads} kv head{'s' * (self.n_kv_heads != 1)}")
+        heads = f"{self.n_heads} head{'s' * (self.n_heads != 1)} × {self.d_head}"
+        heads += (
+            "" if self.n_kv_heads == self.n_heads else f" · {self.n_kv_heads} kv head{'s' * (self.n_kv_heads != 1)}"
+        )
         if self.q_len < self.k_len:
-            return " · ".join([*parts, self.dtype, "one query, all keys"])
+            return f"{heads} · {self.dtype} · one query, all keys"
         direction = "forward and backward" if self.direction == "both" else self.direction
-        return " · ".join([*parts, self.dtype, "causal" if self.causal else "full", direction])
+        return f"{heads} · {self.dtype} · {'causal' if self.causal else 'full'} · {direction}"
 
     @property
     def length_text(self) -> str:
@@ -139,59 +117,37 @@ class BenchRow:
         return f"{batch}{self.k_len:,} {'keys' if self.q_len < self.k_len else 'tokens'}"
 
     @property
+    def title(self) -> str:
+        """The size as text."""
+        return f"{self.length_text} · {self.family}"
+
+    @property
     def is_masked(self) -> bool:
         """Whether any cell is masked."""
         return self.causal and self.q_len > 1
 
-    @property
-    def cost(self) -> tuple[int, int, int]:
-        """The operations of the products, the least bytes to move, and roughly the bytes that a call and its test need.
 
-        Forward has two products of visible cells and backward five, recomputed scores included. A layer has four
-        projections too, of which backward computes the gradient of the input alone. Source: Dao 2023,
-        "FlashAttention-2", section 4.1.
-        """
-        item, width, n_tokens = ITEM_BYTES[self.dtype], self.n_heads * self.d_head, self.batch * self.q_len
-        n_passes = 2 if self.direction == "both" else 1
-        cells = n_tokens * self.n_heads * self.k_len
-        visible = cells - self.is_masked * n_tokens * self.n_heads * (self.q_len - 1) // 2
-        tensors = 2 * n_tokens * width + 2 * self.batch * self.n_kv_heads * self.k_len * self.d_head
-        n_matrices = 0 if self.backend not in _HOLDS_SCORES else 2 if self.direction == "forward" else 3
-        flops = 2 * visible * self.d_head * {"forward": 2, "backward": 5, "both": 7}[self.direction]
-        moved = tensors * {"forward": 1, "backward": 2, "both": 3}[self.direction]
-        if self.backend in LAYERS:
-            flops += 8 * n_tokens * width * width * n_passes
-            with_pattern = cells if self.backend == RETURNS_PATTERN else 0
-            moved = (2 * n_tokens * width + 4 * width * width + with_pattern) * n_passes
-        return flops, moved * item, tensors * (n_passes * item + 24) + n_matrices * cells * max(item, 4)
-
-
-_ALL = "all"
 _COMPUTED, _SIZES, _TIMING = "Computation", "Sizes", "Timing"
-_BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or {_ALL}."
+_BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or all."
 _BUDGET = "Seconds of timing for each size."
 _CALL_LIMIT = "Skip a backend whose single call is predicted to take longer."
 _REPEAT = "until each median is accurate to 1 %, or --budget is spent"
-TIMING = ("device", "threads", "repeat", "budget", "call_limit", "seed")
-"""The fields of a sweep that say where and how long it measures; a saved run has the others."""
-
-
-def _backends(word: str) -> tuple[str, ...]:
-    chosen = words_of(*BACKENDS, _ALL)(word)
-    return BACKENDS if _ALL in chosen else chosen
-
-
 _list: Any = partial(setting, (), metavar="LIST", common=True)
 _like: Any = partial(like, Config, value=(), metavar="LIST", low=None, high=None, common=True)
 
 
+def _backends(word: str) -> tuple[str, ...]:
+    chosen = words_of(*BACKENDS, "all")(word)
+    return BACKENDS if "all" in chosen else chosen
+
+
 @dataclass(frozen=True)
 class Sweep:
-    """The sizes to measure, all lists combined, and how. `on` fills in empty lists for a type of device."""
+    """The sizes to measure, all lists combined, and how. `plan` fills in empty lists for a type of device."""
 
     # fmt: off
     backends: tuple[str, ...] = _list(
-        _COMPUTED, _BACKENDS, default="those that suit the device", parse=_backends, words=(*BACKENDS, _ALL))
+        _COMPUTED, _BACKENDS, default="those that suit the device", parse=_backends, words=(*BACKENDS, "all"))
     directions: tuple[Direction, ...] = setting(
         ("forward",), _COMPUTED, "Pass to time: forward, backward, or both.", "--direction", default="forward",
         parse=words_of(*get_args(Direction)), metavar="LIST", common=True)
@@ -221,41 +177,38 @@ class Sweep:
         """The sweep itself. Raises `UsageError` for unknown backends and invalid sizes."""
         require_ranges(self)
         Config(d_model=1, n_heads=1, device=self.device).resolved()
-        for name in self.backends:
-            if name not in BACKENDS:
-                raise UsageError(f"--backends {name[:40]!r} is not among {', '.join(BACKENDS)}")
+        if unknown := [name for name in self.backends if name not in BACKENDS]:
+            raise UsageError(f"--backends {unknown[0][:40]!r} is not among {', '.join(BACKENDS)}")
         if self.decode and self.directions != ("forward",):
             chosen = ",".join(self.directions)
             raise UsageError(f"--direction {chosen} does not go with --decode: a decoding step has no backward pass")
         if self.n_heads:
-            self.sizes("cpu")
+            self.plan("cpu")
         return self
 
-    def on(self, kind: str) -> Sweep:
-        """The sweep with the defaults of a type of device, except those of the batch and of heads."""
-        suited, doubling = _OFF_CUDA, "512..8k" if self.decode else "256..2k"
-        if kind == "cuda":
-            suited, doubling = BACKENDS, "1k..64k" if self.decode else "512..32k"
-        dtypes: tuple[Dtype, ...] = self.dtypes or ("bfloat16" if kind == "cuda" else "float32",)
-        backends = self.backends or tuple(name for name in suited if not self.decode or name not in LAYERS)
-        lengths = self.lengths or counts(doubling)
-        return replace(self, backends=backends, d_head=self.d_head or (64,), lengths=lengths, dtypes=dtypes)
-
-    def sizes(self, kind: str) -> list[list[BenchRow]]:
-        """The rows to measure of every size, family by family. Raises `UsageError` for heads that contradict each other.
+    def plan(self, kind: str) -> tuple[Sweep, list[list[BenchRow]]]:
+        """The sweep with the defaults of a type of device, and the rows to measure of every size, family by family. Raises
+        `UsageError` for heads that contradict each other.
 
         By default the width of all heads and the tokens of a batch are constant, as in the benchmark of FlashAttention,
         scaled to the device. Source: Dao 2023, "FlashAttention-2", section 4.1: 16k tokens, hidden dimension 2048.
         """
-        full = self.on(kind)
-        width, n_tokens = (2048, 16_384) if kind == "cuda" else (512, 1024)
+        is_gpu = kind == "cuda"
+        width, n_tokens = (2048, 16_384) if is_gpu else (512, 1024)
+        suited = BACKENDS if is_gpu else (*_ON_CPU, *LAYERS)
+        lengths = "512..32k" if is_gpu else "256..2k"
+        if self.decode:
+            suited, lengths = suited[: -len(LAYERS)], "1k..64k" if is_gpu else "512..8k"
+        dtypes: tuple[Dtype, ...] = self.dtypes or ("bfloat16" if is_gpu else "float32",)
+        full = replace(self, backends=self.backends or suited, d_head=self.d_head or (64,), dtypes=dtypes)
+        full = replace(full, lengths=self.lengths or counts(lengths))
         sizes: dict[tuple[Any, ...], list[BenchRow]] = {}
         for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
             for n_heads in full.n_heads or (max(1, width // d_head),):
                 kv_heads, batches = full.n_kv_heads or (n_heads,), full.batch or (1 if full.decode else None,)
                 for n_kv_heads, batch, k_len in product(kv_heads, batches, full.lengths):
-                    Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
+                    Config(d_model=1, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
                     n, q_len = batch or max(1, n_tokens // k_len), 1 if full.decode else k_len
                     size = (n, n_heads, n_kv_heads, d_head, q_len, k_len, dtype, full.causal, direction)
                     sizes[size] = [BenchRow(*size, name, "ok") for name in full.backends]
-        return [*sizes.values()]
+        return full, [*sizes.values()]
