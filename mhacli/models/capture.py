@@ -33,30 +33,24 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
+def captured(model: nn.Module, take: Take, *, batch: int = 1) -> Iterator[Watch]:
     """A context in which `take` receives every attention of `model` as it is computed.
 
     `batch` is the number of sequences, needed where code merges the axes of batch and heads. Other models are not affected; a
-    second capture waits for the first. If `take` returns None, nothing that the model computes is changed.
+    second capture waits for the first. If `take` returns None, nothing that the model computes is changed. Functions are
+    unwrapped in reverse order, also if a context that was opened earlier is closed first; it then captures nothing more.
     """
-    with watched(model, Watch(model, take, batch)):
-        yield
-
-
-@contextmanager
-def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """A context like `captured` for a `watch` whose batch may change between passes. Functions are unwrapped in reverse order,
-    also if a watch that was opened earlier is closed first; it then captures nothing more."""
+    watch = Watch(model, take, batch)
     with _ONE_AT_A_TIME, ExitStack() as hooks:
         hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
         hooks.callback(register_module_forward_hook(watch.leave, always_call=True).remove)
         with ExitStack() as wrapped:
             _wrap_functions(model, watch, wrapped)
             if _writes_out(model):
-                wrapped.enter_context(_Functions(watch))
+                wrapped.enter_context(watch)
             _OPEN.append((watch, wrapped.pop_all()))
         try:
-            yield
+            yield watch
         finally:
             watch.is_closed = True
             while _OPEN and _OPEN[-1][0].is_closed:
@@ -65,32 +59,46 @@ def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
 
 _OPEN: list[tuple[Watch, ExitStack]] = []
 """The open watches with the functions that they wrap, the innermost first."""
+_SDPA, _MULTI_HEAD = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
+_SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
+_PRODUCTS = ("matmul", "bmm", "__matmul__")
+_SAME_WEIGHTS = (
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "view", "reshape", "flatten", "unflatten", "squeeze",
+    "unsqueeze", "expand", "contiguous", "clone", "dropout",
+)  # fmt: skip
+"""Functions that keep the weights of a pattern: changes of dtype or shape, and dropout, which does nothing in evaluation."""
 
 
-class Watch:
+class Watch(TorchFunctionMode):
     """The state of a capture while a model runs: the running modules, a softmax that waits for its product with the values, and
-    the receiver of calls. `silent` are modules, with their classes, that are named like attentions but ran without any."""
+    the receiver of calls. As a mode of torch it captures `scaled_dot_product_attention` and softmax called by a modelling file.
+
+    `silent` are modules, with their classes, that are named like attentions but ran without any. While a receiver of any watch
+    computes, `is_taking`, nothing is the model's.
+    """
 
     is_taking = False
-    """Whether a receiver of any watch computes: nothing of that is the model's."""
 
     def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
+        super().__init__()
         named = dict(model.named_modules())
         self.names = {id(module): name or type(module).__name__ for name, module in named.items()}
         self.batch, self.may_lack_batch = batch, False
-        self.is_inside = self.is_closed = False
+        self.is_closed = False
         self.silent: dict[str, str] = {}
         self._model, self._take, self._numbers = model, take, LayerNumbers(model)
         self._attentions = {id(module) for name, module in named.items() if is_attention(name, module)}
         self._numbered = {id(module) for name, module in named.items() if is_numbered(name)}
-        self._n_runs = self._n_captured = 0
+        self._n_runs = self._n_calls = 0
+        self._is_inside = False
         self.begin_pass()
 
     def begin_pass(self, *running: nn.Module) -> None:
         """Starts a forward pass, in which a module may be running already. What an interrupted pass left is forgotten."""
         self._numbers.begin_pass()
         self._running: list[tuple[nn.Module, int, int]] = []
-        self.open: list[nn.Module] = []
+        self._open: list[nn.Module] = []  # those that are named like attentions
         self._pending: Call | None = None
         self._n_sequences, self._held = 1, list[Tensor]()
         for module in running:
@@ -107,46 +115,37 @@ class Watch:
 
     def _enter(self, module: nn.Module) -> None:
         self._n_runs += 1
-        self._running.append((module, self._n_runs, self._n_captured))
+        self._running.append((module, self._n_runs, self._n_calls))
         if id(module) in self._attentions:
-            self.open.append(module)
+            self._open.append(module)
 
     def leave(self, module: nn.Module, _: Any, output: Any) -> None:
         """The hook after any module, also if it raised."""
         if not self._running or self._running[-1][0] is not module:
             return  # of another model, or an earlier hook raised
-        *_, n_captured = self._running.pop()
+        *_, n_calls = self._running.pop()
         if id(module) not in self._attentions:
             return
-        self.open.pop()
-        if not self.open:  # its product of pattern and values cannot follow any more
-            self.give_pending()
-            if output is not None and self._n_captured == n_captured and any(module.children()):
+        self._open.pop()
+        if not self._open:  # its product of pattern and values cannot follow any more
+            self._give_pending()
+            if output is not None and self._n_calls == n_calls and any(module.children()):
                 self.silent[self.names[id(module)]] = type(module).__name__
 
-    @property
-    def caller(self) -> nn.Module | None:
-        """The module whose code runs: the innermost one named like an attention, otherwise the innermost."""
-        if self.is_inside or self.is_closed or Watch.is_taking or not self._running:
-            return None
-        return self.open[-1] if self.open else self._running[-1][0]
-
-    def _block(self) -> tuple[str, int]:
-        """The name and the run of the module that is the layer: the outermost one of a list, else the outermost attention, else
-        the innermost module."""
-        for layers in (self._numbered, self._attentions):
-            for module, run, _ in self._running:
-                if id(module) in layers:
-                    return self.names[id(module)], run
-        return (self.names[id(self._running[-1][0])], self._running[-1][1]) if self._running else ("", 0)
+    def _is_of_model(self, module: nn.Module) -> bool:
+        """Whether what a module computes now is an attention of the model, or a part of one."""
+        return not (self._is_inside or self.is_closed or Watch.is_taking) and id(module) in self.names
 
     # --------------------------------------------------------------------------------------------------------- the calls
 
     def _call(self, module: nn.Module, level: InterceptionLevel, **seen: Any) -> Call:
-        """A call by a module, with its place in the pass."""
+        """A call by a module, with its place in the pass. Its layer is the outermost module of a list, else the outermost
+        attention, else the innermost module."""
         name = self.names[id(module)]
-        kind, layer, part = self._numbers.next(name, *self._block())
-        self._n_captured += 1
+        layers = [run for of in (self._numbered, self._attentions) for run in self._running if id(run[0]) in of]
+        block, n_run, _ = next(iter([*layers, *self._running[-1:]]), (module, 0, 0))
+        kind, layer, part = self._numbers.next(name, self.names[id(block)], n_run)
+        self._n_calls += 1
         is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
         place: dict[str, Any] = {"kind": kind, "layer": layer, "part": part, "is_token_first": is_token_first}
         return Call(name=name, level=level, **place, **seen)
@@ -165,13 +164,13 @@ class Watch:
 
         @functools.wraps(original)  # other wrappers read its signature
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self.is_inside or self.is_closed or Watch.is_taking or id(module) not in self.names:
+            if not self._is_of_model(module):
                 return original(module, *args, **kwargs)
-            self.is_inside = True
+            self._is_inside = True
             try:
                 result = original(module, *args, **kwargs)
             finally:
-                self.is_inside = False
+                self._is_inside = False
             given: dict[str, Any] = dict(signature.bind(module, *args, **kwargs).arguments)
             for parameter in signature.parameters.values():
                 if parameter.kind is parameter.VAR_KEYWORD:
@@ -182,7 +181,39 @@ class Watch:
 
         return wrapper
 
-    def sdpa(self, module: nn.Module, given: Mapping[str, Any], z: Tensor) -> Tensor:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Runs a function of torch, and captures it if it is part of an attention."""
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # this is traced, which allows a message of fixed words alone
+            if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
+                raise MhaError("a function made by torch.compile hides the attention within it", code="hidden")
+            return func(*args, **kwargs)
+        running = self._open or [module for module, *_ in self._running[-1:]]
+        if not (self._open or func is _SDPA) or not (running and self._is_of_model(running[-1])):
+            return func(*args, **kwargs)
+        if func is _MULTI_HEAD:
+            return self._multi_head(args, kwargs)
+        result = func(*args, **kwargs)
+        if func is _SDPA:
+            return self._sdpa(running[-1], dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs), result)
+        if func in _SOFTMAX:
+            scores = args[0] if args else kwargs["input"]
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):
+                self._softmax(running[-1], scores, result)
+        elif func is torch.einsum:
+            return self._einsum(args, result)
+        elif args and self._pending is not None and self._is_pattern(args[0]) and isinstance(result, Tensor):
+            name = func.__name__
+            if name in _PRODUCTS:
+                return self._product(args[1], result)
+            if name in _SAME_WEIGHTS and result.numel() == self._held[0].numel():
+                self._held.append(result)
+                if name == "dropout" and _drops(args, kwargs):
+                    self._pending = replace(self._pending, unknown=("dropout",))
+        return result
+
+    def _sdpa(self, module: nn.Module, given: Mapping[str, Any], z: Tensor) -> Tensor:
         """The result of torch's own function, after its call was captured."""
         n, scale = self._count(given["query"]), given.get("scale")
         q, k, v = (_by_head(given[name], n) for name in ("query", "key", "value"))
@@ -196,32 +227,53 @@ class Watch:
         changed = self._give(self._call(module, "sdpa", q=q, k=k, v=v, z=_by_head(z, n), **seen))
         return z if changed is None else changed.reshape(z.shape)
 
-    def softmax(self, scores: Tensor, pattern: Tensor) -> None:
+    def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Runs the function behind nn.MultiheadAttention, whose batch is its second axis. It would hand itself over to this mode
+        as a whole; told that there is none, it runs, and its operators are seen one by one."""
+        query, functional = args[0] if args else kwargs["query"], nn.functional
+        before = self.batch, self.may_lack_batch, functional.has_torch_function  # type: ignore[attr-defined]
+        self.batch, self.may_lack_batch = query.shape[1] if query.ndim == 3 else 1, False
+        functional.has_torch_function = lambda _: False  # type: ignore[attr-defined]
+        try:
+            with self:
+                return _MULTI_HEAD(*args, **kwargs)
+        finally:
+            self.batch, self.may_lack_batch, functional.has_torch_function = before  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------------------------------- attention written out
+
+    def _softmax(self, module: nn.Module, scores: Tensor, pattern: Tensor) -> None:
         """Keeps a softmax over the keys until its product with the values."""
-        self.give_pending()
+        self._give_pending()
         self._n_sequences, self._held = self._count(scores), [pattern]
         by_head = {name: _by_head(own, self._n_sequences) for name, own in (("scores", scores), ("pattern", pattern))}
-        self._pending = self._call(self.open[-1], "softmax", kernel="softmax", **by_head)
+        self._pending = self._call(module, "softmax", kernel="softmax", **by_head)
 
-    def is_pattern(self, value: Any) -> bool:
+    def _is_pattern(self, value: Any) -> bool:
         """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""
         return any(value is own for own in self._held)
 
-    def is_same_pattern(self, tensor: Tensor, *, drops: bool) -> None:
-        """Notes a tensor with the weights of the waiting pattern, which dropout may have changed."""
-        if self._pending is not None and tensor.numel() == self._held[0].numel():
-            self._held.append(tensor)
-            self._pending = replace(self._pending, unknown=("dropout",)) if drops else self._pending
-
-    def product(self, v: Tensor, z: Tensor) -> Tensor:
+    def _product(self, v: Tensor, z: Tensor) -> Tensor:
         """The head outputs, after the waiting pattern was captured with its values."""
         assert self._pending is not None
         v_by_head, z_by_head = (_by_head(tensor, self._n_sequences) for tensor in (v, z))
         self._pending = replace(self._pending, v=v_by_head, z=z_by_head)
-        changed = self.give_pending()
+        changed = self._give_pending()
         return z if changed is None else changed.reshape(z.shape)
 
-    def give_pending(self) -> Tensor | None:
+    def _einsum(self, args: Any, result: Tensor) -> Tensor:
+        """Captures the product with the values if it is an einsum of two tensors."""
+        equation, *tensors = args
+        at = next((i for i, tensor in enumerate(tensors) if self._is_pattern(tensor)), None)
+        orders = None if at is None or len(tensors) != 2 else _product_axes(equation, at, [t.ndim for t in tensors])
+        if at is None or orders is None:
+            return result
+        of_values, of_output = orders
+        z = result.permute(of_output)
+        changed = self._product(tensors[1 - at].permute(of_values), z)
+        return result if changed is z else changed.permute([of_output.index(axis) for axis in range(len(of_output))])
+
+    def _give_pending(self) -> Tensor | None:
         """Passes on a pattern that still waits for its product with the values, if there is one."""
         pending, self._pending, self._held = self._pending, None, []
         return None if pending is None else self._give(pending)
@@ -330,83 +382,6 @@ def _writes_out(model: nn.Module) -> bool:
     files = {type(module).__module__ for module in parts if not type(module).__module__.startswith(_LIBRARIES)}
     is_of_torch = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
     return is_of_torch or any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
-
-
-# --------------------------------------------------------------------------------------------------- torch's own functions
-
-
-_SDPA, _MULTI_HEAD = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
-_SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
-_PRODUCTS = ("matmul", "bmm", "__matmul__")
-_SAME_WEIGHTS = (
-    "to", "type", "type_as", "float", "double", "half", "bfloat16", "view", "reshape", "flatten", "unflatten", "squeeze",
-    "unsqueeze", "expand", "contiguous", "clone", "dropout",
-)  # fmt: skip
-"""Functions that keep the weights of a pattern: changes of dtype or shape, and dropout, which does nothing in evaluation."""
-
-
-class _Functions(TorchFunctionMode):
-    """Captures `scaled_dot_product_attention` and softmax called by a modelling file itself."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Runs the function, and captures it if it is part of an attention."""
-        watch, caller, kwargs = self._watch, self._watch.caller, kwargs or {}
-        if caller is None or not (watch.open or func is _SDPA):
-            return func(*args, **kwargs)
-        if torch.compiler.is_compiling():  # this is traced, which allows a message of fixed words alone
-            if func is _SDPA or func in _SOFTMAX:
-                raise MhaError("a function made by torch.compile hides the attention within it", code="hidden")
-            return func(*args, **kwargs)
-        if func is _MULTI_HEAD:
-            return self._multi_head(args, kwargs)
-        result = func(*args, **kwargs)
-        if func is _SDPA:
-            return watch.sdpa(caller, dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs), result)
-        if func in _SOFTMAX:
-            scores = args[0] if args else kwargs["input"]
-            dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):
-                watch.softmax(scores, result)
-        elif func is torch.einsum:
-            return self._einsum(args, result)
-        elif args and watch.is_pattern(args[0]) and isinstance(result, Tensor):
-            name = func.__name__
-            if name in _PRODUCTS:
-                return watch.product(args[1], result)
-            if name in _SAME_WEIGHTS:
-                watch.is_same_pattern(result, drops=name == "dropout" and _drops(args, kwargs))
-        return result
-
-    def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Runs the function behind nn.MultiheadAttention, whose batch is its second axis. It would hand itself over to this mode
-        as a whole; told that there is none, it runs, and its operators are seen one by one."""
-        query = args[0] if args else kwargs["query"]
-        watch, functional = self._watch, nn.functional
-        before = watch.batch, watch.may_lack_batch, functional.has_torch_function  # type: ignore[attr-defined]
-        watch.batch, watch.may_lack_batch = query.shape[1] if query.ndim == 3 else 1, False
-        functional.has_torch_function = lambda _: False  # type: ignore[attr-defined]
-        try:
-            with self:
-                return _MULTI_HEAD(*args, **kwargs)
-        finally:
-            watch.batch, watch.may_lack_batch, functional.has_torch_function = before  # type: ignore[attr-defined]
-
-    def _einsum(self, args: Any, result: Tensor) -> Tensor:
-        """Captures the product with the values if it is an einsum of two tensors."""
-        equation, *tensors = args
-        at = next((i for i, tensor in enumerate(tensors) if self._watch.is_pattern(tensor)), None)
-        orders = None if at is None or len(tensors) != 2 else _product_axes(equation, at, [t.ndim for t in tensors])
-        if at is None or orders is None:
-            return result
-        of_values, of_output = orders
-        z = result.permute(of_output)
-        changed = self._watch.product(tensors[1 - at].permute(of_values), z)
-        return result if changed is z else changed.permute([of_output.index(axis) for axis in range(len(of_output))])
 
 
 def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.models.calls import FORBIDDING, Call
-from mhacli.models.capture import Watch, watched
+from mhacli.models.capture import Watch, captured
 from mhacli.models.layer_names import is_pair
 
 Half = Literal["encoder", "decoder"]
@@ -26,26 +27,14 @@ class ReadIds(NamedTuple):
     """The ids of a batch with padding, and which of them are not masked. With `are_places`, the model was given vectors, and the
     ids are positions."""
 
-    ids: list[list[int]]
-    real: list[list[bool]]
+    ids: Int[Tensor, "batch token"]
+    real: Bool[Tensor, "batch token"]
     are_places: bool = False
 
     @property
     def has_padding(self) -> bool:
         """Whether any id is masked."""
-        return not all(map(all, self.real))
-
-    @property
-    def transposed(self) -> ReadIds:
-        """The ids with both axes exchanged, for inputs whose first axis is that of tokens."""
-        ids, real = ([*map(list, zip(*rows, strict=True))] for rows in (self.ids, self.real))
-        return ReadIds(ids, real, self.are_places)
-
-    def followed_by(self, more: ReadIds) -> ReadIds:
-        """These ids with more after each sequence."""
-        ids = [a + b for a, b in zip(self.ids, more.ids, strict=True)]
-        real = [a + b for a, b in zip(self.real, more.real, strict=True)]
-        return ReadIds(ids, real, self.are_places or more.are_places)
+        return not bool(self.real.all())
 
 
 @dataclass
@@ -73,14 +62,12 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
     `by` is the function that the user called. Raises `MhaError` in a pass of another thread, and when editing in a backward pass.
     """
     passes = _Passes(model, listener, by, edits)
-    parts = [
-        module
-        for name, module in model.named_modules()
-        if not name or hasattr(module, "main_input_name") or "input_ids" in _parameters(module)
-    ]
-    with watched(model, passes.watch), ExitStack() as hooks:
+    with captured(model, passes.take) as passes.watch, ExitStack() as hooks:
         hooks.callback(passes.interrupt)
-        for part in parts:  # a copy of the model takes functions along, but not what they refer to
+        for name, part in model.named_modules():
+            if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
+                continue
+            # a copy of the model takes functions along, but not what they refer to
             enter, leave = (lambda *seen, hears=hears: hears(*seen) for hears in (passes.enter, passes.leave))
             hooks.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
@@ -90,17 +77,15 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
 class _Passes:
     """Separates passes by the outermost running module."""
 
+    watch: Watch
+
     def __init__(self, model: nn.Module, listener: Any, by: str, edits: bool) -> None:
-        self._by, self._edits = by, edits
-        self.watch = Watch(model, self._take, 1)
-        self._model, self._listener = model, listener
+        self._model, self._listener, self._by, self._edits = model, listener, by, edits
+        self._name, self._thread = type(model).__name__, threading.get_ident()
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._is_pair = is_pair(model)
+        self._is_pair, self._is_whole_model = is_pair(model), hasattr(model, "main_input_name")
         numbers = (getattr(module, "layer_idx", None) for module in model.modules())
-        self._first_layer = next(
-            (n for n in numbers if isinstance(n, int) and not hasattr(model, "main_input_name")), 0
-        )
-        self._thread = threading.get_ident()
+        self._first_layer = next((n for n in numbers if isinstance(n, int) and not self._is_whole_model), 0)
         self._running: list[nn.Module] = []
         self._pass = ModelPass(1)
 
@@ -108,14 +93,13 @@ class _Passes:
         """The hook before a module that users may call; a copy of the model is another one."""
         if id(module) not in self._names:
             return
-        name = type(self._model).__name__
         if torch.compiler.is_compiling():
-            message = f"{name} is called through torch.compile, whose kernels hide its attention"
+            message = f"{self._name} is called through torch.compile, whose kernels hide its attention"
             raise _hidden(message, f"call the module itself within {self._by}")
         if _is_in_backward():
             return
         if threading.get_ident() != self._thread:
-            message = f"{name} is called in a different thread from the one that opened {self._by}"
+            message = f"{self._name} is called in a different thread from the one that opened {self._by}"
             raise _hidden(message, f"open {self._by} in the thread that calls the model", "other-thread")
         if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
@@ -146,6 +130,7 @@ class _Passes:
             self._listener.end(is_whole=False)
 
     def _read(self, name: str, given: Mapping[str, Any], *, is_first: bool) -> None:
+        """Reads the ids, or vectors, and the state of the cache from the arguments of a module."""
         cache: Any = given.get("past_key_values")
         self._pass.is_cached |= cache is not None or given.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
@@ -159,27 +144,30 @@ class _Passes:
                 ids = _tensor(given, at=1 if prefix else 0)
             vectors = given.get(f"{prefix}inputs_embeds") if is_first else None
             if half not in self._pass.halves and _is_ids(ids):
-                self._pass.halves[half] = ReadIds(ids.tolist(), _shown(mask, ids, self._pass.n_past))
+                self._pass.halves[half] = ReadIds(ids.cpu(), _shown(mask, ids, self._pass.n_past))
             elif isinstance(vectors, Tensor) and vectors.ndim == 3:
-                numbers = [list(range(vectors.shape[1])) for _ in vectors]
+                numbers = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
                 self._pass.halves[half] = ReadIds(numbers, _shown(mask, vectors, self._pass.n_past), are_places=True)
 
     def _require_readable(self, values: Iterable[Any]) -> None:
-        if any(map(_is_unreadable, values)):
-            message = (
-                f"{type(self._model).__name__} is called with tensors whose numbers cannot be read: on the device meta, "
-                "nested, or in a transform of torch.func"
-            )
-            raise _hidden(message, f"call it with ordinary tensors within {self._by}")
+        """Raises `MhaError` for tensors without data, with rows of different lengths, or with several tensors inside."""
+        for value in values:
+            if isinstance(value, Tensor) and (
+                value.is_meta or value.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(value)
+            ):
+                message = (
+                    f"{self._name} is called with tensors whose numbers cannot be read: on the device meta, nested, or in a "
+                    "transform of torch.func"
+                )
+                raise _hidden(message, f"call it with ordinary tensors within {self._by}")
 
-    def _take(self, call: Call) -> Tensor | None:
+    def take(self, call: Call) -> Tensor | None:
+        """Hands an attention of the model on."""
         if _is_in_backward():
-            if not self._edits:
-                return None
-            message = (
-                f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again"
-            )
-            raise _hidden(message, "switch activation checkpointing off", "backward")
+            if self._edits:
+                message = f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again"
+                raise _hidden(message, "switch activation checkpointing off", "backward")
+            return None
         if not self._running:
             self._listener.stray(call.name)
             return None
@@ -214,13 +202,6 @@ def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[st
     return {name: given[name] for name in ("input_ids", "inputs_embeds", *names, *given) if name in given}
 
 
-def _is_unreadable(value: Any) -> bool:
-    """Whether a value is a tensor without data, with rows of different lengths, or with several tensors inside."""
-    if not isinstance(value, Tensor):
-        return False
-    return value.is_meta or value.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
 def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
     """Tensor number `at` of a call."""
     tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
@@ -239,7 +220,7 @@ def _is_ids(value: Any) -> bool:
     return bool(known) and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
-def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]]:
+def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
     """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where keys without any query are
     padding on the left. Without such a mask all are."""
     mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # one mask per kind of layer
@@ -252,7 +233,7 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]]:
         if mask.shape[2] == n and mask.shape[3] >= n_past + n:
             seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
             shown = seen.cumsum(dim=1) > 0
-    return shown.tolist()
+    return shown.cpu()
 
 
 def _detached(call: Call) -> Call:

@@ -335,10 +335,10 @@ class _Removing:
             raise _refused(message, "call the model with the whole text")
         if (read is None and not hasattr(self.model, "config")) or (read is not None and not read.has_padding):
             return None
-        if read is None or (len(read.real), len(read.real[0])) != (call.shape[0], call.shape[2]):
+        if read is None or tuple(read.real.shape) != (call.shape[0], call.shape[2]):
             message = f"{call.name} reads no ids at its positions, and which of them are padding is not known"
             raise _refused(message, "call the model with input_ids, or without padding")
-        return torch.tensor(read.real, device=call.device)
+        return read.real.to(call.device)
 
 
 def _refused(message: str, hint: str | None, code: str = "not-removed") -> MhaError:

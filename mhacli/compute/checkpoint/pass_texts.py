@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from mhacli.models.calls import Call
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.passes import Half, ModelPass, ReadIds
@@ -36,7 +38,10 @@ class PassTexts:
         """Appends the ids of a further pass."""
         for half, new in more.halves.items():
             old = self.read.halves.get(half)
-            self.read.halves[half] = new if old is None else old.followed_by(new)
+            if old is not None:
+                ids, real = torch.cat([old.ids, new.ids], dim=1), torch.cat([old.real, new.real], dim=1)
+                new = ReadIds(ids, real, old.are_places or new.are_places)
+            self.read.halves[half] = new
 
     def inputs(self, call: Call) -> ModelInputs:
         """The inputs of the pass as far as this attention shows them."""
@@ -46,7 +51,7 @@ class PassTexts:
         context = self._known.get("encoder")
         sequences = self._known.get("decoder", context)
         assert sequences is not None
-        return ModelInputs(sequences, context, self.side, {})
+        return ModelInputs(sequences, context, self.side)
 
     def without_padding(self, call: Call) -> Call:
         """The attention without columns that no text reaches: a batch may be padded further than its longest text."""
@@ -66,26 +71,26 @@ class PassTexts:
     @property
     def side(self) -> PaddingSide:
         """The side of the padding; that of the tokenizer if there is none."""
-        rows = [row for read in self.read.halves.values() for row in read.real if not all(row)]
-        if not rows:
+        padded = [read.real for read in self.read.halves.values() if read.has_padding]
+        if not padded:
             return self.tokenizer.side if self.tokenizer is not None else "right"
-        return "right" if all(row[0] for row in rows) else "left"
+        return "right" if all(bool(real[:, 0].all()) for real in padded) else "left"
 
     def _texts(self, half: Half, n: int, call: Call) -> _Texts:
         read, n_texts = self.read.halves.get(half), call.shape[0]
         if read is None:
             return (places(n),) * (self.read.batch if self.read.halves else n_texts)
-        size = len(read.ids), len(read.ids[0])
+        size = tuple(read.ids.shape)
         if size == (n, n_texts) and n != n_texts:
-            read = self.read.halves[half] = read.transposed
+            read = self.read.halves[half] = ReadIds(read.ids.T, read.real.T, read.are_places)
         elif size == (n, n) and n > 1 and call.is_token_first:
             self.notes.append(
                 f"ids are {n} × {n}, and either axis may be that of the tokens: tokens are shown as positions"
             )
             return (places(n),) * n_texts
         elif size != (self.read.batch, n):
-            self.notes.append(f"attention has {n} positions for {len(read.ids[0])} ids: tokens are shown as positions")
-        self._padded_to[half] = len(read.ids[0])
+            self.notes.append(f"attention has {n} positions for {size[1]} ids: tokens are shown as positions")
+        self._padded_to[half] = read.ids.shape[1]
         if read.are_places:
             self.notes.append("the model was given vectors, not ids: tokens are shown as positions")
             return tuple(places(len(row)) for row in self._rows(read))
@@ -93,14 +98,13 @@ class PassTexts:
 
     def _rows(self, read: ReadIds) -> Sequence[Sequence[int]]:
         """The ids without padding, which must be on one side."""
-        if not read.has_padding:
-            return read.ids
-        n, counts = len(read.ids[0]), [sum(row) for row in read.real]
+        ids, real = read.ids.tolist(), read.real.tolist()
+        n, counts = len(ids[0]), [sum(row) for row in real]
         columns = [slice(0, c) if self.side == "right" else slice(n - c, n) for c in counts]
-        if not all(c and all(row[own]) for row, own, c in zip(read.real, columns, counts, strict=True)):
+        if not all(c and all(row[own]) for row, own, c in zip(real, columns, counts, strict=True)):
             self.notes.append("the mask hides tokens within a text, or all of them: padding is shown as tokens")
-            return read.ids
-        return [row[own] for row, own in zip(read.ids, columns, strict=True)]
+            return ids
+        return [row[own] for row, own in zip(ids, columns, strict=True)]
 
     def _text(self, ids: Sequence[int]) -> TokenSequence:
         spelled = None if self.tokenizer is None else self.tokenizer.spelled(ids)
