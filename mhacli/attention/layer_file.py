@@ -102,7 +102,7 @@ def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> Lay
     """
     from safetensors.torch import load
 
-    tensors, saved = load(file.data), saved_metadata(file)
+    tensors, saved = load(file.data), saved_metadata(file.path, file.metadata)
     if not allow_nonfinite:
         require_finite(tensors, file.path)
     embedding, table = tensors.pop(EMBEDDING), tensors.pop(POSITION_EMBEDDING, None)

@@ -8,7 +8,7 @@ the config.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,8 +56,9 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
     contradicts the file, or that the file needs.
     """
     file = read_tensor_file(path, MAX_FILE_BYTES)
-    saved = saved_metadata(file)
-    _require_floats(file, sorted(_NAMES & file.tensors.keys()))
+    saved = saved_metadata(file.path, file.metadata)
+    for name in sorted(_NAMES & file.tensors.keys()):
+        _require_floats(file, name)
     config = _config_from_shapes(file, given) if saved is None else saved.config
     for name in sorted(_SHAPE_CHOICES & given.keys()):
         if given[name] != getattr(config, name):
@@ -65,7 +66,18 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
             message = f"{choice} contradicts {path}, which has {name} {getattr(config, name)}"
             raise UsageError(message, hint=f"leave out {choice}")
     config = replace(config, **given).resolved()
-    _require_tensors(file, config)
+    found = {name: info.shape for name, info in file.tensors.items()}
+    expected = expected_shapes(config, found[EMBEDDING][0] if found.get(EMBEDDING) else 0)
+    if POSITION_EMBEDDING in found:  # of any number of positions where they are not used
+        expected.setdefault(POSITION_EMBEDDING, (*found[POSITION_EMBEDDING][:1], config.d_input or config.d_model))
+    faults = [
+        f"{name} {list(shape)} is {list(found[name]) if name in found else 'missing'}"
+        for name, shape in expected.items()
+        if found.get(name) != shape
+    ]
+    faults += [f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())]
+    if faults:
+        raise bad_file(path, f"{path} does not have the tensors of its layer: {first_names(faults, 20)}")
     return file, config
 
 
@@ -82,15 +94,15 @@ def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]
     return shapes | ({f"{letter}_proj.bias": shape[:1] for letter, shape in matrices.items()} if config.bias else {})
 
 
-def saved_metadata(file: TensorFile) -> Metadata | None:
+def saved_metadata(path: str, metadata: Any) -> Metadata | None:
     """What mha saved about the layer in a file; None if it saved nothing. Raises `MhaError` for a file of another format."""
-    if file.metadata is None:
+    if metadata is None:
         return None
-    kind = file.metadata.get("format", file.metadata.get("schema")) if isinstance(file.metadata, dict) else None
+    kind = metadata.get("format", metadata.get("schema")) if isinstance(metadata, dict) else None
     if kind != FORMAT:
-        message = f"{file.path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}"
-        raise bad_file(file.path, message, hint="mha show draws a record" if kind == "mha.record/1" else None)
-    return decode(Metadata, with_earlier_config(file.metadata), file.path)
+        message = f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}"
+        raise bad_file(path, message, hint="mha show draws a record" if kind == "mha.record/1" else None)
+    return decode(Metadata, with_earlier_config(metadata), path)
 
 
 def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
@@ -100,54 +112,34 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
     missing = [name for name in needed if len(shapes.get(name, ())) != 2]
     if missing:
         message = f"{file.path} lacks the matrices {', '.join(missing)}: it has {_listed(file)}"
-        hint = (
-            "names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
-            "where there is an output projection; --model takes a whole checkpoint"
-        )
-        raise bad_file(file.path, message, hint=hint)
+        raise bad_file(file.path, message, hint="--model takes a whole checkpoint, --weights the tensors of one layer")
     (_, d_input), (q_width, _), (k_width, _), (v_width, _) = (shapes[name] for name in needed)
     if "n_heads" not in given:
         message = f"{file.path} does not give the number of heads that its {q_width} query rows make"
         raise UsageError(message, hint="add --heads N")
-    n_heads = given["n_heads"]
-    d_head = given.get("d_head", max(1, q_width // max(1, n_heads)))
+    d_head = given.get("d_head", max(1, q_width // max(1, given["n_heads"])))
     n_kv_heads = given.get("n_kv_heads", max(1, k_width // d_head))
-    table, w_o = shapes.get(POSITION_EMBEDDING, ()), shapes.get("o_proj.weight", ())
+    positions, w_o = shapes.get(POSITION_EMBEDDING), shapes.get("o_proj.weight")
     return Config(
         d_model=w_o[0] if w_o else d_input,
         d_input=d_input,
-        n_heads=n_heads,
+        n_heads=given["n_heads"],
         n_kv_heads=n_kv_heads,
         d_head=d_head,
         d_v=max(1, v_width // max(1, n_kv_heads)),
         bias="q_proj.bias" in shapes,
         out_proj=bool(w_o),
-        positions="learned" if table else "sinusoidal",
-        max_positions=table[0] if table else Config.max_positions,
+        positions="learned" if positions else "sinusoidal",
+        max_positions=positions[0] if positions else Config.max_positions,
         dtype=DTYPES[file.tensors["q_proj.weight"].dtype],  # type: ignore[arg-type]
     )
 
 
-def _require_tensors(file: TensorFile, config: Config) -> None:
-    """Raises `MhaError` that lists all missing and unexpected tensors and all wrong shapes."""
-    found = {name: list(info.shape) for name, info in file.tensors.items()}
-    n_tokens = (found.get(EMBEDDING) or [0])[0]
-    expected = {name: list(shape) for name, shape in expected_shapes(config, n_tokens).items()}
-    if POSITION_EMBEDDING in found:  # of any number of positions where they are not used
-        expected.setdefault(POSITION_EMBEDDING, [*found[POSITION_EMBEDDING][:1], config.d_input or config.d_model])
-    wrong = [(name, shape) for name, shape in expected.items() if found.get(name) != shape]
-    faults = [f"{name} {shape} is {found.get(name, 'missing')}" for name, shape in wrong]
-    faults += [f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())]
-    if faults:
-        raise bad_file(file.path, f"{file.path} does not have the tensors of its layer: {first_names(faults, 20)}")
-
-
-def _require_floats(file: TensorFile, names: Iterable[str]) -> None:
-    for name in names:
-        dtype = file.tensors[name].dtype
-        if dtype not in DTYPES:
-            message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(DTYPES)}"
-            raise bad_file(file.path, f"{file.path}: {message}")
+def _require_floats(file: TensorFile, name: str) -> None:
+    dtype = file.tensors[name].dtype
+    if dtype not in DTYPES:
+        message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(DTYPES)}"
+        raise bad_file(file.path, f"{file.path}: {message}")
 
 
 def _listed(file: TensorFile) -> str:
@@ -169,7 +161,7 @@ def read_bias_file(where: str, facts: Facts) -> tuple[TensorFile, str]:
     name = name or (next(iter(file.tensors)) if len(file.tensors) == 1 else "bias")
     if name not in file.tensors:
         raise bad_file(file.path, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}")
-    _require_floats(file, [name])
+    _require_floats(file, name)
     shape, whole = file.tensors[name].shape, (facts.batch, facts.config.n_heads, facts.q_len, facts.k_len)
     sizes = zip(reversed(shape), reversed(whole), strict=False)
     if len(shape) > 4 or any(size not in (1, full) for size, full in sizes):

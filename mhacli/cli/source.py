@@ -76,7 +76,11 @@ def _of_layer(run: Run, what: Computation) -> Run:
     vocabulary, origin = None, "the vocabulary"
     if what.vocab is not None:
         vocabulary, origin = vocabularies.load(what.vocab), what.vocab
-    elif weights is not None and (saved := saved_metadata(weights)) is not None and saved.vocabulary:
+    elif (
+        weights is not None
+        and (saved := saved_metadata(weights.path, weights.metadata)) is not None
+        and saved.vocabulary
+    ):
         vocabulary, origin = Vocabulary(saved.vocabulary), weights.path
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)

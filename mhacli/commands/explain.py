@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec.structs import replace
@@ -27,18 +28,11 @@ _TERM = "A column, sign, head type, site, mistake or concept, or a group such as
 _FIELDS = ("name", "group", "explanation", "formula", "source", "wrong", "right", "also")
 _MOST_EXPLAINED = 26
 """The size up to which a group is explained in full; a larger group is listed."""
-_MOST_SUGGESTED, _ALIKE = 3, 0.75
-"""The most suggestions for a misspelt term, and the least fraction of letters in common."""
-_COUNTED: tuple[Group, ...] = ("site", "probe", "mistake")
+_COUNTED = ("site", "probe", "mistake")
 """Groups that the list of all terms only counts, because they would fill the screen."""
 
 
-@command(
-    "mha explain",
-    "mha explain induction",
-    "mha explain effective keys",
-    "mha explain mistakes",
-)
+@command("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
 def explain(
     *,
     term: tuple[str, ...] = setting((), "", _TERM, argument=True, metavar="[TERM]"),
@@ -48,29 +42,25 @@ def explain(
     matching = _named(" ".join(term)) if term else terms()
     if not matching:  # several terms, such as the headings of a table
         each = [_named(word) for word in term]
-        matching = tuple(dict.fromkeys(found for of_word in each for found in of_word)) if all(each) else ()
+        matching = tuple(dict.fromkeys(chain.from_iterable(each))) if all(each) else ()
     if not matching:
         raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=_hint(term))
     is_list = not term or len(matching) > _MOST_EXPLAINED
+    listed = [{name: getattr(each, name) for name in _FIELDS} for each in matching]
     print_report(
         output,
-        json=lambda: json_document(
-            {"schema": SCHEMA, "terms": [{name: getattr(each, name) for name in _FIELDS} for each in matching]}
-        ),
+        json=lambda: json_document({"schema": SCHEMA, "terms": listed}),
         view=lambda on: _list_view(matching, on.width) if is_list else _terms_view(matching),
     )
 
 
 def _hint(words: Sequence[str]) -> str:
-    """The terms with the most similar spelling, then terms with a similar word."""
+    """The terms with the most similar spelling."""
     if len(words) > 1 and all(map(os.path.lexists, words)):
         return "the shell puts file names in place of *: mha explain star"
-    word, names = _plain(" ".join(words)), {_plain(name): name for term in terms() for name in (*term.also, term.name)}
-    near = get_close_matches(word, names, _MOST_SUGGESTED, _ALIKE)
-    near += [name for name in names if get_close_matches(word, name.split(), 1, _ALIKE)]
-    if not near:
-        return "mha explain lists every term"
-    return "try mha explain " + ", or ".join(names[name] for name in [*dict.fromkeys(near)][:_MOST_SUGGESTED])
+    names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
+    near = get_close_matches(_plain(" ".join(words)), names, n=3)
+    return f"try mha explain {', or '.join(names[name] for name in near)}" if near else "mha explain lists every term"
 
 
 @cache
@@ -130,11 +120,17 @@ def _terms_view(matching: Sequence[Word]) -> RenderableType:
     parts: list[RenderableType] = []
     for term in matching:
         also = f" · also: {', '.join(term.also)}" if term.also else ""
-        title = Text(term.name, style="bold").append(f" · {term.group}{also}", style="not bold dim")
-        lines = {"Formula": term.formula, "Wrong": term.wrong, "Right": term.right, "Source": term.source}
-        labelled = (Text().append(f"{name}: ", style="dim").append(line) for name, line in lines.items() if line)
-        texts = [Text(term.explanation), *labelled]
-        parts += [Text(""), title, *(Padding(text, (0, 0, 0, 2)) for text in texts)]
+        parts += [Text(""), Text(term.name, style="bold").append(f" · {term.group}{also}", style="not bold dim")]
+        lines = {
+            "": term.explanation,
+            "Formula: ": term.formula,
+            "Wrong: ": term.wrong,
+            "Right: ": term.right,
+            "Source: ": term.source,
+        }
+        for name, line in lines.items():
+            if line:
+                parts.append(Padding(Text().append(name, style="dim").append(line), (0, 0, 0, 2)))
     return Lines(*parts[1:])
 
 
@@ -145,16 +141,13 @@ def _list_view(matching: Sequence[Word], width: int) -> RenderableType:
 
     from mhacli.render.base.format import filled
 
-    parts: list[RenderableType] = []
-    counted: list[str] = []
+    parts, counted = [], []
     for group, word in words_of("glossary", "group").items():
-        title = word.explanation
         names = [term.name for term in matching if term.group == group]
         if group in _COUNTED and 0 < len(names) < len(matching):
             counted.append(f"mha explain {group}s ({len(names)} names)")
         elif names:
-            words = Text("\n".join(filled([f"{title}: {names[0]}", *names[1:]], width)))
-            words.stylize("bold", 0, len(title))
-            parts.append(words)
+            parts.append(Text("\n".join(filled([f"{word.explanation}: {names[0]}", *names[1:]], width))))
+            parts[-1].stylize("bold", 0, len(word.explanation))
     more = filled([f"more: {counted[0]}", *counted[1:]], width) if counted else []
     return Lines(*parts, *map(Text, more), Text("mha explain TERM says what one of them means", style="dim"))

@@ -7,18 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from os.path import getsize
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mhacli.attention.weights_file import EMBEDDING, FORMAT, Metadata
+from mhacli.attention.weights_file import EMBEDDING, saved_metadata
 from mhacli.cli.console import note, show_activity, write
 from mhacli.cli.help import HelpCommand, help_text
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
-from mhacli.errors import MhaError, UsageError
-from mhacli.io.data import decode, with_earlier_config
+from mhacli.errors import UsageError
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 SCHEMA = "mha.weights-info/1"
-_MOST_FILES = 8
-_COLUMNS = ("layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token")
 _EXAMPLE = "mha weights info MiniLM\n"
 _HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
 _PATH = "A folder with config.json and safetensors, or a .safetensors file."
@@ -48,7 +44,6 @@ _PROJECTIONS = {
 _SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_head", "d_v", "d_model")
 _CACHED = ("self", "decoder", "text")
 """The stacks that can have a KV cache."""
-_INTEGERS = ("I", "U", "BOOL")
 _BUFFERS = ("masked_bias", "rotary_emb.inv_freq", "position_ids", "token_type_ids")
 _MASKS = ("attn.bias", "attention.bias")
 """Masks that older files store beside the weights. A mask is named like a bias, but has more than one axis."""
@@ -59,48 +54,38 @@ _GENERATES = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)\b")
 def contents_of(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]:
     """The document of schema `mha.weights-info/1`, by headers and config. `kind` is `checkpoint`, or `layer` for a weights file
     of mha, whose `layout` is `mha`. Raises `MhaError` for a saved record and for damaged metadata of mha."""
-    metadata = checkpoint.metadata if isinstance(checkpoint.metadata, dict) else {}
-    if "schema" in metadata:
-        raise MhaError(
-            f"{checkpoint.path} is a saved record ({metadata['schema']}), not weights",
-            hint=f"mha show {quote(checkpoint.path)} draws it",
-            path=checkpoint.path,
-        )
-    is_layer, tensors = metadata.get("format") == FORMAT, tuple(checkpoint.tensors.values())
-    config = _config_of_layer(checkpoint) if is_layer else checkpoint.config
-    notes = () if config else ("no config.json is beside the file, so its heads are not known",)
-    family = config.get("model_type")
-    by_dtype = {dtype: [t for t in tensors if t.dtype == dtype] for dtype in sorted({t.dtype for t in tensors})}
-    document = {
+    saved, config = saved_metadata(checkpoint.path, checkpoint.metadata), checkpoint.config
+    if saved is not None:  # one layer, with its sizes under names that checkpoints have too
+        layer = saved.config.resolved()
+        embedding = checkpoint.tensors.get(EMBEDDING)
+        config = asdict(layer) | {
+            "n_layers": 1,
+            "vocab_size": embedding.shape[0] if embedding is not None and embedding.shape else None,
+            "n_positions": layer.max_positions if layer.positions == "learned" else None,
+            "is_decoder": True,
+        }
+    tensors = tuple(checkpoint.tensors.values())
+    dtypes = sorted({tensor.dtype for tensor in tensors})
+    document: dict[str, Any] = {
         "schema": SCHEMA,
         "path": checkpoint.path,
-        "kind": "layer" if is_layer else "checkpoint",
-        "family": family if isinstance(family, str) and family else None,
-        "layout": "mha" if is_layer else None,
+        "kind": "layer" if saved else "checkpoint",
+        "family": config.get("model_type") or None,
+        "layout": "mha" if saved else None,
         **_totals(tensors),
-        "dtypes": [{"dtype": dtype, **_totals(same)} for dtype, same in by_dtype.items()],
+        "dtypes": [{"dtype": name, **_totals([each for each in tensors if each.dtype == name])} for name in dtypes],
         "files": [{"name": name, "n_bytes": getsize(path)} for name, path in checkpoint.files.items()],
         "attentions": [*_attentions(config, tensors)],
         "vocabulary": size_of(config, "vocabulary"),
         "positions": size_of(config, "positions"),
-        "notes": [*checkpoint.notes, *notes],
+        "notes": [*checkpoint.notes],
     }
-    listed = ("name", "dtype", "shape", "n_bytes")
-    return document | (
-        {"tensors": [{name: getattr(t, name) for name in listed} for t in tensors]} if with_tensors else {}
-    )
-
-
-def _config_of_layer(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The sizes in a `mha.weights/1` file, which holds one layer, under names that checkpoints have too."""
-    config = decode(Metadata, with_earlier_config(checkpoint.metadata), checkpoint.path).config.resolved()
-    embedding = checkpoint.tensors.get(EMBEDDING)
-    return asdict(config) | {
-        "n_layers": 1,
-        "vocab_size": embedding.shape[0] if embedding is not None and embedding.shape else None,
-        "n_positions": config.max_positions if config.positions == "learned" else None,
-        "is_decoder": True,
-    }
+    if not config:
+        document["notes"] += ["no config.json is beside the file, so its heads are not known"]
+    if with_tensors:
+        listed = ("name", "dtype", "shape", "n_bytes")
+        document["tensors"] = [{name: getattr(tensor, name) for name in listed} for tensor in tensors]
+    return document
 
 
 def _totals(tensors: Sequence[TensorInfo]) -> dict[str, int]:
@@ -110,8 +95,8 @@ def _totals(tensors: Sequence[TensorInfo]) -> dict[str, int]:
     """
     n_parameters = 0
     for tensor in tensors:
-        is_mask = len(tensor.shape) > 1 and tensor.name.endswith(_MASKS)
-        if not is_mask and not tensor.name.endswith(_BUFFERS) and not tensor.dtype.startswith(_INTEGERS):
+        buffers = _BUFFERS + _MASKS if len(tensor.shape) > 1 else _BUFFERS
+        if not tensor.name.endswith(buffers) and not tensor.dtype.startswith(("I", "U", "BOOL")):
             n_parameters += prod(tensor.shape)
     n_bytes = sum(tensor.n_bytes for tensor in tensors)
     return {"n_tensors": len(tensors), "n_parameters": n_parameters, "n_bytes": n_bytes}
@@ -171,11 +156,7 @@ def info(
         raise UsageError("no checkpoint is given", hint="mha weights info DIR lists a folder with config.json")
     with show_activity("reading headers"):
         contents = contents_of(read_weights(path), with_tensors=tensors)
-    print_report(
-        output,
-        view=lambda on: contents_view(contents, on),
-        json=lambda: json_document(contents),
-    )
+    print_report(output, view=lambda on: contents_view(contents, on), json=lambda: json_document(contents))
     for text in contents["notes"]:
         note(text)
     if output.on_terminal and contents["attentions"]:
@@ -200,46 +181,42 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
         count_of(len(contents["files"]), "file"),
     ]
     known = [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
-    dtypes = [
-        (row["dtype"], f"{row['n_tensors']:,}", f"{row['n_parameters']:,}", format_size(row["n_bytes"]))
-        for row in contents["dtypes"]
-    ]
-    files = [(row["name"], format_size(row["n_bytes"])) for row in contents["files"][:_MOST_FILES]]
-    n_more = len(contents["files"]) - len(files)
-    lines: list[RenderableType] = [
-        Text(visible(contents["path"]), style="bold"),
-        Text("\n".join(filled([visible(part) for part in parts], on.width))),
-        Text(" · ".join(known)) if known else Text("vocabulary and positions: not given", style="dim"),
-        _table(["attention"], _COLUMNS, map(_cells, contents["attentions"]))
-        if contents["attentions"]
-        else Text("no attention that is known", style="dim"),
-        _table(["dtype"], ["tensors", "parameters", "bytes"], dtypes),
-        _table(["file"], ["bytes"], [*files, *([(f"⋮ {n_more} more", "")] if n_more else [])]),
-    ]
-    if "tensors" in contents:
-        rows = (
-            (t["name"], t["dtype"], " × ".join(map(str, t["shape"])) or "scalar", format_size(t["n_bytes"]))
-            for t in contents["tensors"]
-        )
-        lines.append(_table(["tensor", "dtype", "shape"], ["bytes"], rows))
-    return Group(*lines)
+    lines = ["\n".join(filled([visible(part) for part in parts], on.width)), " · ".join(known)]
+    tables = (_table(noun, contents[f"{noun}s"]) for noun in _COLUMNS if contents.get(f"{noun}s"))
+    return Group(Text(visible(contents["path"]), style="bold"), *(Text(line) for line in lines if line), *tables)
 
 
-def _cells(attention: Mapping[str, Any]) -> tuple[str, ...]:
-    names = (name for name in _SIZES if name != "d_v")
-    sizes = ("–" if attention[name] is None else str(attention[name]) for name in names)
-    cache = attention["cache_bytes"]
-    return (attention["stack"], *sizes, attention["biases"] or "none", "–" if cache is None else format_size(cache))
+_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "attention": {
+        "stack": "attention", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv heads", "d_head": "d_head",
+        "d_model": "d_model", "biases": "biases", "cache_bytes": "KV cache per token",
+    },
+    "dtype": {"dtype": "dtype", "n_tensors": "tensors", "n_parameters": "parameters", "n_bytes": "bytes"},
+    "file": {"name": "file", "n_bytes": "bytes"},
+    "tensor": {"name": "tensor", "dtype": "dtype", "shape": "shape", "n_bytes": "bytes"},
+}  # fmt: skip
+"""The heading of each field in the tables."""
 
 
-def _table(texts: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A table with columns of texts, the first of which shrinks on a narrow screen, then columns of numbers."""
+def _table(noun: str, rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """The table of a part of the document. Its first column shrinks on a narrow screen."""
     from rich.text import Text
 
     from mhacli.render.base.format import plain_table
 
-    table = plain_table(*((name, False) for name in texts), *((name, True) for name in numbers))
+    fields = _COLUMNS[noun]
+    table = plain_table(*((word, name not in ("stack", "name", "dtype", "shape")) for name, word in fields.items()))
     table.columns[0].no_wrap = False
     for row in rows:
-        table.add_row(*(Text(visible(cell), no_wrap=True, overflow="ellipsis") for cell in row))
+        table.add_row(*(Text(visible(_cell(name, row[name])), no_wrap=True, overflow="ellipsis") for name in fields))
     return table
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name.endswith("_bytes"):
+        return format_size(value)
+    if name == "shape":
+        return " × ".join(map(str, value)) or "scalar"
+    return f"{value:,}" if isinstance(value, int) else value or "none"
