@@ -11,10 +11,9 @@ import re
 import shlex
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -28,9 +27,15 @@ _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (de
 _COLUMN = "Read Parquet (needs pyarrow), .csv or .tsv, and take the text from this column. (default: text)"
 DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of tables that hold the text."""
-_KINDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "refused"}
-_COMPRESSED = (".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4")
-"""The endings of files that would have to be decompressed first; `.gz` is read."""
+_KINDS = {
+    ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "array",
+    **dict.fromkeys((".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4"), "compressed"),
+}  # fmt: skip
+"""How files are read by the ending of their names, which `.gz` may follow. An array and other compressed files are refused."""
+_HINTS = {
+    "array": "--field text reads it if each line is an object; jq -c '.[]' makes such lines of an array",
+    "compressed": "decompressed on stdin it can be read: … | mha scan - --field text",
+}
 _ROWS_AT_ONCE = 64
 _MAX_CELL_BYTES = 1 << 30
 """The largest cell of a `.csv` that is read; `--max-bytes` leaves out smaller ones by themselves."""
@@ -73,22 +78,17 @@ class CorpusFormat:
     # fmt: on
 
     def kind(self, file: str) -> str:
-        """How a file is read: as `text`, `lines`, `json`, `parquet` or `csv`, or `refused`."""
-        ending = os.path.splitext(file.lower().removesuffix(".gz"))[1]
-        if ending in _COMPRESSED:
-            return "refused"
-        if self.lines or self.field is not None:
+        """How a file is read: as `text`, `lines` or one of `_KINDS`."""
+        named = _KINDS.get(os.path.splitext(file.lower().removesuffix(".gz"))[1], "text")
+        if named != "compressed" and (self.lines or self.field is not None):
             return "lines" if self.lines else "json"
-        named = _KINDS.get(ending, "text")
-        return "parquet" if self.column is not None and named != "csv" else named
+        return "parquet" if self.column is not None and named in ("text", "json", "array") else named
 
     def text(self, raw: bytes | None) -> str:
         """The text of one document. Raises `MhaError` for bytes that are none, and for no bytes."""
-        if raw is None:
-            raise MhaError("null")
-        text = "".join(decoded([raw], Source(max_bytes=self.max_bytes)))
+        text = "".join(decoded([raw or b""], Source(max_bytes=self.max_bytes)))
         if not text:
-            raise MhaError("empty")
+            raise MhaError("null" if raw is None else "empty")
         return text
 
 
@@ -96,23 +96,22 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
     """The documents of files, globs and (`-`) stdin, in the given order. Globs are sorted, and each file is read once.
 
     Files are read as UTF-8. Memory grows with the largest document, not with the corpus. Before the first document,
-    raises `MhaError` if a source does not exist or cannot be read, a glob has no match, a Parquet file lacks the column
+    raises `MhaError` if a source does not exist or cannot be read, a glob has no match, a table lacks the column
     or has numbers in it, or pyarrow is missing. Raises `MhaError` later if reading a file fails.
     """
     files = dict.fromkeys(file for source in sources for file in _matched(source))
     for file in files:
-        _require_readable(file, form)
+        _require_known(file, form)
+        if not is_pipe(file):
+            with opened(file):
+                next(_raw_texts(file, form), None)
     return islice((document for file in files for document in _documents_of(file, form)), form.max_docs)
 
 
 def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document]:
-    kind = form.kind(file)
-    rows = {"parquet": _rows, "csv": _cells}.get(kind)
-    contents = enumerate(rows(file, form.column or DEFAULT_FIELD), 1) if rows else _raw_texts(file, form)
-    read = partial(_field_of, form) if kind == "json" else form.text
-    for place, raw in contents:
+    for place, raw in _raw_texts(file, form):
         try:
-            yield Document(file, place, read(raw))
+            yield Document(file, place, _field_of(form, raw) if form.kind(file) == "json" else form.text(raw))
         except MhaError as fault:
             yield Document(file, place, reason=fault.message)
 
@@ -132,79 +131,78 @@ def is_pipe(source: str) -> bool:
     return source == "-" or (os.path.exists(source) and stat.S_ISFIFO(os.stat(source).st_mode))
 
 
-def _require_readable(file: str, form: CorpusFormat) -> None:
-    """Raises `MhaError` unless the file can be read. A pipe is not opened, because it can be read only once."""
+def _require_known(file: str, form: CorpusFormat) -> None:
+    """Raises `MhaError` for a directory, a file of a kind that is not read, and a table in a pipe."""
+    kind = form.kind(file)
     if os.path.isdir(file):
         hint = f"{shlex.quote(os.path.join(file, '*'))} takes its files"
         raise MhaError(f"{file} is a directory, not a file", hint=hint, code="unreadable", path=file)
-    if form.kind(file) == "refused":
-        hint = "decompressed on stdin it can be read: … | mha scan - --field text"
-        if file.lower().endswith(".json"):
-            hint = "--field text reads it if each line is an object; jq -c '.[]' makes such lines of an array"
-        raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=hint, path=file)
-    if is_pipe(file):
-        if form.kind(file) in ("parquet", "csv"):
-            raise UsageError(f"{describe(file)} is a pipe: a table must be a regular file", path=file)
+    if kind in _HINTS:
+        raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file)
+    if kind in ("parquet", "csv") and is_pipe(file):
+        raise UsageError(f"{describe(file)} is a pipe: a table must be a regular file", path=file)
+
+
+def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes | None]]:
+    """The bytes of each document with its place, truncated just above the size limit. Text in tables may be no UTF-8."""
+    kind, most = form.kind(file), form.max_bytes + 2
+    if kind in ("parquet", "csv"):
+        yield from enumerate((_rows if kind == "parquet" else _cells)(file, form.column or DEFAULT_FIELD), 1)
         return
-    with opened(file):
-        pass
     with _unpacked(file) as read:
-        read(1)
-    kinds, column = dict[str, str](), form.column or DEFAULT_FIELD
-    if form.kind(file) == "parquet":
-        with _parquet_file(file) as table:
-            kinds = {field.name: str(field.type) for field in table.schema_arrow}
-    elif form.kind(file) == "csv":
-        with _csv_file(file) as rows:
-            kinds = dict.fromkeys(rows.fieldnames or (), "string")
-    else:
-        return
-    if not _TEXT_TYPE.match(kinds.get(column, "")):
-        names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
-        raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)
+        if kind == "text":
+            yield 0, read_up_to(read, most)
+        else:
+            yield from _lines(read, most)
+
+
+def _lines(read: Callable[[int], bytes], most: int) -> Iterator[tuple[int, bytes]]:
+    """Each non-blank line with its number. Only LF ends a line."""
+    place, line = 1, b""
+    while chunk := read(READ_CHUNK_BYTES):
+        rest, *begun = chunk.split(b"\n")
+        line += rest[: most - len(line)]
+        for begins in begun:
+            if line.strip():
+                yield place, line.removesuffix(b"\r")
+            place, line = place + 1, begins[:most]
+    if line.strip():
+        yield place, line.removesuffix(b"\r")
 
 
 @contextmanager
 def _unpacked(file: str) -> Iterator[Callable[[int], bytes]]:
     """The `read(n)` of a file, of its content if it is named `.gz`."""
-    if not file.lower().endswith(".gz"):
+    if file.lower().endswith(".gz"):
+        with _whole(file, "gzip file"), gzip.open(file) as content:
+            yield content.read
+    else:
         with opened(file) as read:
             yield read
-        return
+
+
+@contextmanager
+def _whole(file: str, kind: str, fault_type: type[Exception] = OSError) -> Iterator[None]:
+    """Turns the faults of reading a file into `MhaError`."""
     try:
-        with gzip.open(file) as content:
-            yield content.read
-    except (OSError, EOFError, zlib.error) as fault:
-        raise MhaError(f"{file} is no whole gzip file: {fault}", code="unreadable", path=file) from fault
-
-
-def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes]]:
-    """The whole file, or each non-blank line with its number, truncated just above the size limit. Only LF ends a line."""
-    most, place, line = form.max_bytes + 2, 1, b""
-    with _unpacked(file) as read:
-        if form.kind(file) == "text":
-            yield 0, read_up_to(read, most)
-            return
-        while chunk := read(READ_CHUNK_BYTES):
-            rest, *begun = chunk.split(b"\n")
-            line += rest[: most - len(line)]
-            for begins in begun:
-                if line.strip():
-                    yield place, line.removesuffix(b"\r")
-                place, line = place + 1, begins[:most]
-    if line.strip():
-        yield place, line.removesuffix(b"\r")
+        yield
+    except (OSError, EOFError, zlib.error, fault_type) as fault:
+        raise MhaError(f"{file} is no whole {kind}: {fault}", code="unreadable", path=file) from fault
 
 
 def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
-    field = form.field or DEFAULT_FIELD
+    """The text in the field of a JSON line. Where an object has no field `a.b`, it is the field b of the object a."""
+    field = rest = form.field or DEFAULT_FIELD
     try:
         entry = json.loads(form.text(raw))
     except (ValueError, RecursionError):
         raise MhaError("not JSON") from None
     if not isinstance(entry, dict):
         raise MhaError("not a JSON object")
-    value = _at(entry, field)
+    while isinstance(entry, dict) and rest not in entry and "." in rest:
+        name, _, rest = rest.partition(".")
+        entry = entry.get(name)
+    value = entry.get(rest) if isinstance(entry, dict) else None
     if not isinstance(value, str):
         raise MhaError(f"without text in the field {field!r}")
     try:
@@ -214,55 +212,40 @@ def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
         raise MhaError(f"not text: it has half a surrogate pair, {half}") from None
 
 
-def _at(entry: dict[str, Any], field: str) -> Any:
-    """The value of a field, or, where the object has none of that name, of `a.b` the field b of the object a."""
-    if field in entry:
-        return entry[field]
-    name, _, rest = field.partition(".")
-    inner = entry.get(name)
-    return _at(inner, rest) if rest and isinstance(inner, dict) else None
-
-
 def _rows(file: str, column: str) -> Iterator[bytes | None]:
-    """The bytes of each row, because text in Parquet may be no UTF-8."""
-    with _parquet_file(file) as table:
-        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
-            values = batch.column(column)
-            values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
-            yield from values.cast("large_binary").to_pylist()
-
-
-def _cells(file: str, column: str) -> Iterator[bytes | None]:
-    """The bytes of each row, because text may be no UTF-8."""
-    with _csv_file(file) as rows:
-        for row in rows:
-            value = row.get(column)
-            yield None if value is None else value.encode(errors="surrogateescape")
-
-
-@contextmanager
-def _csv_file(file: str) -> Iterator[csv.DictReader[str]]:
-    """The rows of a table of values between commas or tabs. Faults become `MhaError`."""
-    name = file.lower()
-    csv.field_size_limit(_MAX_CELL_BYTES)
-    opens: Any = gzip.open if name.endswith(".gz") else open
-    try:
-        with opens(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-            yield csv.DictReader(lines, delimiter="\t" if ".tsv" in name[-7:] else ",")
-    except (OSError, EOFError, zlib.error, csv.Error) as fault:
-        raise MhaError(f"{file} is no whole table: {fault}", code="unreadable", path=file) from fault
-
-
-@contextmanager
-def _parquet_file(file: str) -> Iterator[Any]:
-    """The file, read page by page, because a row group may be larger than memory. Faults become `MhaError`."""
+    """The column of a Parquet file, read page by page, because a row group may be larger than memory."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
         raise missing_library("pyarrow", file) from None
-    try:
-        with ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False) as table:
-            yield table
-    except (ArrowException, OSError) as fault:
-        raise MhaError(f"{file} is no whole Parquet file: {fault}", code="unreadable", path=file) from fault
+    with (
+        _whole(file, "Parquet file", ArrowException),
+        ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False) as table,
+    ):
+        _require_texts(file, column, {field.name: str(field.type) for field in table.schema_arrow})
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
+            yield from batch.column(column).cast("large_binary").to_pylist()
+
+
+def _cells(file: str, column: str) -> Iterator[bytes | None]:
+    """The column of a table of values between commas or tabs."""
+    name = file.lower()
+    csv.field_size_limit(_MAX_CELL_BYTES)
+    opens: Any = gzip.open if name.endswith(".gz") else open
+    with (
+        _whole(file, "table", csv.Error),
+        opens(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as lines,
+    ):
+        rows = csv.DictReader(lines, delimiter="\t" if ".tsv" in name[-7:] else ",")
+        _require_texts(file, column, dict.fromkeys(rows.fieldnames or (), "string"))
+        for row in rows:
+            value = row.get(column)
+            yield None if value is None else value.encode(errors="surrogateescape")
+
+
+def _require_texts(file: str, column: str, kinds: Mapping[str, str]) -> None:
+    """Raises `UsageError` unless the column of a table has texts, by the kinds of its columns."""
+    if not _TEXT_TYPE.match(kinds.get(column, "")):
+        names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
+        raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)

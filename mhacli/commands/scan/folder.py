@@ -10,11 +10,10 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +33,6 @@ UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
 ANEW = "--out another folder starts anew"
 """The hint for a folder that cannot be resumed."""
-_NEEDED = {"torch", "device"}
-"""Settings that are told apart by name."""
 _MAX_MANIFEST_BYTES = 1 << 30
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
 _TEMPORARY_NAME = f".*{TEMPORARY}"
@@ -57,13 +54,6 @@ class Unit(NamedTuple):
     def name(self, settings: Settings) -> str:
         """The number, so that names sort like the documents, and a digest of what determines the results."""
         return f"{self.number:08d}-{json_checksum([digest_of(settings), self.documents])[:16]}"
-
-
-def units(documents: Iterable[Document]) -> Iterator[Unit]:
-    """The units of a corpus in order. They depend only on the documents."""
-    remaining = iter(documents)
-    for number, members in enumerate(iter(lambda: tuple(islice(remaining, UNIT_SIZE)), ())):
-        yield Unit(number, members)
 
 
 def digest_of(settings: Settings) -> str:
@@ -120,26 +110,24 @@ class ScanFolder:
         these `names`. `note` receives the fault of damaged files.
 
         Earlier forms of the unit are removed: the last one of a shorter corpus, one that cannot be read, or one with bad
-        documents that have changed. Raises `UsageError` for a unit of other documents.
+        documents. Raises `UsageError` for a whole unit of other documents.
         """
-        own, digests = [unit.name(settings) for settings in self.settings], set(map(json_checksum, unit.documents))
+        own = [unit.name(settings) for settings in self.settings]
         for name in names:
+            totals = None
             try:
                 totals = self.totals(name)
             except MhaError as fault:
-                if name not in own:
-                    self._remove(name)
-                elif self.has(name):
+                if name in own and self.has(name):
                     note(f"{fault.message}; it is computed again")
-                continue
             if name in own:
-                if not totals.n_documents or self.has_example(self.paths(name)[1]):
+                if totals is not None and (not totals.n_documents or self.has_example(self.paths(name)[1])):
                     return name, totals
-            elif digests.issuperset(totals.digests):
-                self._remove(name)
-            else:
+            elif totals is not None and totals.n_documents == UNIT_SIZE:
                 message = f"{self.path} was made of other documents: {unit.named} have changed"
                 raise UsageError(message, hint=ANEW, path=str(self.path))
+            else:
+                self._remove(name)
         return own[0], None
 
     def has(self, name: str) -> bool:
@@ -189,29 +177,27 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     others = tuple(old for old in recorded if digest_of(old) != digest_of(settings))
     if len(others) == len(recorded):
         for old in others:
-            is_other_device = old["device"] != settings["device"] and _on_any_device(old) == _on_any_device(settings)
+            is_other = old.get("device") != settings["device"]
+            is_other_device = is_other and _on_any_device(old) == _on_any_device(settings)
             if not (mixed and is_other_device):
                 hint = "--mixed puts results of several devices together, and says so; " * is_other_device + ANEW
                 message = f"{out} was made with other settings: {differences(old, settings)}"
                 raise UsageError(message, hint=hint, path=out)
-        _write_manifest(path, (settings, *others))
+        _write_manifest(path, (settings, *others), {})
     return ScanFolder(path, (settings, *others))
 
 
 def _create(path: Path, settings: Settings) -> None:
-    """Makes the folder, with a manifest unless another process has written it."""
+    """Makes the folder, with a manifest. Another rank may do the same."""
     names = path.iterdir() if path.is_dir() else ()
     if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
         raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
     try:
         for part in (_ROWS, _UNITS):
             (path / part).mkdir(parents=True, exist_ok=True)
-        _write_manifest(path, (settings,), force=False)
     except OSError as fault:
         raise MhaError(f"{path} cannot be written: {fault.strerror}", code="unwritable", path=str(path)) from fault
-    except MhaError as fault:
-        if fault.code != "exists":
-            raise
+    _write_manifest(path, (settings,), {})
 
 
 def _recorded_settings(manifest: str) -> list[Settings]:
@@ -220,7 +206,7 @@ def _recorded_settings(manifest: str) -> list[Settings]:
     try:
         document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
         recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
-        if document.get("schema") != _SCHEMA or not all(settings.keys() >= _NEEDED for settings in recorded):
+        if document.get("schema") != _SCHEMA or not all("torch" in settings for settings in recorded):
             raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
     except MhaError as fault:
         fault.hint = ANEW
@@ -228,9 +214,7 @@ def _recorded_settings(manifest: str) -> list[Settings]:
     return [{"format": 1, **settings} for settings in recorded]
 
 
-def _write_manifest(
-    path: Path, settings: Iterable[Settings], facts: Mapping[str, Any] | None = None, *, force: bool = True
-) -> None:
-    document = {"schema": _SCHEMA, "settings": sorted(settings, key=digest_of), **(facts or {})}  # whichever was first
+def _write_manifest(path: Path, settings: Iterable[Settings], facts: Mapping[str, Any]) -> None:
+    document = {"schema": _SCHEMA, "settings": sorted(settings, key=digest_of), **facts}  # whichever was first
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    write_whole(str(path / MANIFEST), text.encode(), force=force)
+    write_whole(str(path / MANIFEST), text.encode(), force=True)

@@ -19,10 +19,11 @@ import torch
 
 from mhacli.cli.console import note
 from mhacli.commands.scan.command import Progress, Scan
-from mhacli.commands.scan.folder import ANEW, UNIT_SIZE, ScanFolder, Settings, Unit, UnitFiles, open_folder, units
-from mhacli.commands.scan.totals import Totals, read_and_merged, spreads_of, summary
+from mhacli.commands.scan.folder import ANEW, UNIT_SIZE, ScanFolder, Settings, Unit, UnitFiles, open_folder
+from mhacli.commands.scan.totals import Totals, merged, spreads_of, summary
 from mhacli.commands.scan.worker import Worker
 from mhacli.errors import MhaError, UsageError, missing_library
+from mhacli.io.data import json_checksum
 from mhacli.io.interrupts import uninterrupted
 from mhacli.record.record import Record
 from mhacli.record.storage import load
@@ -71,12 +72,11 @@ def run_scan(
     if not all(map(folder.has, names)):
         return None
     paths = [folder.paths(name)[-1] for name in names]
-    totals, documents_digest = read_and_merged(paths, scan.summed)
-    spreads = spreads_of(paths, totals)
-    record = summary(totals, load(folder.examples()[0]), spans=scan.span_names, spreads=spreads)
+    totals = merged(paths, scan.summed)
+    record = summary(totals, load(folder.examples()[0]), spans=scan.span_names, spreads=spreads_of(paths, totals))
     record = replace(record, command=command)
     facts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "devices")}
-    folder.finish(record.to_bytes(), {**facts, "documents": documents_digest, "units": names})
+    folder.finish(record.to_bytes(), {**facts, "documents": json_checksum(totals.documents), "units": names})
     return record
 
 
@@ -85,14 +85,16 @@ def _unfinished(
 ) -> Iterator[Unit]:
     """The unfinished units of this process. Adds the names of all units to `names`, and finished ones to the progress."""
     names_by_number = folder.names()
-    for unit in units(documents(scan.sources, scan.form)):
+    corpus = documents(scan.sources, scan.form)
+    for number, members in enumerate(iter(lambda: tuple(islice(corpus, UNIT_SIZE)), ())):
         if is_stopped():
             return
-        name, totals = folder.finished(unit, names_by_number.pop(unit.number, []), note)
+        unit = Unit(number, members)
+        name, totals = folder.finished(unit, names_by_number.pop(number, []), note)
         names.append(name)
         if totals is not None:
-            _count(scan, done, unit.number, totals=totals, worker=None)
-        elif _is_own(unit.number):
+            _count(scan, done, number, totals=totals, worker=None)
+        elif _is_own(number):
             yield unit
     if names_by_number:
         message = f"{scan.out} has {len(names_by_number)} units of documents that the corpus does not have"
@@ -147,7 +149,6 @@ def _on_own_gpu(scan: Scan) -> Scan:
 def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]], _Computed]]]:
     """The settings of the workers, and a function that computes units by them as they are done: with their files and the name of
     the worker. The worker is this process, or those of Ray, which end with the context."""
-    option = "--workers" if scan.ray is None else "--ray"
     if scan.ray is None and scan.workers is None:
         worker = Worker(_on_own_gpu(scan))
         settings = worker.settings()
@@ -155,7 +156,7 @@ def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]]
         return
     if _ranks() != (0, 1):
         raise UsageError(
-            f"{option} does not work in a rank (RANK and WORLD_SIZE are set)",
+            f"{'--workers' if scan.ray is None else '--ray'} does not work in a rank (RANK and WORLD_SIZE are set)",
             hint="one process with --ray uses all nodes of a Ray cluster",
         )
     try:

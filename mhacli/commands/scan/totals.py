@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -44,8 +43,8 @@ class Totals:
     or uniform mass, span, span]`. For each head, `sinks` has the number of documents and the sum of weights of a token,
     `offsets` those of a strongest distance, with the weight of uniform attention, and `cells` the strongest cells.
 
-    A unit also has the `digests` of its good documents, and of its file of `rows`; and `statistics`, an array `[statistic,
-    head]` of each document, NaN for a missing value.
+    `documents` has a digest of the documents of each unit. A unit also has that of its file of `rows`; and `statistics`, an array
+    `[statistic, head]` of each document, NaN for a missing value.
     """
 
     heads: HeadTotals
@@ -60,7 +59,7 @@ class Totals:
     sinks: list[dict[str, list[float]]] = field(default_factory=list)
     offsets: list[dict[str, list[float]]] = field(default_factory=list)
     cells: list[list[CorpusCell]] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
+    documents: tuple[str, ...] = ()
     rows: str = ""
     statistics: list[Array] = field(default_factory=list)
 
@@ -76,7 +75,6 @@ class Totals:
             longest=n_tokens,
             layers=record.layers,
             identical=record.model is None or record.model.identical_outputs is not False,
-            digests=[json_checksum(document)],
             statistics=[np.concatenate(statistics)],
         )
         for number in range(len(record.layers)):
@@ -126,6 +124,7 @@ class Totals:
 
     def merge(self, other: Totals) -> None:
         """Adds other documents, behind those added so far. Raises `MhaError` if they have other heads."""
+        self.documents += other.documents
         self.n_bad += other.n_bad
         self.bad += other.bad[: MAX_LISTED_BAD - len(self.bad)]
         if not other.n_documents:
@@ -144,7 +143,6 @@ class Totals:
         self.longest = max(self.longest, other.longest)
         self.identical &= other.identical
         self.devices = tuple(sorted({*self.devices, *other.devices}))
-        self.digests += other.digests
         self.statistics += other.statistics
         self.heads.merge(other.heads)
         for mine, theirs in zip([*self.sinks, *self.offsets], [*other.sinks, *other.offsets], strict=True):
@@ -202,19 +200,17 @@ def _digest(facts: object, arrays: Mapping[str, Array]) -> str:
 # ------------------------------------------------------------------------------------------------------------ the record
 
 
-def read_and_merged(paths: Sequence[str], names: tuple[str, ...]) -> tuple[Totals, str]:
-    """The totals of the units in these files, with the statistics `names`, and a digest of their documents. Raises `MhaError` for
-    a missing or damaged unit, for units of different heads, and if no document is good."""
-    totals, documents = Totals(HeadTotals(names)), hashlib.sha256()
+def merged(paths: Sequence[str], names: tuple[str, ...]) -> Totals:
+    """The totals of the units in these files, with the statistics `names`. Raises `MhaError` for a missing or damaged unit, for
+    units of different heads, and if no document is good."""
+    totals = Totals(HeadTotals(names))
     for path in paths:
-        unit = read_totals(path)
-        documents.update("".join(unit.digests).encode())
-        totals.merge(replace(unit, digests=[]))
+        totals.merge(read_totals(path))
     if not totals.n_documents:
         first = f": {totals.bad[0].named}: {totals.bad[0].reason}" if totals.bad else ""
         more = f", and {totals.n_bad - 1:,} more" if totals.n_bad > 1 else ""
         raise MhaError(f"the corpus has no good document{first}{more}", code="no-documents")
-    return totals, documents.hexdigest()
+    return totals
 
 
 def summary(totals: Totals, example: Record, *, spans: Sequence[str], spreads: Sequence[Sequence[Spread]]) -> Record:

@@ -26,7 +26,7 @@ from mhacli.commands.scan.folder import UNIT_SIZE, Settings, Unit, UnitFiles, di
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.io.data import plain
+from mhacli.io.data import json_checksum, plain
 from mhacli.models.digest import checkpoint_digest
 from mhacli.models.load import Loaded
 from mhacli.models.prepare import UnloadedCheckpoint, find, inputs_of, make_texts, spans_of_pair
@@ -117,6 +117,7 @@ class Worker:
         if changed := differences(settings, self.settings()):
             raise MhaError(f"a worker differs from its scan: {changed}", code="other-worker")
         totals = Totals(HeadTotals(self._scan.summed), devices=(settings["device"],))
+        totals.documents = (json_checksum(unit.documents),)
         documents, heads, effects = list[tuple[Document, int]](), list[HeadStatistics](), list[Effect]()
         example, best = None, (False, 0)
         for document in unit.documents:
