@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from mhacli.commands.check.run import check
     from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
+    from mhacli.commands.effect.head_study import heads
     from mhacli.commands.effect.in_memory import effects, removed
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "bench", "check", "diff", "doctor", "effects",
-    "inspect", "inspecting", "load", "removed",
+    "heads", "inspect", "inspecting", "load", "removed",
 ]  # fmt: skip
 
 _MODULES = {
@@ -32,6 +33,7 @@ _MODULES = {
     "diff": "mhacli.commands.diff.compare",
     "doctor": "mhacli.commands.doctor.run",
     "effects": "mhacli.commands.effect.in_memory",
+    "heads": "mhacli.commands.effect.head_study",
     "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.models.inspecting",
     "load": "mhacli.record.storage",

@@ -11,12 +11,14 @@ from mhacli.cli.next_steps import after_heads
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
+from mhacli.io.memory import uncollected
 from mhacli.record.heads import Corner, Kept
 from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.settings import HEADS, OUTPUT, TOP, Computation, LayerChoices, Reading, Statistics, index_list, setting
 
 if TYPE_CHECKING:
+    from mhacli.commands.effect.head_study import HeadStudy
     from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.layer.heads import HeadsRun
     from mhacli.run import Run
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
 _QUERY = "List the strongest keys of these queries in every head, such as 1000 or 0,5-7."
+_EFFECT = "Add what the removal of each head changes, as mha effect measures it, in one table of all heads."
+_CONTROL = "Add the type and the statistics of each head on random tokens, where only positions can make a type."
 _ROWS, _KEYS = "Print the matrix rows of queries A to B−1.", "Print the matrix columns of keys C to D−1."
 
 
@@ -85,6 +89,8 @@ def heads(
     output: Annotated[Output, offers("json", "save", "force", *DRAWN, *COLOUR, csv="Print CSV: a line per head.")],
     *,
     keep_z: bool = setting(False, OUTPUT, "Save the head outputs (z) too."),
+    effect: bool = setting(False, HEADS, _EFFECT, common=True, modes=("model",), excludes=("generate",)),
+    control: bool = setting(False, HEADS, _CONTROL, modes=("model",), excludes=("generate",)),
 ) -> None:
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
     from mhacli.cli.source import load_checkpoint, make_run, require_heads
@@ -96,13 +102,18 @@ def heads(
     run = make_run(what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep)
     require_heads(heads, run)
     require_heads(options.maps, run, "--map")
-    prepared: HeadsRun | CheckpointRun
+    prepared: HeadsRun | CheckpointRun | HeadStudy
     if run.model.path is None:
         prepared, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
     else:
-        prepared, notes = load_checkpoint(run)
-        kept = _kept_of_checkpoint(cells, prepared, run.model.layers, keep_z=keep_z)
-        prepared.wanted = replace(prepared.wanted, kept=kept)
+        if effect or control:
+            prepared, notes = _study(run, effect=effect, control=control)
+            inspected = prepared.inspected
+        else:
+            prepared, notes = load_checkpoint(run)
+            inspected = prepared
+        kept = _kept_of_checkpoint(cells, inspected, run.model.layers, keep_z=keep_z)
+        inspected.wanted = replace(inspected.wanted, kept=kept)
     with progress() as report_progress:
         prepared.run(report_progress)
     print_result(prepared.record(), notes, options=options, output=output, after=after_heads)
@@ -130,6 +141,14 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
         from mhacli.layer.heads import HeadsRun
     with show_activity("projecting"):
         return HeadsRun(run)
+
+
+def _study(run: Run, *, effect: bool, control: bool) -> tuple[HeadStudy, tuple[str, ...]]:
+    """The table of the heads of a checkpoint, ready to run, and notes."""
+    with loading_torch():
+        from mhacli.commands.effect.head_study import head_study
+    with show_activity("loading the checkpoint"), uncollected():
+        return head_study(run, effect=effect, control=control)
 
 
 def _kept_of_checkpoint(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:

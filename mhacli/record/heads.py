@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -121,6 +121,10 @@ class HeadStatistics(Averages):
     (sequence, query, key). `sinks` are sink keys (see `is_sink`). `largest` are the cells with the greatest ratio to
     uniform, because the largest weights of any causal head are in its first rows. `uniform` are the same means under
     uniform attention.
+
+    `d_logit` and `d_output` are what the removal of the head changes (see `Effect`), as means over the texts, and `floor` is the
+    largest noise floor of the first of them that is known; changes up to it are 0. `control` are the statistics of the head on
+    random tokens. All are None unless requested.
     """
 
     layer: int = 0
@@ -133,6 +137,10 @@ class HeadStatistics(Averages):
     sinks: tuple[Sink, ...] = ()
     largest: tuple[StrongCell, ...] = ()
     uniform: Averages | None = None
+    d_logit: float | None = None
+    d_output: float | None = None
+    floor: float | None = None
+    control: HeadStatistics | None = None
 
     @property
     def sink_keys(self) -> tuple[Sink, ...]:
@@ -142,8 +150,9 @@ class HeadStatistics(Averages):
 
 # ---------------------------------------------------------------------------------------------------- the table of statistics
 
-Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score"]
-"""The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance, keys, or scores."""
+Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score", "change"]
+"""The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance, keys, scores, or that of what a
+removal changes."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,8 @@ class Statistic:
 
     The overview has a column for it unless `priority` is None. On narrow screens, columns with the largest `priority`
     are dropped first. An `optional` column appears only if a head has a value. A column follows the previous row's, or
-    that of the field `beside`. A statistic `of` another field is comparable only if that field is equal.
+    that of the field `beside`. A statistic `of` another field is comparable only if that field is equal. Its words stand in a
+    `table`.
     """
 
     field: str
@@ -161,11 +171,12 @@ class Statistic:
     optional: bool = False
     beside: str = ""
     of: str = ""
+    table: Literal["statistic", "effect"] = "statistic"
 
     @property
     def words(self) -> Word:
         """Its heading, its names and its explanation."""
-        return words_of("columns", "statistic")[self.field]
+        return words_of("columns", self.table)[self.field]
 
     @property
     def is_change(self) -> bool:
@@ -204,6 +215,17 @@ STATISTICS = (
     Statistic("certainty", "fraction", of="kind"),
 )
 """Every head statistic in display order."""
+OF_REMOVAL = tuple(
+    Statistic(name, "change", 0, optional=True, table="effect") for name in ("d_logit", "d_output", "floor")
+)
+"""The columns of what the removal of a head changes."""
+
+
+def removal_columns(heads: Iterable[HeadStatistics]) -> tuple[Statistic, ...]:
+    """The columns of `OF_REMOVAL` in which a head has a value."""
+    listed = [*heads]
+    return tuple(row for row in OF_REMOVAL if any(getattr(head, row.field) is not None for head in listed))
+
 
 # ------------------------------------------------------------------------------------------------------------------ head types
 
@@ -272,15 +294,15 @@ def _excess(head: HeadStatistics, name: str) -> float:
     return min(1.0, (weight - uniform) / (1 - uniform))
 
 
-SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.priority is not None))
+_COLUMNS = tuple(row for row in (*STATISTICS, *OF_REMOVAL) if row.priority is not None)
+SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in _COLUMNS))
 """The keys by which heads can be sorted."""
 
 
 def require_order(sort: str) -> tuple[str, bool]:
     """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for others than `SORTS`."""
     word, colon, direction = sort.partition(":")
-    columns = (row for row in STATISTICS if row.priority is not None)
-    headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in columns}
+    headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in _COLUMNS}
     name = headings.get(word, word)
     if name not in SORTS or direction not in (("up", "down") if colon else ("",)):
         raise UsageError(
@@ -290,7 +312,8 @@ def require_order(sort: str) -> tuple[str, bool]:
 
 
 def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:
-    """The heads sorted by one of `SORTS`: numbers descending, or ascending with `:up`, with missing values last.
+    """The heads sorted by one of `SORTS`: numbers descending, or ascending with `:up`, with missing values last; changes by their
+    size.
 
     `head` and `kind` ascend by default. Raises `UsageError` for another key.
     """
@@ -298,7 +321,12 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
     if name == "head":  # heads are in the order of execution already
         return tuple(heads if rises else reversed(heads))
     with_value = [head for head in heads if getattr(head, name) is not None]
-    ordered = sorted(with_value, key=lambda head: (getattr(head, name),), reverse=not rises)
+    is_change = name in {row.field for row in OF_REMOVAL}
+    ordered = sorted(
+        with_value,
+        key=lambda head: (abs(getattr(head, name)) if is_change else getattr(head, name),),
+        reverse=not rises,
+    )
     return (*ordered, *(head for head in heads if getattr(head, name) is None))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from mhacli.errors import missing_library
 from mhacli.record.arrays import Array
 from mhacli.record.effect import EFFECT_NUMBERS, Effect
-from mhacli.record.heads import STATISTICS, HeadStatistics
+from mhacli.record.heads import STATISTICS, HeadStatistics, removal_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -114,7 +114,8 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
     Columns are named like the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the
     type), then every statistic of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in
     tokens; `effective_keys` and `participation` count keys; `max_score` is a score before softmax; the others are
-    attention weights or fractions from 0 to 1. `pattern_1` … are the user's conditions.
+    attention weights or fractions from 0 to 1. `pattern_1` … are the user's conditions. If they were requested, `d_logit`,
+    `d_output` and `floor` say what the removal of the head changes, and `control_kind` … are its statistics on random tokens.
     """
 
     __slots__ = ()
@@ -131,7 +132,15 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
             f"pattern_{index + 1}": (float, [head.patterns[index] for head in self])
             for index in range(max((len(head.patterns) for head in self), default=0))
         }
-        return {**_columns(self, HeadStatistics, names), **patterns}
+        removals = _columns(self, HeadStatistics, [row.field for row in removal_columns(self)])
+        controls = [head.control for head in self if head.control is not None]
+        of_control = _columns(controls, HeadStatistics, names[names.index("kind") :]) if controls else {}
+        return {
+            **_columns(self, HeadStatistics, names),
+            **patterns,
+            **removals,
+            **{f"control_{name}": column for name, column in of_control.items()},
+        }
 
 
 def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:

@@ -11,7 +11,7 @@ from io import StringIO
 import numpy as np
 
 from mhacli.errors import MhaError
-from mhacli.record.heads import Averages, HeadStatistics
+from mhacli.record.heads import Averages, HeadStatistics, removal_columns
 from mhacli.record.record import Record
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import chosen_heads, chosen_layers, require_inspected_heads
@@ -76,17 +76,23 @@ def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ())
 
 
 def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:
-    """A row per head: its type, its statistics, and those of uniform attention. Missing values are empty."""
+    """A row per head: its type, its statistics, and those of uniform attention. Missing values are empty. If they were requested,
+    also what its removal changes, and its type and statistics on random tokens."""
     numbers = [f.name for f in fields(Averages) if f.name != "patterns"]
     patterns = [f"pattern_{index + 1}" for index in range(len(heads[0].patterns))]
     names = ["head", "kind", "certainty", "max_score"]
     begin = ["layer", *(["attention"] if has_layers else [])]
     both_names = (*numbers, *patterns, *(f"uniform_{name}" for name in (*numbers, *patterns)))
-    yield _lines([(*begin, *names, *both_names)])
+    removals, kinds = [row.field for row in removal_columns(heads)], names[1:]
+    controls = [*kinds, *numbers, *patterns] if heads[0].control is not None else []
+    yield _lines([(*begin, *names, *both_names, *removals, *(f"control_{name}" for name in controls))])
     for head in heads:
         both = (head, head.uniform or Averages(patterns=(None,) * len(patterns)))
         values = [value for of in both for value in (*(getattr(of, name) for name in numbers), *of.patterns)]
         layer = (head.layer, *([cell_text(head.attention)] if has_layers else []))
+        values += [getattr(head, name) for name in removals]
+        if head.control is not None:
+            values += [*(getattr(head.control, name) for name in (*kinds, *numbers)), *head.control.patterns]
         yield _lines([(*layer, *(getattr(head, name) for name in names), *values)])
 
 

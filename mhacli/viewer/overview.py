@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 
-from mhacli.record.heads import STATISTICS, HeadStatistics, Statistic, words_of_type
+from mhacli.record.heads import OF_REMOVAL, STATISTICS, HeadStatistics, Statistic, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import check_text, count_of, fitted, short_text, token_text, weight_text
@@ -219,12 +219,12 @@ def _statistic_rows(head: TableHead) -> Iterator[tuple[str, str, str]]:
     statistics = head.statistics
     if statistics is None:
         return
-    for statistic in STATISTICS:
+    for statistic in (*STATISTICS, *OF_REMOVAL):
         value = getattr(statistics, statistic.field)
         if statistic.is_main and value is not None:
             uniform = getattr(statistics.uniform, statistic.field, None)
             yield (
-                statistic.words.name,
+                statistic.words.name or statistic.words.heading,
                 _in_words(statistic, value),
                 "" if uniform is None else _in_words(statistic, uniform),
             )

@@ -23,6 +23,7 @@ from mhacli.record.heads import (
     HeadStatistics,
     Statistic,
     nearest_type,
+    removal_columns,
     require_order,
     words_of_type,
 )
@@ -33,6 +34,7 @@ from mhacli.render.base.format import (
     filled,
     fitted,
     left_out,
+    number_text,
     or_dash,
     plain_table,
     short_text,
@@ -45,12 +47,13 @@ from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
 
-_PROFILE, _TYPE = "distance →", "head type"
+_PROFILE, _TYPE, _CONTROL = "distance →", "head type", "on random tokens"
 _HEAD_WIDTH, _LABEL_WIDTH = 5, 21
 _OF_TYPES = (
     f"The type with the largest excess over uniform attention, if that is at least {CERTAIN_ENOUGH}, and this excess. Beside "
     "uniform stands H/max, beside mixed the nearest type with its excess."
 )
+_OF_CONTROL = "the type on random tokens of the same number, where only positions can make one"
 _TOO_SMALL = 5e-4
 """Smaller weights get no spark."""
 
@@ -157,11 +160,13 @@ def overview_cells(
         layer = [names[head_key(head)[:2]]] if names else []
         values = [Text(column.to_text(head), style=_emphasis(head, column)) for column in numbers]
         line = [Text(_sparks(record, "profile", places[head_key(head)]), style="cyan")] if has_profile else []
-        heads.append((*layer, Text(str(head.head)), _type_text(head), *values, *line))
+        types = [_type_text(each) for each in (head, head.control) if each is not None]
+        heads.append((*layer, Text(str(head.head)), *types, *values, *line))
     for label, head in _baselines(record, listed):
         values = [Text(column.to_text(head.uniform or Averages()), style="dim") for column in numbers]
         line = [Text(_sparks(record, "uniform_profile", places[head_key(head)]), style="dim")] if has_profile else []
-        baselines.append((*([Text()] if names else []), Text(), Text(label, style="dim"), *values, *line))
+        types = [Text(label, style="dim"), *([] if head.control is None else [Text()])]
+        baselines.append((*([Text()] if names else []), Text(), *types, *values, *line))
     return OverviewCells(columns, tuple(heads), tuple(baselines))
 
 
@@ -175,7 +180,9 @@ def _shown_columns(
     names = _layer_names(record, listed, options).values()
     of_layers = max(cell_len(name) for name in ("layer", *(name.plain for name in names))) + 1 if names else 0
     of_type = _type_width(record, listed)
-    room = screen.width - of_layers - _HEAD_WIDTH - of_type - 1
+    controls = [head.control for head in listed if head.control is not None]
+    of_control = max(map(cell_len, [_CONTROL, *(_type_text(each).plain for each in controls)]))
+    room = screen.width - of_layers - _HEAD_WIDTH - of_type - 1 - (of_control + 1 if controls else 0)
     numbers, profile = _number_columns(record, options.precision), _profile_columns(record)
     width = max((max(column.width, len(_PROFILE)) for column in profile), default=0)
     shown = _fitting(numbers, room, width, require_order(options.sort)[0])
@@ -184,6 +191,11 @@ def _shown_columns(
         *([OverviewColumn("layer", "name")] if names else []),
         OverviewColumn("head", "name"),
         OverviewColumn(_TYPE, "word", of_type, field="kind", explanation=_OF_TYPES),
+        *(
+            [OverviewColumn(_CONTROL, "word", of_control, legend=_OF_CONTROL, explanation=_OF_CONTROL)]
+            if controls
+            else []
+        ),
     ]
     return (*first, *shown, *profile), tuple(column.heading for column in numbers if column not in shown)
 
@@ -199,7 +211,7 @@ def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
     sink_tokens, patterns = (SINK_TOKENS, ()) if survey is None else (survey.sink_tokens, survey.patterns)
     weights: list[OverviewColumn] = []
     scores: list[OverviewColumn] = []
-    for statistic in STATISTICS:
+    for statistic in (*removal_columns(record.heads), *STATISTICS):
         is_missing = all(getattr(head, statistic.field) is None for head in record.heads)
         if statistic.priority is None or (statistic.optional and is_missing):
             continue
@@ -226,6 +238,7 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
         "fraction": (5, lambda number: f"{100 * number:.0f}%"),
         "nats": (5, lambda number: f"{number:.2f}"),
         "score": (6, short_text),
+        "change": (7, number_text),
     }
     width, to_text = write.get(statistic.unit, (5, short_text))
     words = statistic.words

@@ -11,7 +11,7 @@ import pytest
 import mhacli
 
 NAMES = {
-    "Config", "MhaError", "MultiHeadAttention", "Record", "bench", "check", "diff", "doctor", "effects", "inspect",
+    "Config", "MhaError", "MultiHeadAttention", "Record", "bench", "check", "diff", "doctor", "effects", "heads", "inspect",
     "inspecting", "load", "removed",
 }  # fmt: skip
 
