@@ -30,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import TOKENS_AT_ONCE, EffectRun
+from mhacli.commands.effect.settings import EffectSettings
 
 Result = TypeVar("Result")
 N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12
@@ -48,8 +49,9 @@ def made() -> tuple[Any, torch.Tensor]:
 
 def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> EffectRun:
     """All heads removed, at one position or everywhere."""
-    plan = [(Removal(("self", layer), (head,), () if at is None else (at,)),) for layer, head in HEADS]
-    run = EffectRun(model, {"input_ids": ids}, plan, LENGTH - 1, (7, None), n_verified)
+    run = EffectRun(model, {"input_ids": ids}, LENGTH - 1, EffectSettings(at=at, verify=n_verified))
+    run.plan = [(Removal(("self", layer), (head,), () if at is None else (at,)),) for layer, head in HEADS]
+    run.target = 7, None
     run.run()
     return run
 

@@ -1,35 +1,46 @@
-"""The parts of a model, found in one pass: blocks at which a pass may begin, and the parts of each attention."""
+"""The parts of a model, found in one pass, and a second method by which they lose heads and edges: in the input of the output
+projection, or by a mask that the model reads. It does not use the capture with which the effects are computed, so an error there
+shows as a difference."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from mhacli.attention import masks
+from mhacli.commands.effect.removal import Removal, stand_in
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import LayerKey, is_numbered
 
 _OUTPUT_PROJECTION = re.compile(r"(^|\.)(o_proj|out_proj|c_proj|dense|out_lin|wo|o|out)$")
 """The usual names of the output projection."""
+_MASKS = ("attention_mask", "mask", "allowed", "attn_mask")
+"""The names of the mask parameter in attention modules. `allowed` is that of a layer of mha, a predicate; `attn_mask` is that of
+torch's own attention, which is True for hidden cells."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a module, without and with names."""
 
 
 @dataclass
 class Parts:
     """The parts of a model.
 
-    Of each attention: the name of its module, its output projection, the outputs z of its heads, the visible cells if no mask
-    shows them, and the number of `blocks` that finished `before` it. `outputs` are those of the blocks for one text; a model
-    that runs a block twice has none before its attentions.
+    Of each attention: its module, its output projection, the outputs z of its heads, the visible cells if no mask shows them, and
+    the number of `blocks` that finished `before` it. `outputs` are those of the blocks for one text; a model that runs a block
+    twice has none before its attentions.
     """
 
-    names: dict[LayerKey, str] = field(default_factory=dict)
+    modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
     projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
     z: dict[LayerKey, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
     visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
@@ -44,49 +55,31 @@ class Parts:
     @contextmanager
     def skipped(self, n: int, n_rows: int) -> Iterator[None]:
         """A context in which the first `n` blocks do not run and return `n_rows` copies of their outputs."""
-        before = [(block, block.__dict__.get("forward")) for block in self.blocks[:n]]
-        for block, output in zip(self.blocks[:n], self.outputs, strict=False):
-            block.forward = lambda *_, output=output, **__: repeated(output, n_rows)
-        try:
+        with ExitStack() as stack:
+            for block, output in zip(self.blocks[:n], self.outputs, strict=False):
+                own: dict[str, Any] = block.__dict__
+                made = {
+                    name: own[name] for name in ("forward",) if name in own
+                }  # by accelerate, which fetches the weights
+                stack.callback(own.update, made)
+                stack.callback(own.pop, "forward")
+                block.forward = lambda *_, output=output, **__: repeated(output, n_rows)
             yield
-        finally:
-            for block, forward in before:
-                del block.forward
-                if forward is not None:  # accelerate sets one that fetches the weights
-                    block.forward = forward
 
 
 @contextmanager
 def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
-    """A context in which a pass fills `parts`. Every z is replaced by itself."""
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        parts.blocks.append(module)
-        parts.outputs.append(output)
-
-    names = [name for name, _ in model.named_modules() if is_numbered(name)]
-    with ExitStack() as stack:
-        for name in names:
-            if not any(name.startswith(f"{other}.") for other in names):  # not inside another one
-                stack.callback(model.get_submodule(name).register_forward_hook(keep).remove)
-        stack.enter_context(_finding_attention(model, parts))
-        yield
-    if len({id(block) for block in parts.blocks}) < len(parts.blocks):
-        parts.before = dict.fromkeys(parts.before, 0)
-
-
-@contextmanager
-def _finding_attention(model: nn.Module, parts: Parts) -> Iterator[None]:
-    """A context that finds each attention. Its output projection is the module whose input equals z bit for bit, among those
-    with a usual name; one that runs as a function is that of torch's own attention."""
-    last = dict[LayerKey, Tensor]()
+    """A context in which a pass fills `parts`. Every z is replaced by itself. An output projection is the module whose input
+    equals z bit for bit, among those with a usual name; one that runs as a function is that of torch's own attention."""
+    last, modules = dict[LayerKey, Tensor](), dict(model.named_modules())
+    numbered = [name for name in modules if is_numbered(name)]
 
     def take(call: Call) -> Tensor | None:
         key = (call.kind, call.layer)
         parts.before.setdefault(key, len(parts.blocks))
         if call.part == 0 and call.z is not None:
-            module = names.get(call.name, model)
-            parts.names[key], parts.z[key] = call.name, call.z.clone()
+            module = parts.modules[key] = modules.get(call.name, model)
+            parts.z[key] = call.z.clone()
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
             parts.visible[key] = every.tril() if call.causal else every
             if isinstance(module, nn.MultiheadAttention):
@@ -101,22 +94,121 @@ def _finding_attention(model: nn.Module, parts: Parts) -> Iterator[None]:
             if isinstance(x, Tensor) and x.numel() == z.numel() and torch.equal(x.reshape(z.shape), z):
                 parts.projections.setdefault(key, module)
 
-    names = dict(model.named_modules())
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        parts.blocks.append(module)
+        parts.outputs.append(output)
+
     with ExitStack() as stack:
-        for name, module in names.items():
+        for name, module in modules.items():
+            if name in numbered and not any(
+                name.startswith(f"{other}.") for other in numbered
+            ):  # not inside another one
+                stack.callback(module.register_forward_hook(keep).remove)
             if _OUTPUT_PROJECTION.search(name):
                 stack.callback(module.register_forward_pre_hook(find_projection).remove)
         stack.enter_context(captured(model, take, batch=1))
         yield
+    if len({id(block) for block in parts.blocks}) < len(parts.blocks):
+        parts.before = dict.fromkeys(parts.before, 0)
 
 
 def repeated(output: Any, n_rows: int) -> Any:
-    """Tensors of one row, in tuples and mappings of any depth, repeated for several rows."""
+    """Tensors of one row, in tuples of any depth, repeated for several rows."""
     if isinstance(output, Tensor):
         is_of_row = output.ndim > 1 and output.shape[0] == 1
         return output.repeat(n_rows, *[1] * (output.ndim - 1)) if is_of_row else output
     if isinstance(output, (tuple, list)):
         return type(output)(repeated(part, n_rows) for part in output)
-    if isinstance(output, Mapping):
-        return {name: repeated(value, n_rows) for name, value in output.items()}
     return output
+
+
+# ------------------------------------------------------------------------------------------------------- the second method
+
+
+@contextmanager
+def removed_otherwise(removals: Sequence[Removal], parts: Parts) -> Iterator[bool]:
+    """A context in which the model runs with the removals; yields False if one of them has no second method."""
+    with ExitStack() as stack:
+        yield all([_is_removed(removal, parts, stack) for removal in removals])
+
+
+def _is_removed(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
+    """Removes something until the stack is closed. False if there is no method for it."""
+    layer, projection = removal.layer, parts.projections.get(removal.layer)
+    if removal.keys is None and isinstance(projection, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        is_whole = removal.replace == "zero" and not removal.queries
+        if is_whole:  # torch reads its weights without running it
+            weight = projection.weight.data
+            stack.callback(weight.copy_, weight.clone())
+            weight.unflatten(1, (parts.z[layer].shape[1], -1))[:, removal.heads] = 0
+        return is_whole
+    if removal.keys is None:
+        if projection is not None:
+            _edit(
+                stack, parts.projections, layer, lambda args, kwargs: _replaced(removal, parts.z[layer], args, kwargs)
+            )
+        return projection is not None
+    parameters = inspect.signature(parts.modules[layer].forward).parameters
+    name = next((name for name in _MASKS if name in parameters), None)
+    if name is not None:
+        _edit(stack, parts.modules, layer, lambda args, kwargs: _masked(removal, parts, name, args, kwargs))
+    return name is not None
+
+
+def _edit(
+    stack: ExitStack,
+    modules: Mapping[LayerKey, nn.Module],
+    layer: LayerKey,
+    edited: Callable[[tuple[Any, ...], dict[str, Any]], Arguments],
+) -> None:
+    """Edits the arguments of a layer's module until the stack is closed. Layers may share it, and then it runs once for each."""
+    sharing = [key for key, module in modules.items() if module is modules[layer]]
+    runs = count()
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        return edited(args, kwargs) if len(sharing) == 1 or next(runs) == sharing.index(layer) else None
+
+    stack.callback(modules[layer].register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+
+def _replaced(removal: Removal, z: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The input of an output projection in which the part of the heads is replaced, at some positions or at all."""
+    x = args[0].clone()
+    by_head = x.unflatten(-1, (z.shape[1], z.shape[3]))
+    for head in removal.heads:
+        by_head[..., [*removal.queries] or slice(None), head, :] = stand_in(z[0, head], removal.replace)
+    return (x, *args[1:]), kwargs
+
+
+def _masked(removal: Removal, parts: Parts, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments of an attention module with a mask that forbids the edges."""
+    z, hidden = parts.z[removal.layer], ~parts.visible[removal.layer]
+    is_cut = torch.zeros(1, z.shape[1], *hidden.shape, dtype=torch.bool, device=z.device)
+    heads, rows, keys = (torch.tensor([*axis]) for axis in (removal.heads, removal.queries, removal.keys or ()))
+    is_cut[0, heads[:, None, None], rows[:, None], keys] = True
+    given = inspect.signature(parts.modules[removal.layer].forward).bind(*args, **kwargs)
+    mask = given.arguments.get(name)
+    if name == "allowed":
+        rest = masks.from_tensor(~is_cut)
+        mask = rest if mask is None else masks.both(mask, rest)
+    elif name == "attn_mask":
+        fill = mask is None or mask.dtype == torch.bool or -torch.inf
+        mask = is_cut[0] if mask is None else mask.masked_fill(is_cut[0], fill)
+    else:
+        if mask is None:
+            mask = torch.zeros_like(hidden, dtype=z.dtype).masked_fill(hidden, torch.finfo(z.dtype).min)
+        mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape)).expand(1, z.shape[1], -1, -1)
+        mask = mask.masked_fill(is_cut, _forbidding(mask, removal))
+    given.arguments[name] = mask
+    return given.args, given.kwargs
+
+
+def _forbidding(mask: Tensor, removal: Removal) -> float | bool:
+    """The value of a mask that forbids a cell. Most masks are added to scores; others are 1 for visible keys, or 1 for hidden
+    ones. Which one is seen on the diagonal, where keys are visible; with keys of another text, 1 is assumed to mean visible."""
+    if bool(((mask != 0) & (mask != 1)).any()):
+        return torch.finfo(mask.dtype).min
+    is_shown = removal.layer[0] == "cross" or bool(mask[0, 0, -1, -1])
+    if mask.dtype == torch.bool:
+        return not is_shown
+    return 0.0 if is_shown and bool(mask.any()) else torch.finfo(mask.dtype).min

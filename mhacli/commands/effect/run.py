@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, compared, read
-from mhacli.commands.effect.parts import Parts, finding, repeated
+from mhacli.commands.effect.parts import Parts, finding, removed_otherwise, repeated
 from mhacli.commands.effect.removal import Removal, stand_in, without
-from mhacli.commands.effect.verify import removed_otherwise
+from mhacli.commands.effect.settings import EffectSettings
 from mhacli.compute.checkpoint.memory import LEAST_ROWS, CheckpointFacts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
@@ -31,7 +31,6 @@ TOKENS_AT_ONCE = 4096
 """The largest number of tokens in a batch, all rows together."""
 PACKED_TOKENS = 512
 """The largest number of tokens in a sequence that holds many rows; attention computes all pairs of them."""
-_SEED = 0
 _N_SHAKEN = 2
 """The number of passes that measure rounding."""
 _PART_OF_CHANGE = 0.5
@@ -54,13 +53,12 @@ class EffectRun:
 
     model: Any
     inputs: Mapping[str, Any]
-    plan: Sequence[tuple[Removal, ...]]
     position: int
-    target: Target | None = None
-    n_verified: int = 4
-    n_screened: int | None = None
+    settings: EffectSettings
     metric: GivenMetric | None = None
     has_batches: bool = True
+    plan: Sequence[tuple[Removal, ...]] = ()
+    target: Target | None = None
     results: dict[int, dict[str, float]] = field(default_factory=dict)
     masked: set[int] = field(default_factory=set)
     estimates: dict[int, float] = field(default_factory=dict)
@@ -69,14 +67,13 @@ class EffectRun:
     most_rows: int = TOKENS_AT_ONCE
     _pass_seconds: float = 0.0
     _floors: dict[str, float] = field(default_factory=dict)
+    _errors: list[float] = field(default_factory=list)
     _vectors: dict[int, Tensor] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
-    _departed: float = 0.0
 
     # -------------------------------------------------------------------------------------------------------- the passes
 
     @cached_property
-    @torch.no_grad()
     def untouched(self) -> Reading:
         """The output of a plain pass without capture."""
         began = perf_counter()
@@ -85,30 +82,33 @@ class EffectRun:
         self._pass_seconds = perf_counter() - began
         return reading
 
+    @property
+    def parts(self) -> Parts:
+        """The parts of the model."""
+        return self._found[0]
+
     @cached_property
-    @torch.no_grad()
     def _found(self) -> tuple[Parts, Reading]:
-        """The parts of the model, found in one pass in which every z was replaced by itself, and its output."""
-        parts, config = Parts(), getattr(self.model, "config", None)
+        """The parts of the model, found in one pass in which every z was replaced by itself, and its output, with keys and values
+        if later passes may begin behind them."""
+        parts, asked, config = Parts(), self.settings, getattr(self.model, "config", None)
+        begins_later = asked.at is not None or asked.edges or asked.cut is not None
         can_cache = self.has_batches and set(self.inputs) == {"input_ids"} and getattr(config, "use_cache", False)
         with finding(self.model, parts):
-            reading = self._read(use_cache=True) if can_cache and self._first_changed else self._read()
+            reading = self._read(use_cache=True) if can_cache and begins_later else self._read()
         if not parts.z:
-            raise MhaError(
-                "an attention gives no head outputs that could be replaced",
-                hint="its z is not seen where a model computes attention in a way of its own",
-                code="no-attention",
-            )
+            hint = "its z is not seen where a model computes attention in a way of its own"
+            raise MhaError("no attention gives head outputs that could be replaced", hint=hint, code="no-attention")
         return parts, reading
 
     @cached_property
-    @torch.no_grad()
     def start(self) -> int:
         """The position at which passes begin, 0 if rows cannot continue from the keys and values before it."""
-        start, cache = self._first_changed, self._found[1].cache
-        if not start or cache is None or not {type(layer).__name__ for layer in cache.layers} <= _GROWING:
+        start = min([removal.first for item in self.plan for removal in item] + [self.position])
+        cache, n_run = self._found[1].cache, (self.position + 1 - start) * LEAST_ROWS
+        if not start or cache is None or n_run > PACKED_TOKENS:
             return 0
-        if (self.position + 1 - start) * LEAST_ROWS > PACKED_TOKENS:
+        if not {type(layer).__name__ for layer in cache.layers} <= _GROWING:
             return 0
         try:
             cache.crop(start - _n_tokens(self.inputs))
@@ -117,11 +117,6 @@ class EffectRun:
             return 0
         is_same = len(reading.vector) == LEAST_ROWS and _apart(reading, self.untouched) <= self._usual_tolerance
         return start if is_same else 0
-
-    @property
-    def _first_changed(self) -> int:
-        """The first position at which a removal changes anything that the measured position may read."""
-        return min([removal.first for item in self.plan for removal in item] + [self.position])
 
     @property
     def _width(self) -> int:
@@ -156,49 +151,54 @@ class EffectRun:
         """The change by which removals are ranked."""
         return "d_output" if self.target is None else "d_logit"
 
-    @torch.no_grad()
-    def run(self, report_progress: Progress = no_progress) -> None:
-        """Computes all removals and verifies some. Raises `MhaError` for an attention that removals cannot reach."""
-        report_progress(0.0, "the untouched pass")
-        items = range(len(self.plan)) if self.n_screened is None else self._screened(self.n_screened)
-        for batch in self._batches(items):
-            self._run_batch(batch)
-            report_progress(min(1.0, len(self.results) / len(items)), "removing")
-        self._verify()
-
     def foresee(self, facts: CheckpointFacts | None, available: int) -> tuple[int, float, int]:
         """Sets the number of rows of a pass; the number of removals, the predicted seconds, and the largest memory in addition
         to the weights. Raises `MhaError` if not even the smallest batch fits in memory."""
-        parts, width, n_tokens = self._found[0], self._width, _n_tokens(self.inputs)
+        n_tokens, n_removals = _n_tokens(self.inputs), len(self.plan)
+        passes = float(self.settings.verify + _N_SHAKEN)
+        if self.settings.screen is not None:
+            n_removals, passes = min(2 * self.settings.screen, n_removals), passes + _PASSES_OF_GRADIENT
         if facts is not None:
             scores = self.untouched.scores
             facts = replace(facts, n_vocabulary=0 if scores is None else scores.shape[1])
             self.most_rows = facts.rows_that_fit(rows_at_once(self.inputs), available, n_run=n_tokens)
-        n_removals = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
-        passes = min(self.n_verified, n_removals) + _N_SHAKEN + _PASSES_OF_GRADIENT * (self.n_screened is not None)
-        batches, n_blocks = [*self._batches(range(n_removals))], max(1, len(parts.blocks))
-        n_run = [0 if self.start else parts.n_skipped(self._layers_of(batch)) for batch in batches]
-        rows = sum((len(batch) + 1) * (1 - n / n_blocks) for batch, n in zip(batches, n_run, strict=True))
-        n_bytes = 0 if facts is None else facts.removal_bytes(max(map(len, batches), default=0) + 1, width)
-        return n_removals, (passes + rows * width / n_tokens) * self._pass_seconds, n_bytes
+        most = 0
+        for batch in self._batches(range(n_removals)):
+            n_skipped = 0 if self.start else self.parts.n_skipped(self._layers_of(batch))
+            most = max(most, len(batch) + 1)
+            passes += (len(batch) + 1) * self._width / n_tokens * (1 - n_skipped / max(1, len(self.parts.blocks)))
+        n_bytes = 0 if facts is None else facts.removal_bytes(most, self._width)
+        return n_removals, passes * self._pass_seconds, n_bytes
 
     def _layers_of(self, items: Sequence[int]) -> set[LayerKey]:
         return {removal.layer for item in items for removal in self.plan[item]}
 
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The items of each pass; in a batch, all begin at the same layer."""
-        most = PACKED_TOKENS // self._width if self.start else min(self.most_rows, rows_at_once(self.inputs))
-        n_items = max(1, most - 2 if self.start else most - 1) if self.has_batches else 1
+        n_items = min(self.most_rows, rows_at_once(self.inputs)) - 1
+        if self.start:
+            n_items = PACKED_TOKENS // self._width - 2
         for _, alike in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
-            while batch := list(islice(alike, n_items)):
+            while batch := list(islice(alike, max(1, n_items) if self.has_batches else 1)):
                 yield batch
+
+    @torch.no_grad()
+    def run(self, report_progress: Progress = no_progress) -> None:
+        """Computes all removals and verifies some. Raises `MhaError` for an attention that removals cannot reach."""
+        report_progress(0.0, "the untouched pass")
+        items: Sequence[int] = range(len(self.plan))
+        if self.settings.screen is not None:
+            self._estimate()
+            items = sorted(_largest_and_others(self.estimates, 2 * self.settings.screen))
+        for batch in self._batches(items):
+            self._run_batch(batch)
+            report_progress(min(1.0, len(self.results) / len(items)), "removing")
+        self._verify()
 
     def _run_batch(self, items: Sequence[int]) -> None:
         """The changes by some items, from the last row of the same pass, or from the plain pass of a model without batches."""
-        layers, computed, seen = self._layers_of(items), set[LayerKey](), set[int]()
-        parts, width, is_packed = self._found[0], self._width, self.start > 0
-        rows = dict(enumerate(items, is_packed))
-        n_rows = len(items) + is_packed + self.has_batches
+        layers, computed, seen, is_packed = self._layers_of(items), set[LayerKey](), set[int](), self.start > 0
+        rows, n_rows = dict(enumerate(items, is_packed)), len(items) + is_packed + self.has_batches
 
         def take(call: Call) -> Tensor | None:
             key = (call.kind, call.layer)
@@ -206,9 +206,8 @@ class EffectRun:
                 return None
             computed.add(key)
             here = {row: [removal for removal in self.plan[item] if removal.layer == key] for row, item in rows.items()}
-            z, masked, emptied = without(
-                call, here, start=self.start, width=width * is_packed, of_text=parts.z.get(key)
-            )
+            width = self._width if is_packed else 0
+            z, masked, emptied = without(call, here, start=self.start, width=width, of_text=self.parts.z.get(key))
             seen.update(row for row, removals in here.items() if removals and row not in masked)
             self._emptied.update(rows[row] for row in emptied)
             return z
@@ -217,8 +216,8 @@ class EffectRun:
             if is_packed:
                 reading = self._read_packed(self.start, n_rows)
             else:
-                with parts.skipped(parts.n_skipped(layers), n_rows):
-                    inputs = repeated(self.inputs, n_rows)
+                with self.parts.skipped(self.parts.n_skipped(layers), n_rows):
+                    inputs = {name: repeated(value, n_rows) for name, value in self.inputs.items()}
                     reading = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
         if computed != layers:
             raise MhaError("an attention was not computed, and nothing could be removed", code="no-attention")
@@ -227,26 +226,16 @@ class EffectRun:
         for name, moved in changes(last, self.untouched, self.target).items():
             noise = moved.abs() + (found[name][0].abs() if is_packed else 0)
             self._floors[name] = max(self._floors.get(name, 0.0), float(noise))
-        self._departed = max(self._departed, _apart(last, self.untouched))
+        self._errors.append(_apart(last, self.untouched))  # rows without removals must be right too
         self.n_batches += 1
         self.masked.update(item for row, item in rows.items() if row not in seen)
         for row, item in rows.items():
             self._vectors[item] = reading.vector[row]
             self.results[item] = {name: change[row].item() for name, change in found.items()}
 
-    # ----------------------------------------------------------------------------------------------------- the estimates
-
-    def _screened(self, n: int) -> list[int]:
-        """The removals to compute: `n` with the largest first-order estimates, and `n` others."""
-        gradients = self._z_gradients()
-        for item, removals in enumerate(self.plan):
-            if all(removal.layer in gradients for removal in removals):
-                self.estimates[item] = sum(self._first_order(removal, gradients) for removal in removals)
-        return sorted(_largest_and_others(self.estimates, 2 * n))
-
-    def _z_gradients(self) -> dict[LayerKey, Tensor]:
-        """The gradient of the measure by the z of each attention. Source: Nanda 2023, Attribution Patching."""
-        assert self.target is not None, "a screening needs scores"
+    def _estimate(self) -> None:
+        """Estimates the change by removing each head to first order, by the gradient of the measure by the z of each attention.
+        Source: Nanda 2023, Attribution Patching."""
         added = dict[LayerKey, Tensor]()
 
         def take(call: Call) -> Tensor | None:
@@ -256,20 +245,18 @@ class EffectRun:
             return call.z + change
 
         with torch.enable_grad(), captured(self.model, take, batch=1):
-            reading = self._read()
-            assert reading.scores is not None
-            measure = compared(reading.scores, self.target)[0]
-            gradients = torch.autograd.grad(measure, [*added.values()], allow_unused=True)
-        return {key: gradient[0] for key, gradient in zip(added, gradients, strict=True) if gradient is not None}
-
-    def _first_order(self, removal: Removal, gradients: Mapping[LayerKey, Tensor]) -> float:
-        """The estimated change of the measure by removing heads."""
-        z, gradient = self._found[0].z[removal.layer][0].double(), gradients[removal.layer].double()
-        places = [*removal.queries] or slice(None)
-        return sum(
-            float(((stand_in(z[head], removal.replace) - z[head])[places] * gradient[head, places]).sum())
-            for head in removal.heads
-        )
+            scores = self._read().scores
+            assert scores is not None
+            assert self.target is not None
+            measure = compared(scores, self.target)[0]
+            found = torch.autograd.grad(measure, [*added.values()], allow_unused=True)
+        gradients = dict(zip(added, found, strict=True))
+        for item, (removal,) in enumerate(self.plan):
+            gradient, (head,) = gradients.get(removal.layer), removal.heads
+            if gradient is not None:
+                z, places = self.parts.z[removal.layer][0, head].double(), [*removal.queries] or slice(None)
+                moved = (stand_in(z, removal.replace) - z) * gradient[0, head].double()
+                self.estimates[item] = float(moved[places].sum())
 
     # -------------------------------------------------------------------------------------------------- the verification
 
@@ -288,44 +275,38 @@ class EffectRun:
         return value if abs(value) > self.floor(self.measure if is_estimate else name) else 0.0
 
     def _verify(self) -> None:
-        """Repeats the items with the largest changes, and as many others, one by one with a second method. The tolerance is
-        known before."""
-        errors, tolerance = [self._departed], self._tolerance()  # rows without removals must be right too
+        """Repeats the items with the largest changes, and as many others, one by one with a second method.
+
+        The tolerance is known before. It is that of two runs in the dtype, or, if it is more, what rounding does to this model,
+        as long as it hides no change by the removals."""
+        tolerance, n_before = self._usual_tolerance, len(self._errors)
+        if self.settings.verify:
+            moved, plain = self._moved_by_rounding(), self.untouched.vector[0]
+            largest = max(float((vector - plain).abs().max()) for vector in self._vectors.values())
+            tolerance = moved if tolerance < moved <= largest * _PART_OF_CHANGE else tolerance
         is_same = torch.equal(self._found[1].vector, self.untouched.vector)
         sizes = {item: found[self.measure] for item, found in self.results.items() if item not in self._emptied}
-        for item in _largest_and_others(sizes, self.n_verified):
-            with removed_otherwise(self.model, self.plan[item], self._found[0]) as is_done:
+        for item in _largest_and_others(sizes, self.settings.verify):
+            with removed_otherwise(self.plan[item], self.parts) as is_done:
                 if is_done:
-                    errors.append(float((self._read().vector[0] - self._vectors[item]).abs().max()))
-        n = len(errors) - 1
-        self.verified = SelfCheck.of(max(errors), tolerance, holds=is_same, n=n, identical=is_same)
+                    self._errors.append(float((self._read().vector[0] - self._vectors[item]).abs().max()))
+        n = len(self._errors) - n_before
+        self.verified = SelfCheck.of(max(self._errors), tolerance, holds=is_same, n=n, identical=is_same)
 
-    def _tolerance(self) -> float:
-        """The permitted difference of outputs: that of two runs in the dtype, or, if it is more, what rounding does to this
-        model, as long as it hides no change by the removals."""
-        usual = self._usual_tolerance
-        if not self.n_verified:
-            return usual
-        largest = max(float((vector - self.untouched.vector[0]).abs().max()) for vector in self._vectors.values())
-        return self._moved_by_rounding if usual < self._moved_by_rounding <= largest * _PART_OF_CHANGE else usual
-
-    @cached_property
-    @torch.no_grad()
     def _moved_by_rounding(self) -> float:
         """The difference of outputs that rounding makes in this model, added up over its layers. 0 in float64, in which models
         compute only some parts."""
-        dtype = str(dtype_of(self.model)).removeprefix("torch.")
-        moved = [0.0]
+        dtype, moved = str(dtype_of(self.model)).removeprefix("torch."), 0.0
         for seed in range(_N_SHAKEN if dtype != "float64" else 0):
             with shaken_parts(self.model, seed):
-                moved.append(_apart(self._read(), self.untouched))
-        return TIMES_SHAKEN[dtype] * max(moved)
+                moved = max(moved, _apart(self._read(), self.untouched))
+        return TIMES_SHAKEN[dtype] * moved
 
-    @cached_property
+    @property
     def _usual_tolerance(self) -> float:
         """The permitted difference of outputs in any model. Edges need a new softmax, which models without fused kernels
         compute in float32, whatever their dtype."""
-        has_edges = any(removal.keys is not None for item in self.plan for removal in item)
+        has_edges = self.settings.edges or self.settings.cut is not None
         is_single = has_edges and getattr(getattr(self.model, "config", None), "_attn_implementation", None) == "eager"
         names = [str(dtype_of(self.model)).removeprefix("torch."), *["float32"] * is_single]
         return float(self.untouched.vector.abs().max()) * max(TOLERANCES[name].runs for name in names)
@@ -350,5 +331,4 @@ def _largest_and_others(sizes: Mapping[int, float], n: int) -> list[int]:
     """`n` items: half of them with the largest sizes, the others at random."""
     ranked = sorted(sizes, key=lambda item: -abs(sizes[item]))
     n_top = min(len(ranked), -(-n // 2))
-    rest = random.Random(_SEED).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))
-    return [*ranked[:n_top], *rest]
+    return ranked[:n_top] + random.Random(0).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))

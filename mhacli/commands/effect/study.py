@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -94,120 +93,95 @@ class EffectStudy:
         """The text of the measured positions; of a pair, that of the decoder."""
         return self.record.sequences[0]
 
-    def _length(self, kind: str) -> int:
-        """The number of tokens of the queries of an encoder, of the keys of cross-attention, or of any others."""
-        is_context = kind in ("encoder", "cross") and self.record.context
-        return len((self.record.context if is_context and self.record.context else self.record.sequences)[0].ids)
-
-    @cached_property
-    def heads(self) -> dict[LayerKey, int]:
-        """The number of heads of each attention that removals can name, the first of its module, in the order in which they
-        run."""
-        if not self.record.layers:  # a layer of mha
-            return {("cross" if self.record.context else "self", 0): self.record.config.n_heads}
-        return {(layer.kind, layer.layer): layer.n_heads for layer in self.record.layers if layer.call == 1}
-
+    @torch.no_grad()
     def foresee(self) -> tuple[int, float, int]:
         """The number of removals, the predicted seconds, and the largest memory in addition to the weights. Raises `MhaError`
         for heads and tokens that do not exist, and for removals that do not fit in memory."""
-        settings, position = self.settings, self._position()
+        has_batches = self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
         self.effects = EffectRun(
-            self.model,
-            self.inputs,
-            self._plan(position),
-            position,
-            n_verified=settings.verify,
-            n_screened=settings.screen,
-            metric=self.metric,
-            has_batches=self.metric is None and (hasattr(self.model, "config") or not self.record.layers),
+            self.model, self.inputs, self._position(), self.settings, metric=self.metric, has_batches=has_batches
         )
-        with torch.no_grad():
-            self.effects.target = self._target()
-            return self.effects.foresee(self.facts, free_bytes(self.request.model.device))
+        self.effects.target = self._target()
+        self.effects.plan = self._plan()
+        return self.effects.foresee(self.facts, free_bytes(self.request.model.device))
 
     # ------------------------------------------------------------------------------------------------ what is removed
 
-    def _plan(self, position: int) -> list[tuple[Removal, ...]]:
-        layers, at = self._layers(), self.settings.at
-        if self.settings.cut is not None:
-            return [self._cut(layers, *self.settings.cut)]
+    def _plan(self) -> list[tuple[Removal, ...]]:
+        settings, at, z = self.settings, self.settings.at, self.effects.parts.z
+        layers = self._layers()
+        if settings.cut is not None:
+            return [self._cut(layers, *settings.cut)]
         heads = self._heads(layers)
         if not heads:
             raise UsageError(f"{self._named('heads')} and {self._named('layers')} name nothing to remove")
-        if self.settings.edges:
-            return self._edges(layers, heads, position)
-        for kind, _ in layers:
-            n = self._length("self" if kind == "cross" else kind)
-            if at is not None and at >= n:
-                raise UsageError(out_of_range(self._named("at"), at, n))
-        places, replacement = () if at is None else (at,), self.settings.replace or "zero"
+        if settings.edges:
+            every = [(key, tuple(range(z[key].shape[1]))) for key in layers]
+            return self._edges(every if settings.heads is None else [(key, (head,)) for key, head in heads])
+        for key in layers:
+            if at is not None and not 0 <= at < z[key].shape[2]:
+                raise UsageError(out_of_range(self._named("at"), at, z[key].shape[2]))
+        places, replacement = () if at is None else (at,), settings.replace or "zero"
         made = [Removal(key, (head,), places, replace=replacement) for key, head in heads]
-        joint = [tuple(made)] if self.settings.heads is not None and len(made) > 1 else []
+        joint = [tuple(made)] if settings.heads is not None and len(made) > 1 else []
         return [*((removal,) for removal in made), *joint]
 
-    def _edges(
-        self, layers: Sequence[LayerKey], heads: list[tuple[LayerKey, int]], query: int
-    ) -> list[tuple[Removal, ...]]:
-        """The removals of the weights from one query to each key, in each named head or in all heads of a layer together."""
-        together: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
-        if self.settings.heads is None:
-            together = [(key, tuple(range(self.heads[key]))) for key in layers]
-            together = [(key, every) for key, every in together if key[0] != "encoder" or not self.record.context]
-        if not together or (self.record.context and any(key[0] == "encoder" for key, _ in together)):
+    def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
+        """The removals of the weights from the measured position to each key."""
+        is_pair, query = self.record.context is not None, self.effects.position
+        own = [(key, of) for key, of in heads if key[0] != "encoder" or not is_pair]
+        if not own or (self.settings.heads is not None and own != heads):
             raise UsageError(
                 f"{self._named('edges')} removes weights of a query of the decoder, and the encoder has queries of its own",
                 hint=f"{self._named('heads')} decoder.5.1 and cross.5.1, and {self._named('layers')} decoder.5 have such queries",
             )
-        return [
-            (Removal(key, of, (query,), (k,), "renormalise"),)
-            for key, of in together
-            for k in range(self._length(key[0]))
-        ]
+        n_keys = {key: cells.shape[1] for key, cells in self.effects.parts.visible.items()}
+        return [(Removal(key, of, (query,), (k,), "renormalise"),) for key, of in own for k in range(n_keys[key])]
 
     def _cut(self, layers: Sequence[LayerKey], source: str, reader: str) -> tuple[Removal, ...]:
         spans = {span.name: span.tokens[0] for span in self.record.spans}
         for name in (source, reader):
             if not spans.get(name):
-                raise UsageError(
-                    f"--cut names the span {name!r}, which " + ("has no token" if name in spans else "is not given"),
-                    hint=f"--span '{name}=/…/' names a part of the text",
-                )
-        return tuple(
-            Removal(key, tuple(range(self.heads[key])), spans[reader], spans[source], "renormalise") for key in layers
-        )
+                why = "has no token" if name in spans else "is not given"
+                hint = f"--span '{name}=/…/' names a part of the text"
+                raise UsageError(f"--cut names the span {name!r}, which {why}", hint=hint)
+        heads = {key: tuple(range(z.shape[1])) for key, z in self.effects.parts.z.items()}
+        return tuple(Removal(key, heads[key], spans[reader], spans[source], "renormalise") for key in layers)
 
     def _layers(self) -> list[LayerKey]:
         """The layers with removals, in the order in which they run."""
+        known = [*self.effects.parts.z]
         for kind, n in self.request.model.layers or ():
-            if not any(number == n and kind in (None, own) for own, number in self.heads):
-                place = f"{self._named('layers')} {n if kind is None else f'{kind}.{n}'}"
-                raise self._no_layer(f"{place} has no attention")
-        return [key for key in self.heads if self.request.model.includes(key[1], key[0])]
+            if not any(number == n and kind in (None, own) for own, number in known):
+                raise self._no_layer(self._named("layers"), str(n) if kind is None else f"{kind}.{n}")
+        return [key for key in known if self.request.model.includes(key[1], key[0])]
 
     def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
+        n_heads = {key: z.shape[1] for key, z in self.effects.parts.z.items()}
         if self.settings.heads is None:
             shown = self.request.statistics.heads
-            return [(key, head) for key in layers for head in shown or range(self.heads[key])]
-        own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in {key[0] for key in self.heads})
-        chosen = set[tuple[int, int]]()
+            return [(key, head) for key in layers for head in shown or range(n_heads[key])]
+        kinds, chosen = {kind for kind, _ in n_heads}, set[tuple[int, int]]()
+        own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in kinds)
         for kind, n, head in self.settings.heads:
-            if n is None and len(self.heads) > 1:
+            if n is None and len(n_heads) > 1:
                 hint = "of an encoder-decoder: encoder.5.1, decoder.5.1 or cross.5.1"
                 raise UsageError(f"--head {head} is not LAYER.HEAD, such as 5.1", hint=hint)
             key: LayerKey = (kind or own, n or 0)
             place = str(n) if kind is None else f"{kind}.{n}"
             name = f"{self._named('heads')} {head if n is None else f'{place}.{head}'}"
             if key not in layers:
-                raise self._no_layer(f"{name}: there is no layer {place} with attention")
-            if head >= self.heads[key]:
-                raise UsageError(out_of_range(f"{name}: head", head, self.heads[key]))
+                raise self._no_layer(f"{name}:", place)
+            if head >= n_heads[key]:
+                raise UsageError(out_of_range(f"{name}: head", head, n_heads[key]))
             chosen.add((layers.index(key), head))
         return [(layers[place], head) for place, head in sorted(chosen)]
 
-    def _no_layer(self, message: str) -> UsageError:
-        kinds = {kind for kind, _ in self.heads}
-        known = ", ".join(str(n) if len(kinds) == 1 else f"{kind}.{n}" for kind, n in self.heads)
-        return UsageError(message, hint=f"layers with attention: {known}")
+    def _no_layer(self, subject: str, place: str) -> UsageError:
+        known = [*self.effects.parts.z]
+        are_alike = len({kind for kind, _ in known}) == 1
+        listed = ", ".join(str(n) if are_alike else f"{kind}.{n}" for kind, n in known)
+        return UsageError(f"{subject} layer {place} has no attention", hint=f"layers with attention: {listed}")
 
     # --------------------------------------------------------------------------------------------- where it is measured
 
@@ -227,10 +201,9 @@ class EffectStudy:
             return target, versus
         for name in ("screen", "target", "versus"):
             if getattr(asked, name) is not None:
+                hint = "without it, the change of the output vector is measured"
                 raise UsageError(
-                    f"{self._named(name)} needs a language head or another one that gives logits, which this model does not "
-                    "have",
-                    hint="without it, the change of the output vector is measured",
+                    f"{self._named(name)} needs a head that gives logits, which this model has not", hint=hint
                 )
         return None
 
@@ -252,19 +225,13 @@ class EffectStudy:
 
     def _token(self, name: str, word: str, sequence: TokenSequence) -> int:
         """The id of the token of a word."""
-        if not sequence.ids:
-            raise UsageError(f"{name} {word!r} has no token")
-        if len(sequence.ids) > 1 and not self.settings.target_first:
+        if not sequence.ids or (len(sequence.ids) > 1 and not self.settings.target_first):
             pieces = " ".join(repr(token) for token in sequence.tokens)
-            raise UsageError(
-                f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}",
-                hint=f"{self._named('target_first')} takes the first of them",
-            )
+            hint = f"{self._named('target_first')} takes the first of them"
+            raise UsageError(f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}", hint=hint)
         if sequence.unknown(0) is not None:
-            raise UsageError(
-                f"{name} {word!r} is not in the vocabulary of the tokenizer",
-                hint=f"{name} {shlex.quote(sequence.tokens[0])} measures the token that stands for every such word",
-            )
+            hint = f"{name} {shlex.quote(sequence.tokens[0])} measures the token that stands for every such word"
+            raise UsageError(f"{name} {word!r} is not in the vocabulary of the tokenizer", hint=hint)
         return sequence.ids[0]
 
     def _outcome(self, n: int) -> str:
@@ -277,9 +244,7 @@ class EffectStudy:
             return measured
         if measured != "token":
             return str((getattr(getattr(self.model, "config", None), "id2label", None) or {}).get(n, n))
-        if self.tokenizer is None:
-            return str(n)
-        return self.tokenizer.continued(self.tokenizer.sequence("", special=False), [n]).tokens[0]
+        return str(n) if self.tokenizer is None else self.tokenizer.of_ids([n]).tokens[0]
 
     def _named(self, parameter: str) -> str:
         """A parameter as the user names it: an option or an argument."""
