@@ -16,7 +16,6 @@ from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
 from mhacli.settings import VIEW, setting
 
-_A, _B = "The reference, a record that --save wrote.", "The record to compare with it."
 _TOLERANCE = (
     "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
     "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)"
@@ -30,8 +29,8 @@ _SEQUENCES = f"{SEQUENCES_SHOWN} (default: where a head changed most)"
     "mha diff before.safetensors after.safetensors --tolerance 1e-3",
 )
 def diff(
-    a: str = setting("", "", _A, argument=True, metavar="A"),
-    b: str = setting("", "", _B, argument=True, metavar="B"),
+    a: str = setting("", "", "The reference, a record that --save wrote.", argument=True, metavar="A"),
+    b: str = setting("", "", "The record to compare with it.", argument=True, metavar="B"),
     tolerance: float | None = setting(None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X"),
     view: Literal["heatmap", "none"] = setting("heatmap", VIEW, "How to draw each head."),
     *,
@@ -42,26 +41,24 @@ def diff(
     output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Compares two records and prints their differences; exit code 3 if there are any."""
-    options = replace(options, view=view)
     if not a or not b:
         raise UsageError("mha diff needs two records, files that --save wrote")
     from mhacli.commands.diff.compare import diff as compare
     from mhacli.commands.diff.view import diff_view, require_drawable
 
+    options = replace(options, view=view)
     with show_activity("comparing"):
-        differences = compare(a, b, tolerance=tolerance)
-    require_drawable((differences.a, differences.b), options)
+        found = compare(a, b, tolerance=tolerance)
+    require_drawable((found.a, found.b), options)
     print_report(
         output,
-        view=lambda on: diff_view(differences, options, on),
-        json=lambda: json_document(differences.to_dict(record_command())),
+        view=lambda on: diff_view(found, options, on),
+        json=lambda: json_document(found.to_dict(record_command())),
     )
-    require_agreement(differences.a, differences.b, names=(a, b))
-    if differences.verdict == "nothing":
-        raise MhaError(
-            "the two records have nothing in common that could be compared",
-            hint="compare two records of the same command, both with --model or both without",
-            code="nothing-in-common",
-        )
-    if differences.verdict == "differ":
+    require_agreement(found.a, found.b, names=(a, b))
+    if found.verdict == "nothing":
+        message = "the two records have nothing in common that could be compared"
+        hint = "compare two records of the same command, both with --model or both without"
+        raise MhaError(message, hint=hint, code="nothing-in-common")
+    if found.verdict == "differ":
         raise typer.Exit(EXIT_CHECK)

@@ -7,10 +7,11 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import replace as changed
 
 from mhacli.commands.diff.result import STATISTICS_OF_ROWS, Difference, LayerDifference, RecordDiff, change_of
@@ -243,11 +244,12 @@ def _compared_array(name: str, layer: LayerDifference, tolerance: float) -> Diff
         return row
     row = _compared(row, _pieces(name, axes, layer), tolerance)
     if not row.n_cells:
-        return changed(row, status="skipped", why="they have no cells in common", heads=[])
-    if name not in ("visible", "allowed"):
+        row = changed(row, status="skipped", why="they have no cells in common", heads=[])
+    elif name in ("visible", "allowed"):  # a count or a mask is the same, or it is not
+        row = changed(row, status="identical" if row.status == "identical" else "beyond")
+    else:
         return row
-    status = "identical" if row.status == "identical" else "beyond"
-    return changed(row, status=status, largest=None, magnitude=None, relative=None)
+    return changed(row, largest=None, magnitude=None, relative=None)
 
 
 def _pieces(name: str, axes: tuple[str, ...], layer: LayerDifference) -> Iterator[_Piece]:
@@ -325,15 +327,15 @@ def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Di
         if "head" in fixed:  # of equal gaps, the first sequence
             heads[fixed["head"]] = max(heads.get(fixed["head"], (-1.0, 0)), (gap, -fixed["sequence"]))
     is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
-    row = changed(
+    return changed(
         row,
         status="identical" if is_identical else "within" if is_within else "beyond",
         **dict(zip(("n_cells", "n_different", "n_nonfinite", "n_only_a", "n_only_b"), counts.tolist(), strict=True)),
+        largest=largest,
+        magnitude=magnitude,
+        relative=largest / (magnitude or 1.0),
         at=at or None,
         heads=[{"head": n, "largest": finite(gap), "sequence": -s} for n, (gap, s) in sorted(heads.items())],
-    )
-    return (
-        changed(row, largest=largest, magnitude=magnitude, relative=largest / (magnitude or 1.0)) if counts[0] else row
     )
 
 
@@ -381,56 +383,44 @@ def _compared_effects(a: Record, b: Record, aligned: _Align, tolerance: float) -
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
-_OF_LAYERS = (
-    "name", "captured_by", "kernel", "n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap", "mask", "bias", "sinks",
-    "verified",
-)  # fmt: skip
-_OF_PARTS = {
-    "decoding": ("cache",),
-    "survey": ("kernel",),
-    "effect": ("metric", "position", "target", "versus"),
-    "environment": ("device", "threads", "platform", "mha", "torch", "numpy", "python"),
-}
 _NO_SETTINGS = (
-    "device", "threads", "random",  # the environment covers these better, and inputs have shapes
-    "path", "compared_len", "identical_outputs", "without", "generated",
+    "random", "device asked",  # inputs have shapes, and the environment has the device
+    "path", "compared_len", "identical_outputs", "without", "generated",  # of the model
+    "layer", "kind", "unverified", "self_check", "survey", "call", "extras",  # of a layer
 )  # fmt: skip
 
 
 def _different_settings(a: Record, b: Record, layers: Sequence[LayerDifference]) -> list[dict[str, Any]]:
     """The settings that differ, those of layers once each with the labels of the layers."""
     sides = [("", [_settings_of(record) for record in (a, b)])]
-    for layer in layers:
-        if layer.inspected:
-            sides.append(
-                (layer.label, [{name: getattr(each, name) for name in _OF_LAYERS} for each in layer.inspected])
-            )
+    sides += [(layer.label, [to_builtins(each) for each in layer.inspected]) for layer in layers if layer.inspected]
     labels: dict[tuple[str, str, str], list[str]] = {}
     for label, (of_a, of_b) in sides:
         for name in of_a | of_b:
             before, after = _word(of_a.get(name)), _word(of_b.get(name))
-            if before != after:
+            if before != after and name not in _NO_SETTINGS:
                 labels.setdefault((name, before, after), []).extend([label] if label else [])
     return [{"name": name, "a": x, "b": y, "layers": concerned} for (name, x, y), concerned in labels.items()]
 
 
 def _settings_of(record: Record) -> dict[str, object]:
     """The settings of a whole record, the command first."""
-    model, module, choices = record.model, record.module, asdict(record.model or record.config)
+    model, module, decoding = record.model, record.module, record.decoding
     settings: dict[str, object] = {"command": shlex.join(record.command)}
     settings |= (
         {"weights": record.weights} if model is None else {"model": model.path, "padding": record.config.padding}
     )
-    settings |= {name: value for name, value in choices.items() if name not in _NO_SETTINGS}
+    settings |= to_builtins(model or record.config)
     if module is not None:
         settings |= {"module": module.target, "called": module.called}
         settings |= {f"argument {argument.name}": argument.value for argument in module.arguments}
-    for part, names in _OF_PARTS.items():
-        settings |= {name: getattr(getattr(record, part), name, None) for name in names}
-    settings["prompt length"] = record.decoding and record.decoding.prompt_len
-    settings["device name"] = record.environment.device_name
+    if decoding is not None:
+        settings |= {"cache": decoding.cache, "prompt length": decoding.prompt_len}
+    settings["kernel"] = record.survey and record.survey.kernel
+    settings |= {name: getattr(record.effect, name, None) for name in ("metric", "position", "target", "versus")}
     for name, word in (("removed", "removed"), ("replace", "replaced by"), ("at", "removed at")):
         settings[word] = tuple(dict.fromkeys(getattr(effect, name) for effect in record.effects))
+    settings |= {name.replace("_", " "): value for name, value in to_builtins(record.environment).items()}
     return settings | {"self-check": "ok" if record.self_check.ok else "FAILED"}
 
 
@@ -438,6 +428,6 @@ def _word(value: object) -> str:
     """A setting as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return ", ".join(map(_word, value)) or "none"
     return "none" if value is None else str(value)
