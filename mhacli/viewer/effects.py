@@ -21,8 +21,7 @@ from mhacli.render.checkpoint.effect import (
     NUMBER,
     effect_words,
     head_axis,
-    heading_of,
-    number_words,
+    number_column,
     removal_words,
     scale_text,
 )
@@ -250,14 +249,8 @@ class EffectsScreen(HeadsScreen):
 
     def _numbers(self, effect: Effect, width: int) -> list[Line]:
         """The name and all numbers of a removal."""
-        names = numbers_of(self.session.record.effects)
-        parts: list[list[StyledText]] = [
-            [
-                (f"{heading_of(name)} ", DIM),
-                (number_words(effect, name), BOLD),
-            ]
-            for name in names
-        ]
+        columns = map(number_column, numbers_of(self.session.record.effects))
+        parts: list[list[StyledText]] = [[(f"{c.heading} ", DIM), (c.text(effect), BOLD)] for c in columns]
         return [ruled(removal_words(effect, self.session.record), width, focused=False), *flowed(parts, width, "  ")]
 
     def action_move(self, direction: str) -> None:

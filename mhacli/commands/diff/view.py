@@ -31,12 +31,13 @@ from mhacli.render.base.format import (
     weight_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions, chosen
-from mhacli.render.checkpoint.effect import number_words, removal_words, signed_text
+from mhacli.render.checkpoint.effect import number_column, removal_words
 from mhacli.render.checkpoint.effect_map import removal_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.render.heads.heatmap import AXES
 from mhacli.text.escape import visible
+from mhacli.views import doc
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 
@@ -252,8 +253,8 @@ def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
     metric, changes, lines = d.effects["metric"], d.effects["changes"], list[Text]()
     shown = changes if everything else changes[:10]
     for change in shown:
-        numbers = " → ".join(number_words(change[side], metric) for side in "ab")
-        lines.append(Text(f"{removal_words(change['a'], d.a)}: {numbers} ({signed_text(change['change'])})"))
+        numbers = " → ".join(number_column(metric).text(change[side]) for side in "ab")
+        lines.append(Text(f"{removal_words(change['a'], d.a)}: {numbers} ({doc.shown(change['change'], 'change')})"))
     lines += _more(len(changes) - len(shown), "removal")
     if changes:
         least = f"differences up to {number_text(d.effects['tolerance'])} are noise or within the tolerance"

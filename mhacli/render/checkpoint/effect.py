@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import exp
+from operator import attrgetter
 
 from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.record.glossary import words_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.cells import CHANGES, cell
 from mhacli.render.base.format import (
     count_of,
-    fitted,
     flowing,
-    left_out,
     number_text,
     or_dash,
     percent_text,
-    plain_table,
     type_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
 from mhacli.text.escape import token_label
+from mhacli.views.doc import Column, Table, Unit, column, shown
+from mhacli.views.terminal import table
 
 _MAX_ROWS, NUMBER, MARK = 7, 6, 2
 """The largest number of table rows, and the widths of map cells with and without a number."""
@@ -34,12 +33,8 @@ _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
 _SMALL = 0.01
 """The relative change of the output vector below which a removal hardly matters."""
-WORDS = ("removed", "from → to", "type")
-"""The columns that hold words, not numbers."""
-_SPARE = ("Δoutput", "rank", "type", "Δlogprob", "KL", "1st order")
-"""Columns left out on a narrow screen, in this order."""
-_GAP = 2
-"""The blanks between columns of the table."""
+_DROPPED = ("d_logit", "first_order", "kl", "d_logprob", "type", "rank", "d_output")
+"""Columns from the one that a narrow screen leaves out last to that which it leaves out first."""
 _SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
 _SUPPORTS = "negative: what was removed supports the target"
 _KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
@@ -64,7 +59,7 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
     for read in effect_map.texts:
         yield _coloured_text(effect_map, read, screen)
     yield scale_text(effect_map, screen, has_signs=bool(effect_map.texts) or not _is_numbered(effect_map, screen))
-    yield from _table(record, summary, options, screen)
+    yield from table(effect_table(record, summary, None if options.everything else _MAX_ROWS), screen.width)
     yield from _interaction(record, summary)
     yield from _masked_words(record, screen)
     yield from _rank_words(summary, screen)
@@ -193,66 +188,25 @@ def scale_text(shown: EffectMap, screen: Screen, *, has_signs: bool) -> Text:
 # ------------------------------------------------------------------------------------------------------------ the table
 
 
-def _table(record: Record, summary: EffectSummary, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """A row per removal, the largest change first. Columns that do not fit are left out, the least important first."""
-    headings, rows = effect_rows(record, summary)
-    listed = rows if options.everything else rows[:_MAX_ROWS]
-    lines = _narrowed([headings, *listed], heading_of(summary.metric), screen.width)
-    table = plain_table(*((name, name not in WORDS) for name in lines[0]))
-    for row in lines[1:]:
-        table.add_row(*row)
-    yield table
-    n_columns = len(headings) - len(lines[0])
-    remainder = [left_out(len(rows) - len(listed))] if len(rows) > len(listed) else []
-    if n_columns:
-        remainder.append(Text(f"{count_of(n_columns, 'more column')} on a wider screen or with --csv", style="dim"))
-    if remainder:
-        yield flowing(remainder, screen.width)
-
-
-def _narrowed(lines: list[tuple[str, ...]], kept: str, width: int) -> list[tuple[str, ...]]:
-    """The lines of a table narrowed to `width`: without some columns, but never `kept`, then with shortened words."""
-    for name in _SPARE:
-        matching = [column for column, heading in enumerate(lines[0]) if heading == name != kept]
-        for column in matching if sum(_widths(lines)) > width else ():
-            lines = [(*line[:column], *line[column + 1 :]) for line in lines]
-    excess = sum(widths := _widths(lines)) - width
-    if excess > 0:
-        widest = max((column for column, name in enumerate(lines[0]) if name in WORDS), key=widths.__getitem__)
-        width_left = max(len(lines[0][widest]), widths[widest] - _GAP - excess)
-        lines = [(*line[:widest], fitted(line[widest], width_left), *line[widest + 1 :]) for line in lines]
-    return lines
-
-
-def _widths(lines: list[tuple[str, ...]]) -> list[int]:
-    """The widths of the columns of a table, with gaps."""
-    return [max(map(cell_len, column)) + _GAP for column in zip(*lines, strict=True)]
-
-
-def effect_rows(record: Record, summary: EffectSummary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headings and the rows of the table, the largest change first."""
+def effect_table(record: Record, summary: EffectSummary, most: int | None = None) -> Table[Effect]:
+    """A row for each removal, the largest change first. The column that ranks them is never left out."""
     ranked = sorted(record.effects, key=lambda effect: -abs(summary.change_of(effect) or 0.0))
-    has_edges, has_heads = (any(effect.removed == kind for effect in ranked) for kind in ("edge", "head"))
-    numbers = numbers_of(record.effects)
-    rows = []
-    for effect in ranked:
-        row = [removal_name(effect, record)]
-        row += [_edge_text(record, effect)] if has_edges else []
-        row += [_type(record, effect)] if has_heads else []
-        rows.append((*row, *(number_words(effect, name) for name in numbers)))
-    headings = ["removed", *["edge"] * has_edges, *["type"] * has_heads, *numbers]
-    return tuple(map(heading_of, headings)), rows
+    columns: list[Column[Effect]] = [column("effect", "removed", lambda effect: removal_name(effect, record))]
+    if any(effect.removed == "edge" for effect in ranked):
+        columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
+    if any(effect.removed == "head" for effect in ranked):
+        columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=_DROPPED.index("type") + 1))
+    columns += [
+        number_column(name, drop=0 if name == summary.metric else _DROPPED.index(name) + 1)
+        for name in numbers_of(record.effects)
+    ]
+    return Table(columns=columns, rows=ranked, most=most)
 
 
-def heading_of(name: str) -> str:
-    """The heading of a column."""
-    return words_of("columns", "effect")[name].heading
-
-
-def number_words(effect: Effect, name: str) -> str:
-    """A number of an effect, or a dash."""
-    number = getattr(effect, name)
-    return or_dash(number, str if isinstance(number, int) else signed_text if name in _SIGNED else _size_text)
+def number_column(name: str, drop: int = 0) -> Column[Effect]:
+    """The column of a number of effects."""
+    unit: Unit = "integer" if name == "rank" else "change" if name in _SIGNED else "size"
+    return column("effect", name, attrgetter(name), unit, drop=drop)
 
 
 def removal_words(effect: Effect, record: Record) -> str:
@@ -263,19 +217,9 @@ def removal_words(effect: Effect, record: Record) -> str:
 
 def change_words(shown: EffectMap, effect: Effect) -> str:
     """What was removed, with all numbers of its effect: `5.1 · mixed: Δlogit -0.2500, KL 0.01`."""
-    names = numbers_of(shown.record.effects)
-    numbers = (f"{heading_of(name)} {number_words(effect, name)}" for name in names)
+    columns = map(number_column, numbers_of(shown.record.effects))
+    numbers = (f"{column.heading} {column.text(effect)}" for column in columns)
     return f"{removal_words(effect, shown.record)}: {', '.join(numbers)}"
-
-
-def signed_text(number: float) -> str:
-    """A change with its sign: `-0.2500`, `+1.2e-05`, `0`."""
-    return f"{'+' if number > 0 else ''}{_size_text(number)}"
-
-
-def _size_text(number: float) -> str:
-    """A change with as many digits as the others of its column: `0.2500`, `1.2e-05`, `0`."""
-    return "0" if number == 0 else f"{number:.4f}" if abs(number) >= 1e-4 else f"{number:.1e}"
 
 
 def _type(record: Record, effect: Effect) -> str:
@@ -302,8 +246,8 @@ def _interaction(record: Record, summary: EffectSummary) -> Iterator[Text]:
         if effect.removed == "heads" and summary.metric == "d_logit":
             together = summary.change_of(effect) or 0.0
             yield Text(
-                f"together {signed_text(together)}, the sum of each alone {signed_text(total)}: "
-                f"interaction {signed_text(together - total)}"
+                f"together {shown(together, 'change')}, the sum of each alone {shown(total, 'change')}: "
+                f"interaction {shown(together - total, 'change')}"
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 
 import numpy as np
 from rich.console import RenderableType
@@ -16,7 +15,7 @@ from mhacli.render.base.colours import change_colour
 from mhacli.render.base.format import configuration, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
-from mhacli.render.checkpoint.effect import WORDS, effect_rows, effect_words
+from mhacli.render.checkpoint.effect import effect_table, effect_words
 from mhacli.render.checkpoint.effect_map import EffectMap
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.view import grid, listed_heads
@@ -31,6 +30,7 @@ from mhacli.render.page.document import most_certain
 from mhacli.render.page.effects import effect_pictures
 from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.render.run.view import self_check_line
+from mhacli.views import html
 
 _SCREEN = Screen(COLUMNS, colour=False)
 _WIDE = Screen(10_000, colour=False)
@@ -66,12 +66,10 @@ def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
     if record.effect is None or not record.effect.verified.ok:
         return
     yield "the pictures of effects", joined(effect_pictures(EffectMap.of(record), _painted))
-    headings, rows = effect_rows(record, record.effect)
-    kinds = [{"class_": "word"} if name in WORDS else {} for name in headings]
-    cells = ([tag("td", text(word), **kind) for word, kind in zip(row, kinds, strict=True)] for row in rows)
-    names = [tag("th", text(name), **kind) for name, kind in zip(headings, kinds, strict=True)]
-    yield "the table of removals", table(islice(cells, _MOST_EFFECTS), names)
-    more = f"{len(rows) - _MOST_EFFECTS} more; " if len(rows) > _MOST_EFFECTS else ""
+    removals = effect_table(record, record.effect, _MOST_EFFECTS)
+    yield "the table of removals", html.table(removals)
+    n_more = len(removals.rows) - _MOST_EFFECTS
+    more = f"{n_more} more; " if n_more > 0 else ""
     yield "", tag("p", text(f"{more}record.effects has every number of every removal"), class_="dim")
 
 

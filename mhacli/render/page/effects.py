@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from mhacli.record.effect import Effect
 from mhacli.record.record import Record
 from mhacli.render.base.format import number_text
-from mhacli.render.checkpoint.effect import change_words, effect_rows, effect_words
+from mhacli.render.checkpoint.effect import change_words, effect_table, effect_words
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText
-from mhacli.render.page.elements import WIDE, Html, change_class, joined, lines_of, table, tag, text
+from mhacli.render.page.elements import WIDE, Html, change_class, joined, lines_of, tag, text
+from mhacli.views.html import table
 
 Paint = Callable[[int], Mapping[str, str]]
 """The attributes that colour an element by a level of change, 0 … 510."""
@@ -23,10 +25,9 @@ def effects(record: Record) -> Html:
     words = [tag("p", line) for part in effect_words(record, WIDE) for line in lines_of(part, WIDE.width)]
     body = []
     if record.effect.verified.ok:
-        headings, rows = effect_rows(record, record.effect)
-        cells = [[*map(text, row)] for row in rows]
         body = [*effect_pictures(EffectMap.of(record), lambda level: {"class_": change_class(level)})]
-        body += [table("what each removal changes, the largest change first", headings, cells)]
+        title = "what each removal changes, the largest change first"
+        body += [table(replace(effect_table(record, record.effect), title=title))]
     return tag("section", tag("h2", text("effects")), *words, *body, id="effects")
 
 

@@ -1,0 +1,1 @@
+"""What commands show, as data, and how it is drawn on the terminal and in pages."""
