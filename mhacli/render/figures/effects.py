@@ -54,7 +54,7 @@ def effects_figure(record: Record) -> Sheet:
     pieces += [_text(shown, read, width) for read in shown.texts]
     title, chosen = _title(record), "figure effects"
     notes = [part.plain for part in effect_words(record, Screen(10_000, False))]
-    parts = [heading(title, 16), *pieces, _legend(shown), caption(record, notes, chosen, width=width)]
+    parts = [heading(title, 16), *pieces, _legend(shown), caption(notes, width=width)]
     scale = f"{shown.meaning}: {shown.low} … {number_text(shown.largest)}"
     names = [removal_name(effect, record) for effect in record.effects if effect.removed in ("head", "edge")]
     return Sheet(stacked(parts, 14), title, [scale, *notes], [*dict.fromkeys(names)], chosen)

@@ -90,7 +90,7 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     cells = int(width / (MONO_EM * _KINDS))
     texts = paragraph([*texts_of(pictures, cells), *filled(_kinds(pictures), cells)], _KINDS, fill=SOFT)
     chosen = drawn_as(record, options, "grid", pictures=pictures, shaded=shaded)
-    pieces = [stacked([heading(title, 16), texts], 3), body, legend, caption(record, notes, chosen, width=width)]
+    pieces = [stacked([heading(title, 16), texts], 3), body, legend, caption(notes, width=width)]
     return Sheet(stacked(pieces, 14), title, [shaded.range, *notes], [picture.label for picture in pictures], chosen)
 
 

@@ -91,7 +91,7 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
     width = max(_LEAST, title.width, body.width, legend.width)
     texts = paragraph(texts_of([picture], int(width / (MONO_EM * _TEXT))), _TEXT, fill=SOFT)
     chosen = drawn_as(record, options, "head", pictures=[picture], shaded=shaded)
-    pieces = [stacked([title, texts], 2), body, legend, caption(record, notes, chosen, width=width)]
+    pieces = [stacked([title, texts], 2), body, legend, caption(notes, width=width)]
     return Sheet(stacked(pieces, 12), picture.label, [shaded.range, *notes], [picture.label], chosen)
 
 

@@ -22,7 +22,7 @@ from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.base.selection import first_produced, names_of, ranges, rows_in
 from mhacli.render.checkpoint.patterns import merge_words, words_with
 from mhacli.render.figures.scales import Shading
-from mhacli.render.figures.svg import INK, LINE, MONO_EM, SOFT, Piece, Sheet, stacked, wrapped, written
+from mhacli.render.figures.svg import LINE, MONO_EM, Piece, Sheet, stacked, wrapped, written
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.text.escape import visible
@@ -204,24 +204,18 @@ _SIZE, _LABEL, _MOST_LINES, _MOST_SINKS = 9.5, 11, 6, 4
 _DRAWN_AS = "drawn as"
 
 
-def caption(record: Record, notes: Sequence[str], drawn_as: str, *, width: float) -> Piece:
-    """The notes, the options and the provenance as lines of this width. A text of more than six lines is cut with an
-    ellipsis."""
+def caption(notes: Sequence[str], *, width: float) -> Piece:
+    """The notes as lines of this width. A note of more than six lines is cut with an ellipsis."""
     cells = max(30, int(width / (MONO_EM * _SIZE)))
-    pieces = [_lines("", note, cells, INK) for note in notes]
-    pieces += [_lines(word, line, cells, SOFT) for word, line in ((_DRAWN_AS, drawn_as), *provenance(record))]
-    return stacked(pieces, 1.0)
+    return stacked([_lines(note, cells) for note in notes], 1.0)
 
 
-def _lines(word: str, text: str, cells: int, fill: str) -> Piece:
-    indent = _LABEL if word else 0
-    lines = wrapped(text, cells - indent)
+def _lines(text: str, cells: int) -> Piece:
+    lines = wrapped(text, cells)
     if len(lines) > _MOST_LINES:
-        lines = [*lines[: _MOST_LINES - 1], set_cell_size(lines[_MOST_LINES - 1], cells - indent - 2).rstrip() + " …"]
+        lines = [*lines[: _MOST_LINES - 1], set_cell_size(lines[_MOST_LINES - 1], cells - 2).rstrip() + " …"]
     height = LINE * _SIZE
-    x = indent * MONO_EM * _SIZE
-    content = written(0, height - 3, word, _SIZE, fill=fill, font_weight="bold") if word else ""
-    content += "".join(written(x, (place + 1) * height - 3, line, _SIZE, fill=fill) for place, line in enumerate(lines))
+    content = "".join(written(0, (place + 1) * height - 3, line, _SIZE) for place, line in enumerate(lines))
     return Piece(content, cells * MONO_EM * _SIZE, len(lines) * height)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from mhacli.record.checks import error_text
-from mhacli.record.glossary import words_of
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.format import (
     bytes_text,
@@ -20,19 +19,20 @@ from mhacli.render.base.format import (
     filled,
     new_tokens_text,
     number_text,
-    plain_table,
     seconds_text,
     title_rule,
     token_text,
     weight_text,
 )
-from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced, chosen
+from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
 from mhacli.sites import row_flops
 from mhacli.text.escape import visible
 from mhacli.variants import variants
+from mhacli.views.doc import Table, column
+from mhacli.views.terminal import table
 
 MAX_STEPS = 16
 _OF_STEPS = Comparison(
@@ -40,8 +40,8 @@ _OF_STEPS = Comparison(
 )
 _OF_STEPS_AND_PATTERN = _OF_STEPS._replace(agrees="the steps equal a full pass and the pattern gives the output")
 _INDENT, _KEYS_SHOWN = 3, 8
-_STEP_WIDTHS = {"phase": 64, "appends": 64, "difference": 64}
-"""The least screen width for some columns of the step table."""
+_LEAST_TOKENS = 12
+_MORE = "--verbose prints shapes, weights, FLOPs and time of each step"
 _KEPT = {
     "none": "no cache: every step recomputes all keys and values",
     "concat": "each step copies the cached keys and values into new tensors and appends its own",
@@ -90,7 +90,9 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
                 sections.append(Text(f"⋮ {count_of(shown.hidden, 'step')} not drawn (--all)", style="dim"))
             sections.append(_step(record, *steps[number], sequences, heads, options, screen))
     else:
-        sections.append(_step_table([cache for _, cache in steps], shown, sequences, screen))
+        most = None if options.everything else MAX_STEPS
+        of_steps = step_table([cache for _, cache in steps], sequences, most)
+        sections.append(Group(*table(of_steps, screen.width, _MORE)))
     sections += [costs_of(record, decoding), self_check_line(check, compared)]
     return Group(sections[0], *(part for section in sections[1:] for part in (Text(""), section)))
 
@@ -116,41 +118,30 @@ def _introduction(record: Record, decoding: DecodeSummary, *, has_rows: bool) ->
     return text
 
 
-def _step_table(
-    steps: Sequence[CacheStep], shown: Selection, sequences: tuple[int, ...], screen: Screen
-) -> RenderableType:
-    """A line per step: the new tokens, the number of keys, and the bytes read and added."""
-    columns = [name for name in words_of("columns", "step") if screen.width >= _STEP_WIDTHS.get(name, 0)]
-    table = plain_table(gap=2)
-    for name in columns:
-        is_word = name in ("phase", "tokens")
-        table.add_column(
-            words_of("columns", "step")[name].heading, justify="left" if is_word else "right", no_wrap=name != "tokens"
-        )
-    for place, number in enumerate(shown.shown):
-        if shown.hidden and place == shown.before:
-            table.add_row(*("⋮" if name == "number" else "" for name in columns))
-        row = _step_words(number, steps[number], sequences)
-        table.add_row(*(row[name] for name in columns))
-    caption = ["sees: keys that the last new token attends to", "appends, reads: bytes of keys and values"]
-    caption += ["difference: from a full computation"] if "difference" in columns else []
-    caption += [f"⋮ {count_of(shown.hidden, 'step')} more (--all)"] if shown.hidden else []
-    caption.append("--verbose prints shapes, weights, FLOPs and time of each step")
-    return Group(table, Text("\n".join(filled(caption, screen.width)), style="dim"))
+def step_table(steps: Sequence[CacheStep], sequences: Sequence[int], most: int | None = None) -> Table[int]:
+    """A row for each step: the new tokens of some sequences, the number of keys, and the bytes read and added."""
+
+    def cached(of: Callable[[CacheStep], int]) -> Callable[[int], int | None]:
+        return lambda n: of(steps[n]) if steps[n].cache_bytes else None
+
+    return Table(
+        columns=(
+            column("step", "number", lambda n: n, "integer"),
+            column("step", "phase", lambda n: steps[n].phase, drop=2),
+            column("step", "tokens", lambda n: _new_tokens(steps[n], sequences), least=_LEAST_TOKENS),
+            column("step", "sees", lambda n: steps[n].start + steps[n].q_shape[2], "integer"),
+            column("step", "appends", cached(lambda step: step.appended_bytes), "bytes", drop=1),
+            column("step", "reads", cached(lambda step: step.read_bytes), "bytes"),
+            column("step", "difference", lambda n: steps[n].max_abs_difference, "number", drop=3),
+        ),
+        rows=range(len(steps)),
+        most=most,
+        has_ends=True,
+    )
 
 
-def _step_words(number: int, cache: CacheStep, sequences: tuple[int, ...]) -> dict[str, str]:
-    """The row of a step by column; a dash without a cache."""
-    names = " | ".join(new_tokens_text(cache.tokens[b], _KEYS_SHOWN) for b in sequences if b < len(cache.tokens))
-    return {
-        "number": str(number),
-        "phase": cache.phase,
-        "tokens": names,
-        "sees": f"{cache.start + cache.q_shape[2]:,}",
-        "appends": bytes_text(cache.appended_bytes) if cache.cache_bytes else "–",
-        "reads": bytes_text(cache.read_bytes) if cache.cache_bytes else "–",
-        "difference": number_text(cache.max_abs_difference),
-    }
+def _new_tokens(cache: CacheStep, sequences: Sequence[int]) -> str:
+    return " | ".join(new_tokens_text(cache.tokens[b], _KEYS_SHOWN) for b in sequences if b < len(cache.tokens))
 
 
 def _step(
@@ -163,7 +154,7 @@ def _step(
     screen: Screen,
 ) -> Group:
     n_new = step.shape[1]
-    names = " | ".join(new_tokens_text(cache.tokens[b], _KEYS_SHOWN) for b in sequences if b < len(cache.tokens))
+    names = _new_tokens(cache, sequences)
     title = Text(f"{visible(step.site)} · {cache.phase} · ", style="bold").append(names, style="bold cyan")
     room = screen.width - _INDENT
     lines: list[RenderableType] = [

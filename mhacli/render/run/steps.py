@@ -13,12 +13,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mhacli.record.record import Record, Step
-from mhacli.render.base.format import fitted
+from mhacli.render.base.format import fitted, is_masked, memory_text, values_text
 from mhacli.render.base.options import Screen
 from mhacli.render.run.trace import header, repeats_text
 from mhacli.render.run.view import axes_text
 from mhacli.text.escape import visible
 from mhacli.variants import variants
+from mhacli.views.doc import Column, Table
 
 _LEAST, _GAP = 16, "  "
 """The least width of a formula, and the gap before it."""
@@ -105,3 +106,45 @@ def _sources(steps: Sequence[Step]) -> list[str]:
 
 def _hanging(source: str, width: int) -> Text:
     return Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), style="green")
+
+
+# ---------------------------------------------------------------------------------------------- in pages and figures
+
+
+def steps_table(record: Record, *, in_brief: bool = False) -> Table[int]:
+    """A row for each step. `in_brief` leaves out what the step means and what its numbers are."""
+    steps = record.trace
+    columns: list[Column[int]] = [
+        Column(heading="step", value=lambda n: f"{n + 1} {visible(steps[n].site)}"),
+        Column(heading="axes", value=lambda n: axes_text(steps[n].axes, steps[n].shape) + repeats_text(steps[n])),
+        Column(heading="formula", value=lambda n: _formula(steps[n])),
+        Column(heading="memory", value=lambda n: memory_text(steps[n], in_brief=True)),
+        Column(heading="FLOPs", value=lambda n: steps[n].flops, unit="count"),
+        Column(heading="size", value=lambda n: steps[n].bytes, unit="bytes"),
+        Column(heading="dtype", value=lambda n: visible(steps[n].dtype)),
+    ]
+    if record.module is not None:
+        columns.insert(2, Column(heading="code", value=lambda n: _sources(steps)[n]))
+        columns.insert(4, Column(heading="remark", value=lambda n: visible(steps[n].remark)))
+    if any(step.time_s is not None for step in steps):
+        columns.append(Column(heading="time", value=lambda n: steps[n].time_s, unit="seconds"))
+    if not in_brief:
+        columns.append(Column(heading="meaning", value=lambda n: _meaning(steps[n])))
+    if not in_brief and any(step.values is not None for step in steps):
+        columns.append(Column(heading="values", value=lambda n: _values(steps[n])))
+    return Table(columns=columns, rows=range(len(steps)), title="steps in the order of execution, a tensor each")
+
+
+def _meaning(step: Step) -> str:
+    """What a step computes, and its weights."""
+    named = ", ".join(f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters)
+    return " · ".join(filter(None, [visible(step.meaning), f"weights: {named}" if named else ""]))
+
+
+def _values(step: Step) -> str:
+    """Range, distribution and non-finite counts, and the numbers of a small tensor."""
+    if step.values is None:
+        return ""
+    missing = "−∞" if is_masked(step) else "not finite"
+    numbers = (missing if number is None else f"{number:.4g}" for number in step.values.numbers or ())
+    return " ".join([values_text(step, step.values), *numbers])
