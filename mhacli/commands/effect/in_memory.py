@@ -118,13 +118,8 @@ def _record(
     study.effects.run()
     if not study.effects.verified.ok:
         is_coarse = study.record.config.dtype in ("bfloat16", "float16")
-        raise MhaError(
-            "the removals are not verified: a second computation disagrees",
-            hint="in 16 bits rounding can hide such changes; model.float() shows whether it does"
-            if is_coarse
-            else None,
-            code="not-verified",
-        )
+        hint = "in 16 bits rounding can hide such changes; model.float() shows whether it does" if is_coarse else None
+        raise MhaError("the removals are not verified: a second computation disagrees", hint=hint, code="not-verified")
     return study.with_effects()
 
 
@@ -132,8 +127,9 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     """The arguments of a pass over one text, by name. A mask without padding is left out, as the command does."""
     if isinstance(given, str):
         if tokenizer is None:
-            message = f"{given!r} is a text, and no tokenizer is given"
-            raise UsageError(message, hint=f"{_EFFECTS}(model, text, tokenizer)")
+            raise UsageError(
+                f"a tokenizer is needed for the text {given!r}", hint=f"{_EFFECTS}(model, text, tokenizer)"
+            )
         given = tokenizer(given, return_tensors="pt")
     accepted = inspect.signature(model.forward).parameters
     if not isinstance(given, Mapping):
@@ -165,12 +161,10 @@ def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
         raise UsageError(f"replace {settings.replace!r} is not known", hint=", ".join(REPLACEMENTS))
     if settings.screen is not None and settings.screen < 1:
         raise UsageError(f"screen {settings.screen} is below 1")
-    given = {
-        name: option for name, option in options_of(EffectSettings) if getattr(settings, name) not in (None, False)
-    }
-    for name, option in given.items():
-        for other in given.keys() & option.excludes:
-            raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
+    for name, option in options_of(EffectSettings):
+        for other in option.excludes:
+            if getattr(settings, name) and getattr(settings, other):
+                raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
 
 
 # ---------------------------------------------------------------------------------------------------------------- removed
@@ -254,35 +248,32 @@ class _Removing:
     def __init__(self, model: nn.Module) -> None:
         self.model, self.opened = model, ExitStack()
         self._wanted, self._done, self._layers = list[Removal](), set[Removal](), list[LayerKey]()
-        self._n_passes, self._pass = 0, ModelPass(1)
+        self._pass = ModelPass(1)
 
     @contextmanager
     def without(self, removals: Sequence[Removal]) -> Iterator[None]:
         """A context with more removals. Raises `MhaError` at its end if not all took place."""
         self._wanted += removals
-        n_before, name = self._n_passes, type(self.model).__name__
+        before, name = self._pass, type(self.model).__name__
         try:
             yield
         finally:
             self._wanted = [removal for removal in self._wanted if removal not in removals]
             if not self._wanted:
                 self.opened.close()
-        if self._n_passes == n_before:
+        if self._pass is before:
             hint = "call this object inside the with block; copies and wrappers are different objects"
             raise _refused(f"{name} was not called within {_REMOVED}, so nothing was removed", hint, "not-called")
         for removal in removals:
             if removal not in self._done:
                 known = ", ".join(f"{kind}.{n}" for kind, n in self._layers) or "none"
-                what = f"layer {removal.layer[1]}"
-                if removal.keys:
-                    what = f"query {removal.queries[0]} and key {removal.keys[0]} of {what}"
-                message = f"{what} did not occur in the calls of {name}: not all was removed"
+                cell = f"query {removal.queries[0]} and key {removal.keys[0]} of " if removal.keys else ""
+                message = f"{cell}layer {removal.layer[1]} did not occur in the calls of {name}: not all was removed"
                 raise _refused(message, f"layers with attention: {known}")
 
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""
         self._pass = began
-        self._n_passes += 1
 
     def end(self, *, is_whole: bool) -> None:
         """A pass is over."""

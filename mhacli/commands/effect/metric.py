@@ -46,7 +46,8 @@ def read(
 ) -> Reading:
     """The output of one pass over `n_rows` sequences, one of each row, or one with all rows, at the positions `at`. Logits of
     tokens are computed only there."""
-    head, hidden = None if metric else language_head(model), list[Tensor]()
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") and metric is None else None
+    hidden = list[Tensor]()
     more: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
     def take(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -60,9 +61,8 @@ def read(
     if metric is not None:
         value = torch.as_tensor(metric(outputs)).double()
         if value.numel() != 1:
-            raise UsageError(
-                f"metric gives {tuple(value.shape)}, not a number", hint="such as lambda out: out.logits[0, 3]"
-            )
+            shape, hint = tuple(value.shape), "such as lambda out: out.logits[0, 3]"
+            raise UsageError(f"metric gives {shape}, not a number", hint=hint)
         return Reading("metric", value.reshape(1, 1), value.reshape(1, 1))
     named = outputs if isinstance(outputs, Mapping) else {}
     cache, logits = named.get("past_key_values"), named.get("logits")
@@ -84,17 +84,11 @@ def _vectors(outputs: Any, at: Sequence[int], n_rows: int) -> Float[Tensor, "row
     values = [*outputs.values()] if isinstance(outputs, Mapping) else outputs
     first = values if isinstance(values, Tensor) else next((x for x in values if isinstance(x, Tensor)), None)
     if first is None or not 2 <= first.ndim <= 3:
-        raise UsageError(
-            f"no vector or logits are found in the output, a {type(outputs).__name__}", hint="give a metric"
-        )
+        kind = type(outputs).__name__
+        raise UsageError(f"no vector or logits are found in the output, a {kind}", hint="give a metric")
     if first.shape[0] != n_rows:  # a single sequence without an axis of its own, or with it behind that of tokens
         first = first[None] if first.ndim == 2 else first.transpose(0, 1)
     return first if first.ndim == 2 else first[:, at].flatten(0, 1)
-
-
-def language_head(model: Any) -> nn.Module | None:
-    """The module that computes logits of tokens, None for a model without."""
-    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:

@@ -29,6 +29,7 @@ _MASKS = ("attention_mask", "mask", "allowed", "attn_mask")
 torch's own attention, which is True for hidden cells."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a module, without and with names."""
+Edit = Callable[[tuple[Any, ...], dict[str, Any]], Arguments]
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Parts:
 
     Of each attention: its module, its output projection, the outputs z of its heads, the visible cells if no mask shows them, and
     the number of `blocks` that finished `before` it. `outputs` are those of the blocks for one text; a model that runs a block
-    twice has none before its attentions.
+    twice has none before its attentions. `reading` is the output of the pass.
     """
 
     modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class Parts:
     before: dict[LayerKey, int] = field(default_factory=dict)
     blocks: list[nn.Module] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
+    reading: Any = None
 
     def n_skipped(self, layers: set[LayerKey]) -> int:
         """The number of blocks that need not run again for removals in these layers."""
@@ -155,12 +157,7 @@ def _is_removed(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
     return name is not None
 
 
-def _edit(
-    stack: ExitStack,
-    modules: Mapping[LayerKey, nn.Module],
-    layer: LayerKey,
-    edited: Callable[[tuple[Any, ...], dict[str, Any]], Arguments],
-) -> None:
+def _edit(stack: ExitStack, modules: Mapping[LayerKey, nn.Module], layer: LayerKey, edited: Edit) -> None:
     """Edits the arguments of a layer's module until the stack is closed. Layers may share it, and then it runs once for each."""
     sharing = [key for key, module in modules.items() if module is modules[layer]]
     runs = count()

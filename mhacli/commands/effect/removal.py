@@ -61,7 +61,9 @@ def without(
                     edges.setdefault(query - start + row * width, []).append((row, removal))
     visible, emptied = set[int](), set[int]()
     for query, here in edges.items():
-        _cut_edges(z, call, query, here, start=start, width=width, visible=visible, emptied=emptied)
+        was_visible, is_empty = _cut_edges(z, call, query, here, start=start, width=width)
+        visible.update(row for row, _ in here if was_visible[0 if width else row].any())
+        emptied.update(row for row, _ in here if is_empty[0 if width else row].any())
     for row, removals in rows.items():
         sequence, shift = (0, row * width - start) if width else (row, -start)
         for removal in removals:  # after the edges, which bring no head back
@@ -83,17 +85,10 @@ def stand_in(
 
 
 def _cut_edges(
-    z: Tensor,
-    call: Call,
-    query: int,
-    edges: Sequence[tuple[int, Removal]],
-    *,
-    start: int,
-    width: int,
-    visible: set[int],
-    emptied: set[int],
-) -> None:
-    """Removes edges of one query from the z of several rows: its weights are computed again without the scores of their keys."""
+    z: Tensor, call: Call, query: int, edges: Sequence[tuple[int, Removal]], *, start: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """Removes edges of one query from the z of several rows: its weights are computed again without the scores of their keys.
+    Whether a removed weight was visible, and whether no key is left, of each sequence and head."""
     assert call.v is not None
     batch, n_heads, n_queries, n_keys = call.shape
     part = call.cropped(slice(query, query + 1), slice(None))
@@ -117,7 +112,4 @@ def _cut_edges(
     group = n_heads // call.v.shape[1]
     v = call.v.to(weights.dtype)[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
     z[:, :, query] = torch.where(was_visible, weights @ v, z[:, :, query, None]).squeeze(2).to(z.dtype)
-    is_empty = was_visible & (weights.sum(dim=-1, keepdim=True) == 0)
-    for row, _ in edges:
-        visible |= {row} if bool(was_visible[0 if width else row].any()) else set()
-        emptied |= {row} if bool(is_empty[0 if width else row].any()) else set()
+    return was_visible, was_visible & (weights.sum(dim=-1, keepdim=True) == 0)

@@ -82,30 +82,25 @@ class EffectRun:
         self._pass_seconds = perf_counter() - began
         return reading
 
-    @property
-    def parts(self) -> Parts:
-        """The parts of the model."""
-        return self._found[0]
-
     @cached_property
-    def _found(self) -> tuple[Parts, Reading]:
-        """The parts of the model, found in one pass in which every z was replaced by itself, and its output, with keys and values
-        if later passes may begin behind them."""
+    def parts(self) -> Parts:
+        """The parts of the model, found in one pass in which every z was replaced by itself. Its output has keys and values if
+        later passes may begin behind them."""
         parts, asked, config = Parts(), self.settings, getattr(self.model, "config", None)
         begins_later = asked.at is not None or asked.edges or asked.cut is not None
         can_cache = self.has_batches and set(self.inputs) == {"input_ids"} and getattr(config, "use_cache", False)
         with finding(self.model, parts):
-            reading = self._read(use_cache=True) if can_cache and begins_later else self._read()
+            parts.reading = self._read(use_cache=True) if can_cache and begins_later else self._read()
         if not parts.z:
             hint = "its z is not seen where a model computes attention in a way of its own"
             raise MhaError("no attention gives head outputs that could be replaced", hint=hint, code="no-attention")
-        return parts, reading
+        return parts
 
     @cached_property
     def start(self) -> int:
         """The position at which passes begin, 0 if rows cannot continue from the keys and values before it."""
         start = min([removal.first for item in self.plan for removal in item] + [self.position])
-        cache, n_run = self._found[1].cache, (self.position + 1 - start) * LEAST_ROWS
+        cache, n_run = self.parts.reading.cache, (self.position + 1 - start) * LEAST_ROWS
         if not start or cache is None or n_run > PACKED_TOKENS:
             return 0
         if not {type(layer).__name__ for layer in cache.layers} <= _GROWING:
@@ -134,7 +129,7 @@ class EffectRun:
         own = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         seen = torch.nn.functional.pad(torch.block_diag(*[own] * n_rows), (start, 0), value=True)
         mask = torch.zeros(seen.shape, dtype=dtype_of(self.model), device=ids.device)
-        cache = copy.copy(self._found[1].cache)
+        cache = copy.copy(self.parts.reading.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         inputs = {
             "input_ids": ids.repeat(1, n_rows),
@@ -284,7 +279,7 @@ class EffectRun:
             moved, plain = self._moved_by_rounding(), self.untouched.vector[0]
             largest = max(float((vector - plain).abs().max()) for vector in self._vectors.values())
             tolerance = moved if tolerance < moved <= largest * _PART_OF_CHANGE else tolerance
-        is_same = torch.equal(self._found[1].vector, self.untouched.vector)
+        is_same = torch.equal(self.parts.reading.vector, self.untouched.vector)
         sizes = {item: found[self.measure] for item, found in self.results.items() if item not in self._emptied}
         for item in _largest_and_others(sizes, self.settings.verify):
             with removed_otherwise(self.plan[item], self.parts) as is_done:

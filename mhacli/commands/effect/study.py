@@ -287,6 +287,7 @@ class EffectStudy:
     def _summary(self) -> EffectSummary:
         done, (measured, _, scores, _) = self.effects, self.effects.untouched
         target, versus = done.target or (None, None)
+        target_name, versus_name = (None if n is None else self._outcome(n) for n in (target, versus))
         logit = logprob = rank = None
         if target is not None and scores is not None:
             logit = float(compared(scores, (target, versus))[0])
@@ -295,9 +296,9 @@ class EffectStudy:
         return EffectSummary(
             metric=done.measure,
             position=done.position,
-            target=None if target is None else self._outcome(target),
+            target=target_name,
             target_id=target,
-            versus=None if versus is None else self._outcome(versus),
+            versus=versus_name,
             versus_id=versus,
             logit=logit,
             logprob=logprob,
