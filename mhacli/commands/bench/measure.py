@@ -93,8 +93,7 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     if sweep.threads is not None:
         torch.set_num_threads(sweep.threads)
     where = asdict(environment(device, sweep.device)) | {"cpu_name": cpu_name(), "n_cpus": n_cpus()}
-    where["driver"] = driver() if device.type == "cuda" else None
-    where["load_average"] = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    where |= {"driver": driver() if device.type == "cuda" else None, "load_average": os.getloadavg()[0]}
     rows: list[BenchRow] = []
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         rates = [_product_rate(dtype, device) for dtype in {"float32", *full.dtypes}]  # a kernel may widen to float32
@@ -124,15 +123,13 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
     cells = n_tokens * row.n_heads * row.k_len
     visible = cells - row.is_masked * n_tokens * row.n_heads * (row.q_len - 1) // 2
     tensors = 2 * n_tokens * width + 2 * row.batch * row.n_kv_heads * row.k_len * row.d_head
-    n_products, n_passes = {"forward": (2, 1), "backward": (5, 2), "both": (7, 3)}[row.direction]
-    n_matrices = 0 if row.backend not in _HOLDS_SCORES else 2 if row.direction == "forward" else 3
-    needed = tensors * (2 * item + 24) + n_matrices * cells * max(item, 4)
-    flops, moved = 2 * visible * row.d_head * n_products, tensors * n_passes
+    n_products, n_passes, n_layers = {"forward": (2, 1, 1), "backward": (5, 2, 1), "both": (7, 3, 2)}[row.direction]
+    flops, moved, needed = 2 * visible * row.d_head * n_products, tensors * n_passes, tensors * (2 * item + 24)
     if row.backend in LAYERS:
-        n_layers = 2 if row.direction == "both" else 1
-        with_pattern = cells if row.backend == "torch-mha-weights" else 0
         flops += 8 * n_tokens * width * width * n_layers
-        moved = (2 * n_tokens * width + 4 * width * width + with_pattern) * n_layers
+        moved = (2 * n_tokens * width + 4 * width * width) * n_layers
+    if row.backend in _HOLDS_SCORES:
+        needed += (n_layers + 1) * cells * max(item, 4)
     row = replace(row, flops=flops, bytes=moved * item, flops_per_byte=flops / (moved * item))
     if not fits(needed, available):
         reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
@@ -187,10 +184,10 @@ def _first_calls(
     leaves, exact = problem(row.backend in LAYERS)
     call = _call(row, leaves, seed)
     whole = partial(_results, call, leaves, row.direction)
-    first_s = seconds_of(whole, 1, device)
+    row = replace(row, first_s=seconds_of(whole, 1, device))
     results, ran, peak = _watched(row, whole, device)
     is_fallback = row.backend in ("sdpa", "torch-mha") and ran in ("math", "unfused")
-    row = replace(row, first_s=first_s, ran=ran, is_fallback=is_fallback, extra_bytes=peak)
+    row = replace(row, ran=ran, is_fallback=is_fallback, extra_bytes=peak)
     if exact is not None:
         pairs = zip(results, exact, strict=True)
         errors = torch.cat([(ours.detach().to(of.device).double() - of).abs().flatten() for ours, of in pairs])
@@ -305,12 +302,8 @@ def _layer_call(row: BenchRow, x: Tensor, seed: int) -> Callable[[], Tensor]:
         parameter.data.normal_(std=width**-0.5, generator=generator)
     layer = layer.to(getattr(torch, row.dtype)).to(x)
     mask = nn.Transformer.generate_square_subsequent_mask(row.q_len, x.device, x.dtype) if row.is_masked else None
-    how = {
-        "need_weights": row.backend == "torch-mha-weights",
-        "average_attn_weights": False,
-        "is_causal": row.is_masked,
-    }
-    return lambda: layer(x, x, x, attn_mask=mask, **how)[0]
+    call = partial(layer, x, x, x, attn_mask=mask, is_causal=row.is_masked, average_attn_weights=False)
+    return lambda: call(need_weights=row.backend == "torch-mha-weights")[0]
 
 
 def _watched(row: BenchRow, call: Callable[[], Leaves], device: torch.device) -> tuple[Leaves, str, int | None]:

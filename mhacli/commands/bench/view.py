@@ -27,7 +27,6 @@ from mhacli.render.csv import cell_text
 from mhacli.render.page.elements import Html, table, tag, text
 from mhacli.text.escape import visible
 
-_SHORT_S = 1e-3
 _SPARE = ("ratio", "memory", "error", "interval", "rate", "quartiles")
 """The numbers at the longest length that are shown beside all times, as far as there is room."""
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
@@ -170,7 +169,7 @@ def _legend(benchmark: Benchmark) -> Iterator[str]:
     yield "* fastest, or not certainly slower"
     yield f"ratio to the fastest, memory of torch's allocator, error against float64: at {', '.join(lengths)}"
     is_on_cuda = benchmark.environment["device"].startswith("cuda")  # its clock excludes the overhead of calls
-    if not is_on_cuda and any((row.median_s or 0.0) < _SHORT_S for row in timed):
+    if not is_on_cuda and any((row.median_s or 0.0) < 1e-3 for row in timed):
         yield "below a millisecond mostly the cost of calling torch"
     if not all(row.is_sure for row in timed):
         yield "too few rounds: intervals are the whole range of the times"
@@ -188,8 +187,7 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
         yield f"driver {e['driver']}"
     yield f"{count_of(e['threads'], 'thread')} of {count_of(e['n_cpus'], 'core')}"
     yield f"torch {e['torch']}"
-    if e["load_average"] is not None:
-        yield f"load {e['load_average']:.1f} at the start"
+    yield f"load {e['load_average'] or 0:.1f} at the start"
     yield f"seed {benchmark.seed}"
 
 
@@ -197,9 +195,8 @@ def _changes(comparison: Comparison) -> Iterator[RenderableType]:
     """Each size's ratio to the baseline, the rows that cannot be compared, and the outcome."""
     yield Text(f"\nagainst {visible(comparison.baseline)}", style="bold")
     for size, changes in groupby(comparison.changes, key=itemgetter("name")):
-        columns = plain_table(
-            ("backend", False), *((name, True) for name in ("then", "now", "now/then", "95 %")), ("", False)
-        )
+        headings = [(name, True) for name in ("then", "now", "now/then", "95 %")]
+        columns = plain_table(("backend", False), *headings, ("", False))
         for change in changes:
             cells = [seconds_text(change["baseline_s"]), seconds_text(change["median_s"]), ratio_text(change["ratio"])]
             cells.append(f"{ratio_text(change['ratio_low'])}–{ratio_text(change['ratio_high'])}")
@@ -227,21 +224,7 @@ def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------------------- plots
 
 
-_COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#8C6D31",
-    "#7B3294",
-    "#5AAE61",
-)
-"""Colours that differ without red-green vision; marks differ too. Source of the first seven: Okabe and Ito 2008, "Color
-Universal Design"."""
-_MARKS = "osD^vP*X<>h"
+_MARKS = "osD^vP*X<>"
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "mha", "font.family": "sans-serif", "font.size": 9, "axes.grid": True,
     "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
@@ -283,10 +266,9 @@ def _page(benchmark: Benchmark, picture: str) -> str:
     for family, rows in families(benchmark.rows):
         lines = []
         for row in rows:
-            numbers = _numbers(row)
-            cells = (
-                [numbers[name] for name in _PAGE_COLUMNS] if row.interval else [visible(f"{row.status}: {row.reason}")]
-            )
+            cells = [_numbers(row)[name] for name in _PAGE_COLUMNS]
+            if row.interval is None:
+                cells = [visible(f"{row.status}: {row.reason}")]
             lines.append([text(cell) for cell in (_kernel_text([row]), size_text(row), *cells)])
         headings = [words[name].heading for name in ("backend", "size", *_PAGE_COLUMNS)]
         parts.append(table(family, headings, lines))
@@ -301,7 +283,7 @@ def _about(benchmark: Benchmark) -> str:
 def _svg(benchmark: Benchmark) -> str:
     """Time on the left and rate on the right against length, for each family of sizes."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs its caches
-    import matplotlib
+    import matplotlib.style
     from matplotlib.figure import Figure
 
     timed = [row for row in benchmark.rows if row.interval is not None]
@@ -309,11 +291,10 @@ def _svg(benchmark: Benchmark) -> str:
     for row in timed:  # lengths of several batches are lines of their own
         series.setdefault(f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family, []).append(row)
     backends, about = list(dict.fromkeys(row.backend for row in timed)), _about(benchmark)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.style.context(["tableau-colorblind10", _STYLE]):
         figure = Figure(figsize=(10, 3.6 * len(series) + 0.8), layout="constrained")
-        for (title, rows), (left, right) in zip(
-            series.items(), figure.subplots(len(series), 2, squeeze=False), strict=True
-        ):
+        axes = figure.subplots(len(series), 2, squeeze=False)
+        for (title, rows), (left, right) in zip(series.items(), axes, strict=True):
             left.set_title(visible(title), loc="left", fontsize=9)
             _plot(rows, backends, left, right)
         figure.supxlabel(about.replace("$", r"\$"), fontsize=7, color="#555555", wrap=True)  # $ would begin a formula
@@ -325,12 +306,10 @@ def _svg(benchmark: Benchmark) -> str:
 def _plot(rows: Sequence[BenchRow], backends: Sequence[str], left: Any, right: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    for backend, colour, marker in zip(backends, _COLOURS, _MARKS, strict=False):
+    for place, backend in enumerate(backends):
         line = [row for row in rows if row.backend == backend]
-        lengths, look = (
-            [row.k_len for row in line],
-            {"color": colour, "marker": marker, "markersize": 4, "label": backend},
-        )
+        lengths, colour = [row.k_len for row in line], f"C{place}"
+        look = {"color": colour, "marker": _MARKS[place], "markersize": 4, "label": backend}
         median, low, high = ([1e3 * getattr(row, name) for row in line] for name in ("median_s", "p25_s", "p75_s"))
         left.plot(lengths, median, **look)
         left.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)

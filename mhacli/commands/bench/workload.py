@@ -136,18 +136,14 @@ _list: Any = partial(setting, (), metavar="LIST", common=True)
 _like: Any = partial(like, Config, value=(), metavar="LIST", low=None, high=None, common=True)
 
 
-def _backends(word: str) -> tuple[str, ...]:
-    chosen = words_of(*BACKENDS, "all")(word)
-    return BACKENDS if "all" in chosen else chosen
-
-
 @dataclass(frozen=True)
 class Sweep:
     """The sizes to measure, all lists combined, and how. `plan` fills in empty lists for a type of device."""
 
     # fmt: off
     backends: tuple[str, ...] = _list(
-        _COMPUTED, _BACKENDS, default="those that suit the device", parse=_backends, words=(*BACKENDS, "all"))
+        _COMPUTED, _BACKENDS, default="those that suit the device", parse=words_of(*BACKENDS, "all"),
+        words=(*BACKENDS, "all"))
     directions: tuple[Direction, ...] = setting(
         ("forward",), _COMPUTED, "Pass to time: forward, backward, or both.", "--direction", default="forward",
         parse=words_of(*get_args(Direction)), metavar="LIST", common=True)
@@ -177,8 +173,8 @@ class Sweep:
         """The sweep itself. Raises `UsageError` for unknown backends and invalid sizes."""
         require_ranges(self)
         Config(d_model=1, n_heads=1, device=self.device).resolved()
-        if unknown := [name for name in self.backends if name not in BACKENDS]:
-            raise UsageError(f"--backends {unknown[0][:40]!r} is not among {', '.join(BACKENDS)}")
+        if unknown := {*self.backends} - {*BACKENDS, "all"}:
+            raise UsageError(f"--backends {min(unknown)[:40]!r} is not among {', '.join(BACKENDS)}")
         if self.decode and self.directions != ("forward",):
             chosen = ",".join(self.directions)
             raise UsageError(f"--direction {chosen} does not go with --decode: a decoding step has no backward pass")
@@ -195,20 +191,21 @@ class Sweep:
         """
         is_gpu = kind == "cuda"
         width, n_tokens = (2048, 16_384) if is_gpu else (512, 1024)
-        suited = BACKENDS if is_gpu else (*_ON_CPU, *LAYERS)
-        lengths = "512..32k" if is_gpu else "256..2k"
+        suited, lengths = BACKENDS if is_gpu else (*_ON_CPU, *LAYERS), "512..32k" if is_gpu else "256..2k"
         if self.decode:
             suited, lengths = suited[: -len(LAYERS)], "1k..64k" if is_gpu else "512..8k"
+        backends = BACKENDS if "all" in self.backends else self.backends or suited
         dtypes: tuple[Dtype, ...] = self.dtypes or ("bfloat16" if is_gpu else "float32",)
-        full = replace(self, backends=self.backends or suited, d_head=self.d_head or (64,), dtypes=dtypes)
+        full = replace(self, backends=backends, d_head=self.d_head or (64,), dtypes=dtypes)
         full = replace(full, lengths=self.lengths or counts(lengths))
         sizes: dict[tuple[Any, ...], list[BenchRow]] = {}
-        for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
-            for n_heads in full.n_heads or (max(1, width // d_head),):
-                kv_heads, batches = full.n_kv_heads or (n_heads,), full.batch or (1 if full.decode else None,)
-                for n_kv_heads, batch, k_len in product(kv_heads, batches, full.lengths):
-                    Config(d_model=1, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
-                    n, q_len = batch or max(1, n_tokens // k_len), 1 if full.decode else k_len
-                    size = (n, n_heads, n_kv_heads, d_head, q_len, k_len, dtype, full.causal, direction)
-                    sizes[size] = [BenchRow(*size, name, "ok") for name in full.backends]
+        lists = (full.dtypes, full.directions, full.d_head, full.n_heads or (0,), full.n_kv_heads or (0,))
+        for dtype, direction, d_head, heads, kv_heads in product(*lists):
+            n_heads = heads or max(1, width // d_head)
+            n_kv_heads = kv_heads or n_heads
+            Config(d_model=1, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
+            for n, k_len in product(full.batch or (int(full.decode),), full.lengths):
+                batch, q_len = n or max(1, n_tokens // k_len), 1 if full.decode else k_len
+                size = (batch, n_heads, n_kv_heads, d_head, q_len, k_len, dtype, full.causal, direction)
+                sizes[size] = [BenchRow(*size, name, "ok") for name in full.backends]
         return full, [*sizes.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,41 +24,41 @@ _SIZE = (2, 6, 97, 48)
 _TF32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
 
 
-def devices_of(requested: str) -> tuple[Mapping[str, Any], ...]:
-    """All devices, or one by its name. Raises `MhaError` if it is missing."""
+def examine_machine(
+    requested: str, dtype: Dtype | None, seed: int
+) -> tuple[tuple[Mapping[str, Any], ...], list[HealthCheck]]:
+    """All devices, or one by its name, and the checks of devices, threads and the block of statistics, and of attention in every
+    dtype or one. Raises `MhaError` if the device is missing."""
     names = [requested]
     if requested == "auto":
         names = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
         names += ["mps"] if torch.backends.mps.is_available() else []
-    devices = []
-    for name in names:
-        device, total = choose_device(name), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if device.type == "cuda":
-            total = torch.cuda.get_device_properties(device).total_memory
-        what = environment(device, name).device_name
-        devices.append({"name": name, "what": what, "total_bytes": total, "free_bytes": free_bytes(name)})
-    return tuple(devices)
-
-
-def check_machine(devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, seed: int) -> Iterator[HealthCheck]:
-    """The checks of devices, threads and the block of statistics, and of attention in every dtype or one."""
+    devices = tuple(_device(name) for name in names)
     described = [f"{each['name']}: {each['what']}, {format_size(each['free_bytes'])} free" for each in devices]
     is_unused = driver() is not None and not torch.cuda.is_available()
     advice = "this torch cannot use the NVIDIA GPU that is here: pytorch.org lists the build for its driver"
-    yield _row("devices", "; ".join(described), advice if is_unused else "")
+    checks = [_row("devices", "; ".join(described), advice if is_unused else "")]
     n, cores, stated = torch.get_num_threads(), n_cpus(), os.environ.get("OMP_NUM_THREADS", "")
     most = max(n, int(stated) if stated.isdecimal() else 0)  # more than cores are slow, but not wrong
     message = f"{n} of {cores} cores (OMP_NUM_THREADS{'=' + stated if stated else ' is not set'})"
-    yield _row("threads", message, f"set OMP_NUM_THREADS={cores}, or leave it out" * (most > cores), most, cores)
+    advice = f"set OMP_NUM_THREADS={cores}, or leave it out" if most > cores else ""
+    checks.append(_row("threads", message, advice, most, cores))
     blocks = ["torch", "the compiled block"] if c_block() is None else ["the compiled block", "torch"]
-    yield _row("statistics", f"{blocks[0]} computes statistics of heads, not {blocks[1]}")
+    checks.append(_row("statistics", f"{blocks[0]} computes statistics of heads, not {blocks[1]}"))
     if torch.get_default_dtype() != torch.float32:
         message = f"torch's default dtype is {torch.get_default_dtype()}, not float32"
-        yield _row("default dtype", message, "leave out torch.set_default_dtype")
-    for device in devices:
-        for kind in [*TOLERANCES][::-1] if dtype is None else [dtype]:
-            if (device["name"], kind) != ("mps", "float64"):
-                yield _check_attention(device["name"], kind, seed)
+        checks.append(_row("default dtype", message, "leave out torch.set_default_dtype"))
+    dtypes = [*TOLERANCES][::-1] if dtype is None else [dtype]
+    pairs = [(name, kind) for name in names for kind in dtypes if (name, kind) != ("mps", "float64")]
+    return devices, [*checks, *(_check_attention(name, kind, seed) for name, kind in pairs)]
+
+
+def _device(name: str) -> Mapping[str, Any]:
+    device, total = choose_device(name), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    what = environment(device, name).device_name
+    return {"name": name, "what": what, "total_bytes": total, "free_bytes": free_bytes(name)}
 
 
 def _row(name: str, message: str, advice: str = "", value: int | None = None, most: int | None = None) -> HealthCheck:

@@ -74,15 +74,15 @@ def _installation(device: str, dtype: Dtype | None, seed: int, began: float) -> 
     about = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": device}
     about["platform"], devices = f"{platform.system()} {platform.machine()}", tuple[Mapping[str, Any], ...]()
     try:
-        from mhacli.commands.doctor.machine import check_machine, devices_of
+        from mhacli.commands.doctor.machine import examine_machine
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
         missing = str(getattr(fault, "name", "")).partition(".")[0]
         name = missing if missing in _REQUIRED else "torch"
         advice = f"pip install --force-reinstall {name}"
         checks.append(HealthCheck(name, False, f"it cannot be imported: {str(fault)[:200]}", advice=advice))
     else:
-        devices = devices_of(device)
-        checks += check_machine(devices, dtype, seed)
+        devices, of_machine = examine_machine(device, dtype, seed)
+        checks += of_machine
     return Report(tuple(checks), libraries, about, devices, seed=seed, time_s=perf_counter() - began)
 
 
@@ -93,19 +93,16 @@ def _libraries() -> tuple[tuple[Mapping[str, str | None], ...], list[HealthCheck
 
     ranges, libraries, checks = needed_ranges(), [], []
     for row, names in (("libraries", _REQUIRED), ("extras", tuple(_EXTRAS))):
-        words, missing, wrong = [], [], []
+        words, unfit, is_fault = [], [], False
         for name in names:
-            version, needs, extra = None, ranges.get(name, ""), _EXTRAS.get(name)
+            version, needs = None, ranges.get(name, "")
             with suppress(metadata.PackageNotFoundError):
                 version = metadata.version(name)
-            libraries.append({"name": name, "version": version, "needs": needs, "extra": extra})
+            libraries.append({"name": name, "version": version, "needs": needs, "extra": _EXTRAS.get(name)})
             words.append(f"{name} {version or 'missing'}")
-            if version is None and extra:
-                missing.append(name)
-            elif version is None or not SpecifierSet(needs).contains(version, prereleases=True):
-                wrong.append(name)
-                words[-1] += f" (mha needs {needs})"
-        advice = installing(*wrong, *missing) if wrong or missing else ""
-        ok = False if wrong else None if missing else True
-        checks.append(HealthCheck(row, ok, ", ".join(words), advice=advice))
+            if version is None or not SpecifierSet(needs).contains(version, prereleases=True):
+                unfit.append(name)
+                is_fault = is_fault or version is not None or name in _REQUIRED
+        ok = False if is_fault else None if unfit else True
+        checks.append(HealthCheck(row, ok, ", ".join(words), advice=installing(*unfit) if unfit else ""))
     return tuple(libraries), checks

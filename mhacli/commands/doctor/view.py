@@ -12,10 +12,11 @@ from rich.text import Text
 from mhacli.commands.check import ExaminedModel, HealthCheck
 from mhacli.commands.doctor.result import Report
 from mhacli.record.glossary import words_of
-from mhacli.render.base.format import count_of, filled, plain_table
+from mhacli.render.base.format import count_of, filled, or_dash, plain_table
 from mhacli.render.base.options import Screen
 from mhacli.text.escape import visible
 
+_NUMBER = "{:.2g}".format
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
 
 
@@ -42,7 +43,7 @@ def _in_brief(checks: Sequence[HealthCheck]) -> list[HealthCheck]:
     right = [check for check in checks if check.name.startswith("attention ") and check.ok]
     brief = [check for check in checks if check not in right]
     for device, of_device in groupby(right, key=lambda check: check.name.rpartition(" ")[0]):
-        errors = [f"{_number(check.value)} in {check.name.rpartition(' ')[2]}" for check in of_device]
+        errors = [f"{or_dash(check.value, _NUMBER)} in {check.name.rpartition(' ')[2]}" for check in of_device]
         brief.append(HealthCheck(device, True, f"largest difference from float64: {', '.join(errors)}"))
     return brief
 
@@ -69,16 +70,7 @@ def _table(checks: Sequence[HealthCheck], *, has_numbers: bool) -> Table:
     for check in checks:
         message = visible(". ".join([check.message, check.meaning] if check.meaning else [check.message]))
         message += f"\n→ {visible(check.advice)}" if check.advice else ""
-        numbers = [_number(check.value), _number(check.tolerance)] if has_numbers else []
+        numbers = [or_dash(number, _NUMBER) for number in (check.value, check.tolerance)] if has_numbers else []
         status = Text("warning" if check.status == "care" else check.status, style=_STYLES[check.status])
         table.add_row(visible(check.name), status, *numbers, Text(message))
     return table
-
-
-def _number(value: float | None) -> str:
-    """A number in seven columns: `0`, `2`, `3.4e-07`, `0.25`."""
-    if value is None:
-        return "–"
-    if value == round(value) and abs(value) < 1e15:
-        return str(round(value))
-    return f"{value:.2g}" if 1e-2 <= abs(value) < 1e3 else f"{value:.1e}"
