@@ -68,28 +68,26 @@ def vocab(
     room = len(rows) if everything or top is not None else MAX_ROWS
     print_report(
         output,
-        view=lambda on: vocabulary_table(rows, counts, room),
+        view=lambda on: vocabulary_table(rows, counts, room, on.width),
         json=lambda: [vocabularies.to_json(rows, config.tokenizer)],
     )
     note_written(output)
 
 
-def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int) -> RenderableType:
+def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, width: int) -> RenderableType:
     """Token, id, count and bytes; the first and last rows if there are more than `room`."""
     from rich.console import Group
     from rich.text import Text
 
-    from mhacli.render.base.format import count_of, left_out, plain_table
-    from mhacli.render.base.options import balanced
+    from mhacli.render.base.format import count_of
+    from mhacli.views.doc import Column, Table
+    from mhacli.views.terminal import table
 
-    table = plain_table(("id", True), ("token", False), ("count", True), ("bytes", True))
-    table.columns[1].no_wrap, table.columns[1].min_width = False, 5  # on a narrow screen this column shrinks first
-    shown = balanced(len(rows), room)
-    for place, index in enumerate(shown.shown):
-        if shown.hidden and place == shown.before:
-            table.add_row("⋮", left_out(shown.hidden))
-        row = rows[index]
-        token = Text(token_label(row.token), "bold", no_wrap=True, overflow="ellipsis")
-        table.add_row(str(row.id), token, f"{row.count:,}", str(row.bytes))
-    caption = f"{count_of(counts.total(), 'token')}, {len(counts)} distinct"
-    return Group(Text(caption, style="bold"), table)
+    columns: list[Column[Entry]] = [
+        Column(heading="id", value=lambda row: row.id, unit="id"),
+        Column(heading="token", value=lambda row: token_label(row.token), least=5, style=lambda row: "bold"),
+        Column(heading="count", value=lambda row: row.count, unit="integer"),
+        Column(heading="bytes", value=lambda row: row.bytes, unit="id"),
+    ]
+    caption = Text(f"{count_of(counts.total(), 'token')}, {len(counts)} distinct", style="bold")
+    return Group(caption, *table(Table(columns=columns, rows=rows, most=room, has_ends=True), width))
