@@ -138,10 +138,8 @@ def _template_values(f: Facts) -> Mapping[str, Any]:
     }
     slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]
     return {name: _When(holds) for name, holds in conditions.items()} | {
-        "d_input": f.size("d_input"),
         "n_concat": f.size("head·d_v"),
         "half": d_head // 2,
-        "width": f.input_axis,
         "place": "place of i" if f.has_separate_positions else "i",
         "pair": f"j and j + {d_head // 2}" if config.positions == "rope" else "2j and 2j + 1",
         "slopes": ", ".join(slopes[:4]) + ", …" * (len(slopes) > 4),
@@ -207,16 +205,17 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
 class Site:
     """One point of the computation.
 
-    `axes` are axis names; `sources` are the sites of which it may be a view, with no arithmetic between. `flops` counts
-    floating point operations: 2 per multiply-add of a matrix product, 1 per other operation on a number (add, multiply,
-    exp, tanh, max, divide), 0 per copy. `parameters` names the weights used, without `.weight` and `.bias`.
+    `axes` are axis names; `d_out` is the width of the layer's output, and `batch?` stands where sequences count positions
+    separately. `sources` are the sites of which it may be a view, with no arithmetic between. `parameters` names the
+    weights used, without `.weight` and `.bias`. `operations` counts the floating point operations of its n numbers: 2 per
+    multiply-add of a matrix product, 1 per other operation on a number (add, multiply, exp, tanh, max, divide), 0 per copy.
     """
 
     name: str
-    axes: str | Callable[[Facts], str]
-    sources: tuple[str, ...] = ()
-    flops: Callable[[Facts], int] = lambda _: 0
+    axes: str
+    operations: Callable[[Facts, int], int] = lambda f, n: 0
     parameters: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     @property
     def words(self) -> Word:
@@ -225,8 +224,20 @@ class Site:
 
     def axes_for(self, facts: Facts) -> tuple[str, ...]:
         """The axis names under these facts."""
-        axes = self.axes(facts) if callable(self.axes) else self.axes
-        return tuple(facts.input_axis if axis == "d_input" else axis for axis in axes.split())
+        named = {
+            "batch?": "batch" if facts.has_separate_positions else "",
+            "d_input": facts.input_axis,
+            "d_out": "d_model" if facts.config.out_proj else "head·d_v",
+        }
+        return tuple(filter(None, (named.get(axis, axis) for axis in self.axes.split())))
+
+    def shape_for(self, facts: Facts) -> tuple[int, ...]:
+        """The required shape of the tensor."""
+        return tuple(facts.size(axis) for axis in self.axes_for(facts))
+
+    def flops(self, facts: Facts) -> int:
+        """The floating point operations under these facts."""
+        return self.operations(facts, prod(self.shape_for(facts)))
 
     def in_general(self) -> tuple[str, str]:
         """Its meaning with its axes, and its formula, for the causal layer that `mha run` has by default."""
@@ -235,102 +246,66 @@ class Site:
         formula = self.words.general or filled_in(self.words.formula, facts)
         return f"{meaning[:1].upper()}{meaning[1:]}. Its axes are {axes}.", formula
 
-    def shape_for(self, facts: Facts) -> tuple[int, ...]:
-        """The required shape of the tensor."""
-        return tuple(facts.size(axis) for axis in self.axes_for(facts))
+
+def _projection(f: Facts, n: int) -> int:
+    """The product of token vectors with a weight matrix, and its bias."""
+    return n * (2 * f.size("d_input") + f.config.bias)
 
 
-def _product(length: str, width: str, of: str = "d_input") -> Callable[[Facts], int]:
-    """The operations of a product with a weight matrix: 2 per weight and vector, and 1 per result for a bias."""
-    return lambda f: f.batch * f.size(length) * f.size(width) * (2 * f.size(of) + f.config.bias)
+def _output_projection(f: Facts, n: int) -> int:
+    return n * (2 * f.size("head·d_v") + f.config.bias) if f.config.out_proj else 0
 
 
-def _position_flops(f: Facts, length: int, n_added: int) -> int:
-    """1 operation per sine or cosine and per number to which positions are added; reading a table is a copy."""
-    n_waves = 2 * (f.batch if f.has_separate_positions else 1) if f.config.positions == "sinusoidal" else 0
-    return (n_added + n_waves) * length * f.size("d_input") if f.adds_positions else 0
+def _waves(f: Facts, n: int) -> int:
+    """A sine or cosine for each number, computed once for all sequences where they count positions alike."""
+    return 2 * n if f.config.positions == "sinusoidal" else 0
 
 
-def _scores_flops(f: Facts) -> int:
+def _context(f: Facts, n: int) -> int:
+    """The positions, and their addition."""
+    return n + _waves(f, n // (1 if f.has_separate_positions else f.batch)) if f.adds_positions else 0
+
+
+def _scores(f: Facts, n: int) -> int:
     """1 operation for the scale, 3 for a softcap, and 1 per additive term."""
     added = (f.config.positions == "alibi") + (f.config.score_bias is not None)
-    return f.cells() * ((1 if f.config.softcap is None else 4) + added)
-
-
-def _per_sequence(axes: str) -> Callable[[Facts], str]:
-    """The axes, after `batch` where sequences count positions separately."""
-    return lambda f: "batch " * f.has_separate_positions + axes
+    return n * ((1 if f.config.softcap is None else 4) + added)
 
 
 _QKV = "head·d_head+kv_head·d_head+kv_head·d_v"
-_KV = "kv_head·d_head+kv_head·d_v"
 _CELLS = "batch head query key"
 
 _ORDER = (
     Site("ids", "batch query"),
     Site("random", "batch query d_input"),
     Site("embed", "batch query d_input", parameters=("embed",)),
-    Site(
-        "positions",
-        _per_sequence("query d_input"),
-        flops=lambda f: _position_flops(f, f.q_len, 0),
-        parameters=("embed_positions",),
-    ),
-    Site(
-        "x",
-        "batch query d_input",
-        ("embed", "random"),
-        lambda f: f.batch * f.q_len * f.size("d_input") if f.adds_positions else 0,
-    ),
-    Site(
-        "context",
-        "batch key d_input",
-        flops=lambda f: _position_flops(f, f.k_len, f.batch),
-        parameters=("embed", "embed_positions"),
-    ),
-    Site("qkv", f"batch query {_QKV}", (), _product("query", _QKV), ("q_proj", "k_proj", "v_proj")),
-    Site("q_proj", "batch query head·d_head", (), _product("query", "head·d_head"), ("q_proj",)),
-    Site("q_per_head", "batch head query d_head", (), _product("query", "head·d_head"), ("q_proj",)),
-    Site("kv", f"batch key {_KV}", (), _product("key", _KV), ("k_proj", "v_proj")),
-    Site("q", "batch head query d_head", ("q_proj", "qkv")),
-    Site("k_proj", "batch key kv_head·d_head", (), _product("key", "kv_head·d_head"), ("k_proj",)),
-    Site("k_per_head", "batch kv_head key d_head", (), _product("key", "kv_head·d_head"), ("k_proj",)),
-    Site("k", "batch kv_head key d_head", ("k_proj", "qkv", "kv")),
-    Site("v_proj", "batch key kv_head·d_v", (), _product("key", "kv_head·d_v"), ("v_proj",)),
-    Site("v_per_head", "batch kv_head key d_v", (), _product("key", "kv_head·d_v"), ("v_proj",)),
-    Site("v", "batch kv_head key d_v", ("v_proj", "qkv", "kv")),
-    Site("q_rot", "batch head query d_head", (), lambda f: 3 * f.batch * f.q_len * f.size("head·d_head")),
-    Site("k_rot", "batch kv_head key d_head", (), lambda f: 3 * f.batch * f.k_len * f.size("kv_head·d_head")),
-    Site(
-        "alibi",
-        _per_sequence("head query key"),
-        flops=lambda f: f.cells() // (1 if f.has_separate_positions else f.batch),
-    ),
+    Site("positions", "batch? query d_input", _waves, ("embed_positions",)),
+    Site("x", "batch query d_input", lambda f, n: n * f.adds_positions, sources=("embed", "random")),
+    Site("context", "batch key d_input", _context, ("embed", "embed_positions")),
+    Site("qkv", f"batch query {_QKV}", _projection, ("q_proj", "k_proj", "v_proj")),
+    Site("q_proj", "batch query head·d_head", _projection, ("q_proj",)),
+    Site("q_per_head", "batch head query d_head", _projection, ("q_proj",)),
+    Site("kv", "batch key kv_head·d_head+kv_head·d_v", _projection, ("k_proj", "v_proj")),
+    Site("q", "batch head query d_head", sources=("q_proj", "qkv")),
+    Site("k_proj", "batch key kv_head·d_head", _projection, ("k_proj",)),
+    Site("k_per_head", "batch kv_head key d_head", _projection, ("k_proj",)),
+    Site("k", "batch kv_head key d_head", sources=("k_proj", "qkv", "kv")),
+    Site("v_proj", "batch key kv_head·d_v", _projection, ("v_proj",)),
+    Site("v_per_head", "batch kv_head key d_v", _projection, ("v_proj",)),
+    Site("v", "batch kv_head key d_v", sources=("v_proj", "qkv", "kv")),
+    Site("q_rot", "batch head query d_head", lambda f, n: 3 * n),
+    Site("k_rot", "batch kv_head key d_head", lambda f, n: 3 * n),
+    Site("alibi", "batch? head query key", lambda f, n: n),
     Site("bias", _CELLS),
-    Site("qk", _CELLS, flops=lambda f: 2 * f.cells() * f.size("d_head")),
-    Site("scores", _CELLS, flops=_scores_flops),
-    Site("pattern", _CELLS, flops=lambda f: 5 * f.cells()),
-    Site("dropped", _CELLS, flops=lambda f: 2 * f.cells()),
-    Site("z", "batch head query d_v", flops=lambda f: 2 * f.cells() * f.size("d_v")),
-    Site("concat", "batch query head·d_v", ("z",)),
-    Site(
-        "head_out",
-        "batch head query d_model",
-        flops=lambda f: 2 * f.batch * f.q_len * f.size("head·d_v") * f.config.d_model,
-        parameters=("o_proj",),
-    ),
-    Site(
-        "out",
-        lambda f: "batch query d_model" if f.config.out_proj else "batch query head·d_v",
-        ("concat",),
-        lambda f: _product("query", "d_model", of="head·d_v")(f) if f.config.out_proj else 0,
-        ("o_proj",),
-    ),
-    Site(
-        "out_sum",
-        "batch query d_model",
-        flops=lambda f: f.batch * f.q_len * f.config.d_model * (f.config.n_heads - 1 + f.config.bias),
-    ),
+    Site("qk", _CELLS, lambda f, n: 2 * n * f.size("d_head")),
+    Site("scores", _CELLS, _scores),
+    Site("pattern", _CELLS, lambda f, n: 5 * n),
+    Site("dropped", _CELLS, lambda f, n: 2 * n),
+    Site("z", "batch head query d_v", lambda f, n: 2 * n * f.k_len),
+    Site("concat", "batch query head·d_v", sources=("z",)),
+    Site("head_out", "batch head query d_model", lambda f, n: 2 * n * f.size("d_v"), ("o_proj",)),
+    Site("out", "batch query d_out", _output_projection, ("o_proj",), ("concat",)),
+    Site("out_sum", "batch query d_model", lambda f, n: n * (f.config.n_heads - 1 + f.config.bias)),
 )
 
 SITES: Mapping[str, Site] = {site.name: site for site in _ORDER}

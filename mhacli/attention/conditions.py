@@ -6,15 +6,17 @@ the two costs a whole block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import ast
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.text.conditions import OPERATIONS, RELATIONS, Condition
+from mhacli.text.conditions import OPERATIONS, RELATIONS, Condition, axes_of, is_token
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
@@ -56,17 +58,25 @@ def matcher(
 
     def matches(q_idx: Queries, k_idx: Keys) -> Cells:
         places = {"q": (q_idx.to(dtype) - first[0])[:, None], "k": (k_idx.to(dtype) - first[1])[None, :]}
-        plane: Tensor = pattern.holds(ValuesOfBlock(places, texts, ids))
+        plane = _where(pattern.body, _Block(places, texts, ids))
         return plane.expand(len(q_idx), len(k_idx))
 
     return matches
 
 
-class CellValues(NamedTuple):
-    """What an operand is, and where it is anything at all: `None` for everywhere."""
+class _Values(NamedTuple):
+    """The numbers of an operand, or the ids of its tokens, and where it is anything at all: `None` for everywhere."""
 
     values: _Numbers
     known: _Plane | None = None
+
+
+class _Block(NamedTuple):
+    """The places of the queries and of the keys, the ids of their texts, and those of words."""
+
+    places: Mapping[str, Tensor]
+    texts: Mapping[str, Tensor]
+    ids: Mapping[str, int]
 
 
 def _bordered(tokens: Int[Tensor, " text"]) -> Int[Tensor, " bordered"]:
@@ -75,81 +85,70 @@ def _bordered(tokens: Int[Tensor, " text"]) -> Int[Tensor, " bordered"]:
     return torch.cat([border, tokens.clamp(min=_NO_TOKEN), border])
 
 
-def _joined(join: Callable[[Tensor, Tensor], Tensor], planes: Iterable[_Plane]) -> _Plane:
-    """One by one, so that few are held. As bytes: joining a column to a plane of bool takes torch eighteen times as long."""
-    return reduce(join, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
+def _all(planes: Iterable[_Plane]) -> _Plane:
+    """Where all hold. One by one, so that few are held; as bytes, for joining a column to a plane of bool takes torch eighteen
+    times as long."""
+    return reduce(torch.bitwise_and, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
 
 
-def _known(*sides: CellValues) -> list[_Plane]:
+def _known(*sides: _Values) -> list[_Plane]:
     return [side.known for side in sides if side.known is not None]
 
 
-class ValuesOfBlock(NamedTuple):
-    """The cells of a block, as `mhacli.text.conditions.Cells`: numbers and tokens are `CellValues`, conditions planes of bool."""
+def _where(node: ast.expr, block: _Block) -> _Plane:
+    """Where a condition holds."""
+    match node:
+        case ast.BoolOp(op=ast.And()):
+            return _all(_where(part, block) for part in node.values)
+        case ast.BoolOp():
+            return ~_all(~_where(part, block) for part in node.values)
+        case ast.UnaryOp(operand=part):
+            return ~_where(part, block)
+        case ast.Compare():
+            sides = pairwise((node.left, *node.comparators))
+            return _all(_compared(op, *pair, block) for op, pair in zip(node.ops, sides, strict=True))
+    raise AssertionError(ast.dump(node))
 
-    places: Mapping[str, Tensor]
-    texts: Mapping[str, Tensor]
-    ids: Mapping[str, int]
 
-    def _filled(self, value: int, dtype: torch.dtype) -> CellValues:
-        return CellValues(torch.full((1, 1), value, dtype=dtype, device=self.places["q"].device))
+def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, block: _Block) -> _Plane:
+    """Where both sides are known and have the relation."""
+    value = _evaluated(left, block)
+    if isinstance(right, ast.Tuple | ast.List):
+        words = [word.value for word in right.elts if isinstance(word, ast.Constant)]
+        ids = [i for word, i in block.ids.items() if word in words and i >= 0]
+        listed = torch.tensor(ids, dtype=torch.int64, device=value.values.device)
+        return _all([torch.isin(value.values, listed, invert=isinstance(op, ast.NotIn)), *_known(value)])
+    other = _evaluated(right, block)
+    if is_token(left) and isinstance(op, ast.Eq):
+        return value.values == torch.where(other.values < 0, _NOR_THIS, other.values)
+    return _all([RELATIONS[type(op)](value.values, other.values), *_known(value, other)])
 
-    def position(self, axis: str) -> CellValues:
-        """The places of the queries or of the keys."""
-        return CellValues(self.places[axis])
 
-    def number(self, value: int) -> CellValues:
-        """A whole number."""
-        return self._filled(value, self.places["q"].dtype)
-
-    def absolute(self, number: CellValues) -> CellValues:
-        """A number without its sign."""
-        return CellValues(number.values.abs(), number.known)
-
-    def calculate(self, sign: str, left: CellValues, right: CellValues, *, may_divide_by_0: bool) -> CellValues:
-        """A calculation, of which nothing is known where it divides by 0."""
-        divisor, planes = right.values, _known(left, right)
-        if may_divide_by_0:
-            planes.append(divisor != 0)
-            divisor = torch.where(divisor == 0, 1, divisor)
-        values = OPERATIONS[sign](left.values, divisor)
-        return CellValues(values, self.all_of(planes) if planes else None)
-
-    def token(self, axis: str, position: CellValues) -> CellValues:
-        """Place 0 stands behind the border; what has no place leads to the border."""
-        text = self.texts[axis]
-        inside = position.values.long().clamp(-1, len(text) - 2) + 1
-        tokens = text.to(inside.device)[inside if position.known is None else torch.where(position.known, inside, 0)]
-        return CellValues(tokens, tokens >= 0)
-
-    def word(self, text: str) -> CellValues:
-        """The id of a word."""
-        return self._filled(self.ids[text], torch.int64)
-
-    def compare_numbers(self, relation: str, left: CellValues, right: CellValues) -> _Plane:
-        """Where both are numbers that have the relation."""
-        return self.all_of([RELATIONS[relation](left.values, right.values), *_known(left, right)])
-
-    def compare_tokens(self, relation: str, left: CellValues, right: CellValues) -> _Plane:
-        """Where both are tokens and equal, or different."""
-        if relation == "!=":
-            return self.compare_numbers(relation, left, right)
-        return left.values == torch.where(right.values < 0, _NOR_THIS, right.values)
-
-    def is_listed(self, relation: str, token: CellValues, words: Sequence[str]) -> _Plane:
-        """Where a token is, or is not, one of the words."""
-        known_ids = [self.ids[word] for word in words if self.ids[word] >= 0]
-        listed = torch.tensor(known_ids, dtype=torch.int64, device=token.values.device)
-        return self.all_of([torch.isin(token.values, listed, invert=relation == "not in"), *_known(token)])
-
-    def negate(self, condition: _Plane) -> _Plane:
-        """Where the condition does not hold."""
-        return ~condition
-
-    def all_of(self, conditions: Iterable[_Plane]) -> _Plane:
-        """Where all hold."""
-        return _joined(torch.bitwise_and, conditions)
-
-    def any_of(self, conditions: Iterable[_Plane]) -> _Plane:
-        """Where one holds."""
-        return _joined(torch.bitwise_or, conditions)
+def _evaluated(node: ast.expr, block: _Block) -> _Values:
+    """The value of a number or a token."""
+    numbers = block.places["q"]
+    match node:
+        case ast.Name(id=axis):
+            return _Values(block.places[axis])
+        case ast.Constant(value=str(word)):
+            return _Values(torch.full((1, 1), block.ids[word], device=numbers.device))
+        case ast.Constant(value=int(value)):
+            return _Values(numbers.new_full((1, 1), value))
+        case ast.Call(args=[inner]) | ast.UnaryOp(operand=inner):
+            number = _evaluated(inner, block)
+            return _Values(number.values.abs() if isinstance(node, ast.Call) else -number.values, number.known)
+        case ast.Subscript(slice=inner):  # the first token is that at place 1, behind the border
+            position, text = _evaluated(inner, block), block.texts["q" if "q" in axes_of(node) else "k"]
+            inside = position.values.long().clamp(-1, len(text) - 2) + 1
+            inside = inside if position.known is None else torch.where(position.known, inside, 0)
+            tokens = text.to(inside.device)[inside]
+            return _Values(tokens, tokens >= 0)
+        case ast.BinOp():
+            left, right = _evaluated(node.left, block), _evaluated(node.right, block)
+            planes, divisor = _known(left, right), right.values
+            if isinstance(node.op, ast.FloorDiv | ast.Mod) and axes_of(node.right):
+                planes.append(divisor != 0)
+                divisor = torch.where(divisor == 0, 1, divisor)
+            values = OPERATIONS[type(node.op)](left.values, divisor)
+            return _Values(values, _all(planes) if planes else None)
+    raise AssertionError(ast.dump(node))

@@ -10,7 +10,7 @@ A condition is written in a part of Python's notation:
 - `and`, `or`, `not` and parentheses.
 
 The text is parsed, never executed. A token outside the text and a division by zero have no value, and every comparison
-with them is false.
+with them is false. `mhacli.attention.conditions` finds the cells of a condition.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 from mhacli.errors import UsageError
@@ -37,21 +36,21 @@ NUMBERS_BELOW: Final = 2**63
 """The bound of int64. A condition that could exceed it at any position is refused, so that no number overflows."""
 
 Kind = Literal["condition", "whole number", "token", "list of words"]
-Operation = Callable[[Any, Any], Any]
-OPERATIONS: Final[dict[str, Operation]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod
+Operations = Mapping[type[ast.AST], Callable[[Any, Any], Any]]
+OPERATIONS: Final[Operations] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod
 }  # fmt: skip
-RELATIONS: Final[dict[str, Operation]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
+_BOUNDS: Operations = {**OPERATIONS, ast.Sub: operator.add, ast.FloorDiv: lambda a, b: a, ast.Mod: lambda a, b: b}
+"""The bounds of the magnitudes of results, by those of their operands."""
+RELATIONS: Final[Operations] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_SIGNS: dict[type[ast.AST], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-    ast.In: "in", ast.NotIn: "not in",
-}  # fmt: skip
-_COMPARABLE: dict[tuple[Kind, Kind], Collection[str]] = {
-    ("whole number", "whole number"): RELATIONS, ("token", "token"): ("==", "!="), ("token", "list of words"): ("in", "not in")
-}  # fmt: skip
+_COMPARABLE: Mapping[tuple[Kind, Kind], Collection[type[ast.AST]]] = {
+    ("whole number", "whole number"): RELATIONS,
+    ("token", "token"): (ast.Eq, ast.NotEq),
+    ("token", "list of words"): (ast.In, ast.NotIn),
+}
 _COMPARISONS = "numbers compare by == != < <= > >=, tokens by == and !=, a token with a list of words by in and not in"
 _HINT = (
     'q and k are positions, tok[k] is the token at k, "the" is a token by its text; operators are + - * // % abs, '
@@ -72,18 +71,12 @@ class Condition:
         parts = ast.walk(self.body)
         return frozenset(part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
 
-    def holds(self, cells: Any) -> Any:
-        """Where the condition holds. `cells` calculates with its own types of values, as
-        `mhacli.attention.conditions.ValuesOfBlock` does."""
-        return _evaluated(self.body, cells)
-
     def largest(self, position: int) -> int:
         """A bound of the magnitude of all numbers if no position exceeds `position`."""
         parts = [
-            part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant) and not _is_token(part)
+            part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant) and not is_token(part)
         ]
-        most: int = max([position, *(_evaluated(part, _bounds(position)) for part in parts)])
-        return most
+        return max([position, *(_number(part, _BOUNDS, position) for part in parts)])
 
 
 def parse_condition(text: str) -> Condition:
@@ -122,7 +115,7 @@ def _kind(node: ast.expr) -> Kind:
         case ast.Compare():
             operands = [(part, _kind(part)) for part in (node.left, *node.comparators)]
             for op, ((left, kind), (_, other)) in zip(node.ops, pairwise(operands), strict=True):
-                if _SIGNS.get(type(op)) not in _COMPARABLE.get((kind, other), ()):
+                if type(op) not in _COMPARABLE.get((kind, other), ()):
                     raise _refused(f"compares {ast.unparse(left)!r} wrongly: {_COMPARISONS}", node)
             return "condition"
         case ast.Tuple(elts=words) | ast.List(elts=words) if all(isinstance(word, ast.Constant) for word in words):
@@ -132,14 +125,14 @@ def _kind(node: ast.expr) -> Kind:
             return "token"
         case ast.Subscript(value=ast.Name(id="tok"), slice=position):
             _require([position], "whole number")
-            if _axes(position) == {"q", "k"}:
+            if axes_of(position) == {"q", "k"}:
                 raise _refused("depends on both q and k: a position in tok[…] depends on one of them", node)
             return "token"
-        case ast.BinOp(left, op, right) if type(op) in _SIGNS:
+        case ast.BinOp(left, op, right) if type(op) in OPERATIONS:
             _require([left, right], "whole number")
-            if isinstance(op, ast.FloorDiv | ast.Mod) and not _axes(right) and _evaluated(right, _NUMBERS) == 0:
+            if isinstance(op, ast.FloorDiv | ast.Mod) and not axes_of(right) and _number(right, OPERATIONS) == 0:
                 raise _refused("divides by 0", node)
-            if _evaluated(node, _bounds(PLACES_BELOW - 1)) >= NUMBERS_BELOW:
+            if _number(node, _BOUNDS, PLACES_BELOW - 1) >= NUMBERS_BELOW:
                 raise _refused("can exceed 2^63", node)
             return "whole number"
         case ast.UnaryOp(op=ast.USub(), operand=part) | ast.Call(ast.Name(id="abs"), [part], []):
@@ -159,64 +152,26 @@ def _require(parts: Iterable[ast.expr], kind: Kind) -> Kind:
     return kind
 
 
-def _is_token(node: ast.expr) -> bool:
+def is_token(node: ast.expr) -> bool:
     """Whether a correct part is a token."""
     return isinstance(node, ast.Subscript) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def _axes(node: ast.AST) -> set[str]:
-    """The axes on whose positions a part depends."""
+def axes_of(node: ast.AST) -> set[str]:
+    """The axes on whose positions a part depends: `q`, `k`."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} & {"q", "k"}
 
 
-def _evaluated(node: ast.expr, cells: Any) -> Any:
-    """The value of a part in the cells."""
+def _number(node: ast.expr, operations: Operations, position: int = 0) -> int:
+    """A number by these operations, with `position` for every position."""
     match node:
-        case ast.BoolOp():
-            join = cells.all_of if isinstance(node.op, ast.And) else cells.any_of
-            return join(_evaluated(part, cells) for part in node.values)
-        case ast.UnaryOp(op=ast.Not()):
-            return cells.negate(_evaluated(node.operand, cells))
-        case ast.Compare():
-            return cells.all_of(_compared(node, cells))
-        case ast.Constant(value=str(text)):
-            return cells.word(text)
-        case ast.Tuple() | ast.List():
-            return [part.value for part in node.elts if isinstance(part, ast.Constant)]
-        case ast.Subscript():
-            return cells.token("q" if "q" in _axes(node) else "k", _evaluated(node.slice, cells))
-        case ast.Name(id=axis):
-            return cells.position(axis)
-        case ast.Constant(value=number):
-            return cells.number(number)
+        case ast.Constant(value=int(value)):
+            return value
         case ast.Call(args=[inner]):
-            return cells.absolute(_evaluated(inner, cells))
+            return abs(_number(inner, operations, position))
         case ast.UnaryOp(operand=inner):
-            return cells.calculate("-", cells.number(0), _evaluated(inner, cells), may_divide_by_0=False)
+            return int(operations[ast.Sub](0, _number(inner, operations, position)))
         case ast.BinOp(left, op, right):
-            may_divide_by_0 = isinstance(op, ast.FloorDiv | ast.Mod) and bool(_axes(right))
-            sides = _evaluated(left, cells), _evaluated(right, cells)
-            return cells.calculate(_SIGNS[type(op)], *sides, may_divide_by_0=may_divide_by_0)
-    raise AssertionError(ast.dump(node))
-
-
-def _compared(node: ast.Compare, cells: Any) -> Iterator[Any]:
-    """Where each comparison of a chain holds."""
-    compare = cells.compare_tokens if _is_token(node.left) else cells.compare_numbers
-    values = pairwise([_evaluated(part, cells) for part in (node.left, *node.comparators)])
-    for op, (left, right) in zip(node.ops, values, strict=True):
-        relation = _SIGNS[type(op)]
-        yield (cells.is_listed if relation in ("in", "not in") else compare)(relation, left, right)
-
-
-_NUMBERS = SimpleNamespace(number=int, absolute=abs, calculate=lambda sign, a, b, **_: OPERATIONS[sign](a, b))
-"""Cells of a number that depends on no position: it is its value."""
-
-
-def _bounds(position: int) -> SimpleNamespace:
-    """Cells in which a number is the bound of its magnitude if no position exceeds `position`."""
-
-    def calculate(sign: str, a: int, b: int, **_: bool) -> int:
-        return {"+": a + b, "-": a + b, "*": a * b, "//": a, "%": b}[sign]
-
-    return SimpleNamespace(position=lambda _: position, number=int, absolute=int, calculate=calculate)
+            sides = (_number(side, operations, position) for side in (left, right))
+            return int(operations[type(op)](*sides))
+    return position

@@ -11,12 +11,12 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.tokenizer_file import LibraryTokenizer, file_tokenizer
-from mhacli.text.tokenizers import BUILT_IN, CharacterTokenizer, Token, WordTokenizer
+from mhacli.text.tokenizers import BUILT_IN, BuiltInTokenizer, Token
 from mhacli.text.tokens import UNKNOWN, TokenSequence, places
 from mhacli.text.vocabulary import Vocabulary
 
 T = TypeVar("T")
-Tokenizer = WordTokenizer | CharacterTokenizer | LibraryTokenizer
+Tokenizer = BuiltInTokenizer | LibraryTokenizer
 """What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts those of a text given in pieces;
 `vocabulary` is the tokenizer's, or None."""
 
@@ -129,15 +129,8 @@ def _require_positions(sequences: Sequence[TokenSequence], config: Config, short
 
 def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
     """The tokenizer that the config names. Raises `MhaError` for an unusable `tokenizer.json`."""
-    if config.tokenizer == "word":
-        return WordTokenizer(
-            keep_case=config.keep_case,
-            punctuation=config.punctuation,
-            inner_marks=config.inner_marks,
-            max_token_len=max_token_len,
-        )
     if config.tokenizer in BUILT_IN:
-        return CharacterTokenizer(as_bytes=config.tokenizer == "byte")
+        return BuiltInTokenizer(config, max_token_len)
     return file_tokenizer(config.tokenizer)
 
 

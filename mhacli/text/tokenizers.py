@@ -9,13 +9,13 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import ClassVar
 
 from mhacli.errors import MhaError
-from mhacli.settings import Punctuation
+from mhacli.settings import Config
 
 BUILT_IN = ("word", "char", "byte")
 
@@ -46,78 +46,64 @@ def is_inner_mark(text: str, place: int) -> bool:
 APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WordTokenizer:
-    """Words split at white space, in lower case, with punctuation dropped or kept as separate tokens.
+@dataclass(frozen=True)
+class BuiltInTokenizer:
+    """The tokenizer of mha that a config names.
 
-    With `inner_marks`, marks inside a word stay part of it; earlier versions treated them like other marks.
+    `word` splits at white space, puts words in lower case, and drops punctuation or makes it tokens. With `inner_marks`,
+    marks inside a word stay part of it; earlier versions treated them like other marks. `char` makes every character (code
+    point) a token, white space included. `byte` does that with every byte of the UTF-8 text: ASCII by its character, other
+    bytes as `<0xE2>`, with the range of their character.
 
-    >>> [name for name, *_ in WordTokenizer().tokens("Don't panic, cat!")]
+    >>> [name for name, *_ in BuiltInTokenizer(Config()).tokens("Don't panic, cat!")]
     ["don't", 'panic', 'cat']
-    >>> [name for name, *_ in WordTokenizer(punctuation="keep").tokens("Don't!")]
+    >>> [name for name, *_ in BuiltInTokenizer(Config(punctuation="keep")).tokens("Don't!")]
     ["don't", '!']
-    >>> [name for name, *_ in WordTokenizer(inner_marks=False).tokens("Don't panic, cat!")]
+    >>> [name for name, *_ in BuiltInTokenizer(Config(inner_marks=False)).tokens("Don't panic, cat!")]
     ['dont', 'panic', 'cat']
     """
 
-    keep_case: bool = False
-    punctuation: Punctuation = "drop"
-    inner_marks: bool = True
+    config: Config
     max_token_len: int | None = None
     vocabulary: ClassVar[None] = None
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """The words, each with the range from its first to its last kept character."""
-        for chunk in re.finditer(r"\S+", text):
-            require_token_len(chunk.end() - chunk.start(), self.max_token_len)
-            for word, start, end in self._words(chunk.group()):
-                cased = word if self.keep_case else word.lower()  # the lower case of a sigma depends on its word
-                yield cased, (chunk.start() + start, chunk.start() + end), None
+        """The tokens in order; a word has the range from its first to its last kept character. Raises `MhaError` for a word
+        that is too long."""
+        if self.config.tokenizer == "word":
+            for chunk in re.finditer(r"\S+", text):
+                require_token_len(chunk.end() - chunk.start(), self.max_token_len)
+                for word, start, end in self._words(chunk.group()):
+                    cased = (
+                        word if self.config.keep_case else word.lower()
+                    )  # the lower case of a sigma depends on its word
+                    yield cased, (chunk.start() + start, chunk.start() + end), None
+            return
+        for i, character in enumerate(text):
+            is_itself = self.config.tokenizer == "char" or character.isascii()
+            for name in [character] if is_itself else [f"<0x{byte:02X}>" for byte in character.encode()]:
+                yield name, (i, i + 1), None
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """Word counts, of the same words as `tokens` gives for the whole text."""
-        return _counts(self.tokens, _chunks(pieces, self.max_token_len))
+        """The count of each token of a text given in pieces. Each run without white space, or each character, is cut once."""
+        is_word, counts = self.config.tokenizer == "word", Counter[str]()
+        texts = _chunks(pieces, self.max_token_len) if is_word else Counter(chain.from_iterable(pieces))
+        for text, count in texts.items():
+            for name, *_ in self.tokens(text):
+                counts[name] += count
+        return counts
 
     def _words(self, chunk: str) -> list[tuple[str, int, int]]:
         """The words of a run without white space, each with its start and end in the run."""
         marks = [place for place, character in enumerate(chunk) if is_punctuation(character)]
-        if self.inner_marks:
+        if self.config.inner_marks:
             marks = [place for place in marks if not is_inner_mark(chunk, place)]
-        if self.punctuation == "drop":
+        if self.config.punctuation == "drop":
             kept = sorted(set(range(len(chunk))) - set(marks))
             return [("".join(chunk[place] for place in kept), kept[0], kept[-1] + 1)] if kept else []
         edges = [-1, *marks, len(chunk)]
         words = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
         return [(chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CharacterTokenizer:
-    """Makes every character (code point) a token, white space included, or every byte of the UTF-8 text: ASCII by its character,
-    other bytes as `<0xE2>`. The bytes of one character have the same range."""
-
-    as_bytes: bool = False
-    vocabulary: ClassVar[None] = None
-
-    def tokens(self, text: str) -> Iterator[Token]:
-        """The tokens in order."""
-        for i, character in enumerate(text):
-            is_itself = not self.as_bytes or character.isascii()
-            for name in [character] if is_itself else [f"<0x{byte:02X}>" for byte in character.encode()]:
-                yield name, (i, i + 1), None
-
-    def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """The count of each token."""
-        return _counts(self.tokens, Counter(chain.from_iterable(pieces)))
-
-
-def _counts(tokens: Callable[[str], Iterator[Token]], texts: Counter[str]) -> Counter[str]:
-    """The count of each token of texts, of which each is cut once, however often it occurs."""
-    counts: Counter[str] = Counter()
-    for text, count in texts.items():
-        for name, *_ in tokens(text):
-            counts[name] += count
-    return counts
 
 
 def _chunks(pieces: Iterable[str], max_len: int | None) -> Counter[str]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from typing import Literal
 
 from msgspec import to_builtins
@@ -44,7 +43,7 @@ class _File:
 class Vocabulary:
     """Tokens whose index is their id. `<unk>` stands for those that it lacks.
 
-    `inner_marks` says whether its words have marks inside them (see `WordTokenizer`); None if unknown.
+    `inner_marks` says whether its words have marks inside them (see `BuiltInTokenizer`); None if unknown.
     """
 
     tokens: tuple[str, ...]
@@ -108,30 +107,16 @@ def load(path: str) -> Vocabulary:
     elif isinstance(document, list):
         pairs = [(token, i) for i, token in enumerate(document)]
     else:
-        raise _bad(path, f"holds {document!r:.80}, not a list of tokens or a map from token to id")
-    tokens = _in_order(pairs, path)
-    return Vocabulary(tuple(tokens if UNKNOWN in tokens else [*tokens, UNKNOWN]), inner_marks)
-
-
-def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:
-    """The tokens by id. Raises `MhaError` unless the ids are 0 … n−1 without repetition, and the tokens distinct
-    strings."""
+        raise bad_file(path, f"{path} holds {document!r:.80}, not a list of tokens or a map from token to id")
     if not 0 < len(pairs) <= MAX_ENTRIES:
-        raise _bad(path, f"has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
-    for token, token_id in pairs:
-        if not isinstance(token, str) or type(token_id) is not int:
-            raise _bad(path, f"maps {token!r:.80} to {token_id!r:.80}, not a string to a whole number")
-    ordered = sorted(pairs, key=itemgetter(1))
-    for i, (token, token_id) in enumerate(ordered):
-        if token_id != i:
-            rule = f"the ids of {len(pairs)} tokens are 0 to {len(pairs) - 1}, each once"
-            raise _bad(path, f"gives {token!r:.80} the id {token_id}, but {rule}")
-    tokens = [token for token, _ in ordered]
-    token, times = Counter(tokens).most_common(1)[0]
-    if times > 1:
-        raise _bad(path, f"has the token {token!r:.80} twice")
-    return tokens
-
-
-def _bad(path: str, fault: str) -> MhaError:
-    return bad_file(path, f"{path} {fault}")
+        raise bad_file(path, f"{path} has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
+    ids, last = dict[str, int](), len(pairs) - 1
+    by_id = dict[int, str]()
+    for token, i in pairs:
+        is_entry = isinstance(token, str) and type(i) is int and 0 <= i <= last
+        if not is_entry or token in ids or i in by_id:
+            rule = f"tokens are strings, their ids 0 to {last}, and each occurs once"
+            raise bad_file(path, f"{path} gives {token!r:.80} the id {i!r:.80}, but {rule}")
+        ids[token], by_id[i] = i, token
+    tokens = tuple(by_id[i] for i in range(len(pairs)))
+    return Vocabulary(tokens if UNKNOWN in ids else (*tokens, UNKNOWN), inner_marks)
