@@ -7,6 +7,7 @@ known before its first tensor; the end of the file computes the cost of a decodi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -103,24 +104,9 @@ class Facts:
 # ---------------------------------------------------------------------------------------------------- texts of a run
 
 
-@dataclass(frozen=True)
-class _When:
-    """A condition of a template: `{condition:then|else}` prints one of two texts."""
-
-    holds: bool
-
-    def __format__(self, texts: str) -> str:
-        then, _, otherwise = texts.partition("|")
-        return then if self.holds else otherwise
-
-
 def filled_in(template: str, f: Facts) -> str:
-    """A template of record/glossary.toml with the values of a run."""
-    return template.format(config=f.config, facts=f, **_template_values(f)) if "{" in template else template
-
-
-def _template_values(f: Facts) -> Mapping[str, Any]:
-    config, d_head = f.config, f.config.d_head or 1
+    """A template of record/glossary.toml for a run: `<condition:then|else>` is one of two texts, `{name}` a value."""
+    config = f.config
     conditions = {
         "normal": config.distribution == "normal",
         "random": config.random is not None,
@@ -136,8 +122,17 @@ def _template_values(f: Facts) -> Mapping[str, Any]:
         "projected": config.out_proj,
         "projected_bias": config.out_proj and config.bias,
     }
+    chosen = _CHOICE.sub(lambda choice: choice[2 if conditions[choice[1]] else 3] or "", template)
+    return chosen.format(config=config, facts=f, **_template_values(f)) if "{" in chosen else chosen
+
+
+_CHOICE = re.compile(r"<(\w+):([^|>]*)(?:\|([^>]*))?>")
+
+
+def _template_values(f: Facts) -> Mapping[str, Any]:
+    config, d_head = f.config, f.config.d_head or 1
     slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]
-    return {name: _When(holds) for name, holds in conditions.items()} | {
+    return {
         "n_concat": f.size("head·d_v"),
         "half": d_head // 2,
         "place": "place of i" if f.has_separate_positions else "i",

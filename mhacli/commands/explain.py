@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
-from mhacli.record.glossary import TABLES, Group, Word, words_of
+from mhacli.record.glossary import TABLES, Word, words_of
 from mhacli.record.heads import UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.settings import SINK_TOKENS, setting
@@ -66,10 +66,10 @@ def _hint(words: Sequence[str]) -> str:
 @cache
 def terms() -> tuple[Word, ...]:
     """Every term, group by group."""
-    tables: list[tuple[Group, Literal["columns", "glossary", "mistakes"], str]] = [
+    tables: list[tuple[str, Literal["columns", "glossary", "mistakes"], str]] = [
         ("concept", "glossary", "concept"), ("sign", "glossary", "sign"), ("column", "columns", "statistic"),
         ("head type", "columns", "head_type"), ("probe", "glossary", "probe"), ("mistake", "mistakes", "mistake"),
-        *((group, "columns", table) for group, of_command in TABLES.items() for table in of_command),
+        *((command, "columns", command) for command in TABLES),
     ]  # fmt: skip
     listed = [_term(group, key, word) for group, file, table in tables for key, word in words_of(file, table).items()]
     for site in SITES.values():
@@ -79,7 +79,7 @@ def terms() -> tuple[Word, ...]:
     return tuple(sorted(filter(None, listed), key=lambda term: order.index(term.group)))
 
 
-def _term(group: Group, key: str, word: Word) -> Word | None:
+def _term(group: str, key: str, word: Word) -> Word | None:
     """The word with its name on the screens, and with synonyms, JSON names and headings in `also`; None for the further form of
     a mistake."""
     names: tuple[str, ...] = (word.heading or key,)

@@ -14,18 +14,8 @@ from typing import Literal
 
 import msgspec
 
-Group = Literal[
-    "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "probe", "mistake"
-]
-"""The groups of words. The columns of a command's tables are the group of its name."""
-TABLES: Mapping[Group, tuple[str, ...]] = {
-    "bench": ("bench",),
-    "decode": ("step",),
-    "effect": ("effect",),
-    "diff": ("diff",),
-    "doctor": ("doctor",),
-}
-"""The tables of columns.toml that a command shows, beside those of heads."""
+TABLES = ("bench", "decode", "effect", "diff", "doctor")
+"""The commands with a table of their own in columns.toml, beside those of heads."""
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -260,12 +260,10 @@ def with_kind(head: HeadStatistics) -> HeadStatistics:
     The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 for all attention.
     """
     excess = _excesses(head)
-    near = excess.pop("local")
-    strongest = max(excess, key=lambda kind: excess[kind])
-    if excess[strongest] < CERTAIN_ENOUGH:  # `near` includes weights at single distances, so it comes last
-        strongest, excess["local"] = "local", near
-    if excess[strongest] >= CERTAIN_ENOUGH:
-        return replace(head, kind=strongest, certainty=excess[strongest])
+    certain = [kind for kind in excess if excess[kind] >= CERTAIN_ENOUGH]
+    if certain:  # `near` includes weights at single distances, so `local` comes last
+        kind = max(certain, key=lambda kind: (kind != "local", excess[kind]))
+        return replace(head, kind=kind, certainty=excess[kind])
     entropy = head.entropy_share or 0.0
     if entropy >= NEARLY_UNIFORM:
         return replace(head, kind="uniform", certainty=entropy)
@@ -280,18 +278,19 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
 
 
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
-    return {kind: _excess(head, HEAD_TYPES[kind]) for kind in HEAD_TYPES if kind not in UNTYPED}
+    excesses = dict[Kind, float]()
+    for kind, name in HEAD_TYPES.items():
+        if kind not in UNTYPED:
+            weight, uniform = (getattr(means, name, None) for means in (head, head.uniform))
+            if weight is None or uniform is None or uniform > 1 - _ROUNDING:  # no room for an excess
+                excesses[kind] = 0.0
+            else:
+                excesses[kind] = min(1.0, (weight - uniform) / (1 - uniform))
+    return excesses
 
 
 _ROUNDING = 1e-5
-
-
-def _excess(head: HeadStatistics, name: str) -> float:
-    weight: float | None = getattr(head, name)
-    uniform: float | None = getattr(head.uniform, name, None)
-    if weight is None or uniform is None or uniform > 1 - _ROUNDING:  # no room for an excess
-        return 0.0
-    return min(1.0, (weight - uniform) / (1 - uniform))
+"""The least room for an excess over uniform attention."""
 
 
 _COLUMNS = tuple(row for row in (*STATISTICS, *OF_REMOVAL) if row.priority is not None)

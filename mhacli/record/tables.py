@@ -21,13 +21,8 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, tuple[type, Sequence[Any] | Array]]
 """Columns by name: the type of the values, and the values, None for a missing one."""
-_TYPES: Mapping[type, tuple[str, str, str]] = {
-    int: ("Int64", "Int64", "int64"),
-    float: ("Float64", "float64", "float64"),
-    str: ("String", "str", "string"),
-    bool: ("Boolean", "bool", "bool_"),
-}
-"""The types of columns in polars, pandas and pyarrow."""
+_TYPES = {int: ("Int64", "int64"), float: ("float64", "float64"), str: ("str", "string"), bool: ("bool", "bool_")}
+"""The types of columns in pandas and pyarrow; polars takes those of Python."""
 
 
 class Table(ABC):
@@ -46,10 +41,9 @@ class Table(ABC):
         require_library("polars", "to_polars")
         import polars
 
-        columns = self.columns().items()
-        return polars.DataFrame(
-            [polars.Series(name, values, getattr(polars, _TYPES[kind][0])) for name, (kind, values) in columns]
-        )
+        columns = self.columns()
+        kinds = {name: kind for name, (kind, _) in columns.items()}
+        return polars.DataFrame({name: values for name, (_, values) in columns.items()}, kinds)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
@@ -58,7 +52,7 @@ class Table(ABC):
 
         columns = self.columns().items()
         return pandas.DataFrame(
-            {name: pandas.Series(values, dtype=_TYPES[kind][1]) for name, (kind, values) in columns}
+            {name: pandas.Series(values, dtype=_TYPES[kind][0]) for name, (kind, values) in columns}
         )
 
     def to_arrow(self) -> pyarrow.Table:
@@ -78,7 +72,7 @@ def arrow_of(columns: Columns) -> pyarrow.Table:
     import pyarrow
 
     return pyarrow.table(
-        {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][2])()) for name, (kind, values) in columns.items()}
+        {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][1])()) for name, (kind, values) in columns.items()}
     )
 
 

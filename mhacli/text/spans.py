@@ -26,7 +26,8 @@ MAX_FILE_BYTES: Final = 16 << 20
 LIMIT_S: Final = 5.0
 """Seconds of processor time for all expressions of a command together: half of the ten seconds within which a command must
 refuse bad input."""
-MAX_CHARACTERS: Final = 500
+MAX_CHARACTERS: Final = 502
+"""The longest expression, with its slashes."""
 _ROLE = re.compile(r"[A-Za-z_-]{1,40}")
 _NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
 _RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
@@ -129,9 +130,17 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
     ends = process_time() + LIMIT_S
     spans: dict[str, Ranges] = {}
     for name, value in _named(words).items():
+        if value is None and name not in chat:
+            known = (
+                f"a role or turn of the chat: {', '.join([*chat][:20])}" if chat else "a role of a chat, without --chat"
+            )
+            hint = f"--span {name[:60]}=0:10 and --span {name[:60]}=/REGEX/ are spans of any text"
+            raise UsageError(f"--span {name[:60]} is not {known}", hint=hint)
         if value is None:
-            spans[name] = _of_chat(name, chat)
-        elif isinstance(value, str):
+            spans[name] = chat[name]
+        elif _is_expression(value):
+            spans[name] = _matches(name, value, text, ends)
+        else:
             match = _RANGE.fullmatch(value)
             start, end = (int(match[1] or 0), int(match[2] or len(text))) if match else (0, 0)
             if not start < end <= len(text):
@@ -140,8 +149,9 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
                     hint="START and END count the characters of the text from 0; END is excluded and above START",
                 )
             spans[name] = ((start, end),)
-        else:
-            spans[name] = _matches(name, value, text, ends)
+        if not spans[name]:
+            shown = name if value is None else f"{name}={value}"
+            raise MhaError(f"--span {shown} has no characters of the text", code="no-span", exit_code=EXIT_USAGE)
     return spans
 
 
@@ -149,74 +159,56 @@ def require_expressions(words: Sequence[str]) -> None:
     """Raises `UsageError` unless the arguments are regular expressions with different names, the only spans for any
     text."""
     for name, value in _named(words).items():
-        if value is None or isinstance(value, str):
-            raise UsageError(
-                f"--span {name}: a corpus has spans by regular expressions only", hint=f"try --span {name}=/REGEX/"
-            )
+        if value is None or not _is_expression(value):
+            message = f"--span {name}: a corpus has spans by regular expressions only"
+            raise UsageError(message, hint=f"try --span {name}=/REGEX/")
+        _compiled(name, value)
 
 
-def _named(words: Sequence[str]) -> dict[str, regex.Pattern[str] | str | None]:
-    """The expression or the other value of each name, None for a role or turn."""
-    named: dict[str, regex.Pattern[str] | str | None] = {}
+def _named(words: Sequence[str]) -> dict[str, str | None]:
+    """The value of each name, None for a role or turn."""
+    named: dict[str, str | None] = {}
     for word in words:
         first, equals, value = (part.strip() for part in word.partition("="))
         if equals and not _NAME.fullmatch(first):
-            raise UsageError(
-                f"--span: {first[:60]!r} is not a name: a letter, then letters, digits, _, - and ., at most 40 in all"
-            )
-        is_regex = len(value) > 2 and value[0] == value[-1] == "/"
+            rule = "a letter, then letters, digits, _, - and ., at most 40 in all"
+            raise UsageError(f"--span: {first[:60]!r} is not a name: {rule}")
         for name in [first] if equals else map(str.strip, word.split(",")):
             if name in named:
                 raise UsageError(f"--span {name} is given twice")
-            named[name] = _compiled(name, value[1:-1]) if is_regex else value if equals else None
+            named[name] = value if equals else None
     return named
 
 
-def _of_chat(name: str, chat: Mapping[str, Ranges]) -> Ranges:
-    if name not in chat:
-        names = ", ".join(list(chat)[:20])
-        raise UsageError(
-            f"--span {name[:60]} is not {f'a role or turn of the chat: {names}' if chat else 'a role of a chat, without --chat'}",
-            hint=f"--span {name[:60]}=0:10 and --span {name[:60]}=/REGEX/ are spans of any text",
-        )
-    if not chat[name]:
-        raise MhaError(f"span {name!r} is empty: its messages have no text", code="no-span", exit_code=EXIT_USAGE)
-    return chat[name]
+def _is_expression(value: str) -> bool:
+    return len(value) > 2 and value[0] == value[-1] == "/"
 
 
-def _compiled(name: str, expression: str) -> regex.Pattern[str]:
-    """The expression compiled by `regex` after a check by Python's `re`, whose reading both share."""
+def _compiled(name: str, value: str) -> regex.Pattern[str]:
+    """The expression for the library `regex`, because Python's `re` has no time limit."""
     import regex
 
-    if len(expression) > MAX_CHARACTERS:
-        raise UsageError(f"--span {name}: the expression has {len(expression)} characters, more than {MAX_CHARACTERS}")
+    if len(value) > MAX_CHARACTERS:
+        raise UsageError(f"--span {name}: the expression has {len(value)} characters, more than {MAX_CHARACTERS}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about later versions of Python are no fault of the text
-            re.compile(expression)
-            return regex.compile(expression, regex.VERSION0)
-    except (re.error, regex.error, OverflowError, RecursionError, MemoryError) as fault:
-        raise UsageError(f"--span {name}=/{expression}/ is not a regular expression of Python's re: {fault}") from None
+            return regex.compile(value[1:-1], regex.VERSION0)
+    except (regex.error, OverflowError, RecursionError, MemoryError) as fault:
+        raise UsageError(f"--span {name}={value} is not a regular expression: {fault}") from None
 
 
-def _matches(name: str, pattern: regex.Pattern[str], text: str, ends: float) -> Ranges:
-    """The ranges of all non-empty matches. The library `regex` searches, because Python's `re` has no time limit.
-
-    Raises `MhaError` if there are none, or if processor time passes `ends`.
-    """
-    shown = f"--span {name}=/{pattern.pattern}/"
-    found = pattern.finditer(text, timeout=max(1e-3, ends - process_time()))
+def _matches(name: str, value: str, text: str, ends: float) -> Ranges:
+    """The ranges of all non-empty matches of an expression. Raises `MhaError` if processor time passes `ends`."""
     try:
-        ranges = tuple(match.span() for match in found if match.end() > match.start())
+        found = _compiled(name, value).finditer(text, timeout=max(1e-3, ends - process_time()))
+        return tuple(match.span() for match in found if match.end() > match.start())
     except TimeoutError:
         raise MhaError(
-            f"{shown} takes longer than {LIMIT_S:g} seconds to search",
+            f"--span {name}={value} takes longer than {LIMIT_S:g} seconds to search",
             hint="nested repetitions such as (a+)+ can take forever; NAME=START:END needs no search",
             code="too-slow",
         ) from None
-    if not ranges:
-        raise MhaError(f"{shown} matches no characters of the text", code="no-span", exit_code=EXIT_USAGE)
-    return ranges
 
 
 def tokens_of(ranges: Ranges, sequence: TokenSequence) -> tuple[int, ...]:

@@ -126,13 +126,13 @@ def step_table(steps: Sequence[CacheStep], sequences: Sequence[int], most: int |
 
     return Table(
         columns=(
-            column("step", "number", lambda n: n, "integer"),
-            column("step", "phase", lambda n: steps[n].phase, drop=2),
-            column("step", "tokens", lambda n: _new_tokens(steps[n], sequences), least=_LEAST_TOKENS),
-            column("step", "sees", lambda n: steps[n].start + steps[n].q_shape[2], "integer"),
-            column("step", "appends", cached(lambda step: step.appended_bytes), "bytes", drop=1),
-            column("step", "reads", cached(lambda step: step.read_bytes), "bytes"),
-            column("step", "difference", lambda n: steps[n].max_abs_difference, "number", drop=3),
+            column("decode", "number", lambda n: n, "integer"),
+            column("decode", "phase", lambda n: steps[n].phase, drop=2),
+            column("decode", "tokens", lambda n: _new_tokens(steps[n], sequences), least=_LEAST_TOKENS),
+            column("decode", "sees", lambda n: steps[n].start + steps[n].q_shape[2], "integer"),
+            column("decode", "appends", cached(lambda step: step.appended_bytes), "bytes", drop=1),
+            column("decode", "reads", cached(lambda step: step.read_bytes), "bytes"),
+            column("decode", "difference", lambda n: steps[n].max_abs_difference, "number", drop=3),
         ),
         rows=range(len(steps)),
         most=most,
