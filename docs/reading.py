@@ -63,10 +63,10 @@ def signs() -> str:
 def commands() -> str:
     """A table for each command whose columns are not those of heads."""
     parts = []
-    for group, tables in TABLES.items():
-        columns = [column for name in tables for column in words_of("columns", name).values()]
+    for name in TABLES:
+        columns = words_of("columns", name).values()
         rows = ((code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns)
-        parts.append(f"**mha {group}**\n\n{table(('column', 'also', 'meaning'), rows)}")
+        parts.append(f"**mha {name}**\n\n{table(('column', 'also', 'meaning'), rows)}")
     rows = ((code(name), word.explanation) for name, word in words_of("glossary", "probe").items())
     parts.append(f"**Probes of mha check**\n\n{table(('probe', 'what holds where it passes'), rows)}")
     return "\n\n".join(parts)

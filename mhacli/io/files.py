@@ -136,7 +136,9 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
             os.replace(temporary, target)
         else:  # unlike a rename, a link never replaces a file that was created meanwhile
             os.link(temporary, target)
-        _sync_folder(folder)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fsync(folder_fd)
+        os.close(folder_fd)
     except FileExistsError as fault:
         raise _exists(path) from fault
     except OSError as fault:
@@ -144,14 +146,6 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
     finally:
         with suppress(OSError):
             os.unlink(temporary)
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _fill(fd: int, data: bytes, *, like: str) -> None:

@@ -23,17 +23,12 @@ def contradictions(record: Record) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label + text for label, view in views for text in _of_rows(view)))
 
 
-def require_agreement(*records: Record, names: tuple[str, ...] = ()) -> None:
-    """Raises `MhaError` with exit code 3 that lists the contradictions in records that were shown."""
-    faults = [
-        f"{name}{text}"
-        for record, name in zip(records, [f"{name}: " for name in names] or [""] * len(records), strict=True)
-        for text in contradictions(record)
-    ]
+def require_agreement(record: Record, name: str = "") -> None:
+    """Raises `MhaError` with exit code 3 that lists the contradictions in a record that was shown."""
+    faults = contradictions(record)
     if faults:
-        more = f"; and {len(faults) - _MOST_LISTED} more" if len(faults) > _MOST_LISTED else ""
         raise MhaError(
-            f"the record contradicts itself: {'; '.join(faults[:_MOST_LISTED])}{more}",
+            f"{name or 'the record'} contradicts itself: {'; '.join(faults[:_MOST_LISTED])}",
             hint="the file was changed or damaged after it was saved; do not trust its numbers",
             code="contradiction",
             exit_code=EXIT_CHECK,

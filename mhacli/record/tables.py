@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import missing_library
 from mhacli.record.arrays import Array
-from mhacli.record.effect import EFFECT_NUMBERS, Effect
+from mhacli.record.effect import Effect
 from mhacli.record.heads import STATISTICS, HeadStatistics, removal_columns
 
 if TYPE_CHECKING:
@@ -25,12 +24,12 @@ _TYPES = {int: ("Int64", "int64"), float: ("float64", "float64"), str: ("str", "
 """The types of columns in pandas and pyarrow; polars takes those of Python."""
 
 
-class Table(ABC):
+class Table:
     """A result that converts to a table."""
 
-    @abstractmethod
     def columns(self) -> Columns:
         """The columns by name."""
+        raise NotImplementedError
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict for each row."""
@@ -87,7 +86,7 @@ def require_library(name: str, method: str) -> None:
 class EffectTable(tuple[Effect, ...], Table):
     """The effects of removals: a tuple, and a table with a row per removal.
 
-    Columns are named like the JSON fields, followed by other numbers of `mha explain`, if any. Heads, spans and layers
+    Columns are named like the JSON fields. Heads, spans and layers
     that were removed together are JSON lists.
     """
 
@@ -99,7 +98,7 @@ class EffectTable(tuple[Effect, ...], Table):
 
     def columns(self) -> Columns:
         """The columns by name."""
-        return _columns(self, Effect, [*dict.fromkeys([*(f.name for f in fields(Effect)), *EFFECT_NUMBERS])])
+        return _columns(self, Effect, [f.name for f in fields(Effect)])
 
 
 class HeadTable(tuple[HeadStatistics, ...], Table):
@@ -138,9 +137,9 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
 
 
 def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:
-    """Fields and properties of rows as columns; lists are JSON, and properties are numbers."""
+    """Fields of rows as columns; lists are JSON."""
     hints = get_type_hints(row_type)
-    return {name: (_kind_of(hints.get(name, float)), [_cell(getattr(row, name)) for row in rows]) for name in names}
+    return {name: (_kind_of(hints[name]), [_cell(getattr(row, name)) for row in rows]) for name in names}
 
 
 def _kind_of(hint: Any) -> type:

@@ -59,8 +59,13 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
         try:
             piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:
-            # the decoder holds the tail of the last chunk
-            raise _bad_bytes(fault, n_bytes - len(fault.object), source, name, path) from None
+            begin = n_bytes - len(fault.object)  # the decoder holds the tail of the last chunk
+            byte, offset = fault.object[fault.start], begin + fault.start
+            reason = f"not {source.encoding.upper()}: it has the byte \\x{byte:02x} at offset {offset}"
+            hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
+            if not begin:
+                reason, hint = _OTHER_KINDS.get(fault.object[:2], (reason, hint))
+            raise _bad(name, reason, hint=hint, path=path) from None
         if "\0" in piece:
             hint = "if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it"
             raise _bad(name, "not text: it has a NUL character and looks binary", hint=hint, path=path)
@@ -70,17 +75,6 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
         piece = piece.removesuffix(held).replace("\r\n", "\n")
         if piece:
             yield piece
-
-
-def _bad_bytes(fault: UnicodeDecodeError, begin: int, source: Source, name: str, path: str | None) -> MhaError:
-    """The error for a byte of no character, in bytes that begin at the offset `begin`."""
-    if not begin and fault.object[:2] in _OTHER_KINDS:
-        reason, hint = _OTHER_KINDS[fault.object[:2]]
-    else:
-        byte, offset = fault.object[fault.start], begin + fault.start
-        reason = f"not {source.encoding.upper()}: it has the byte \\x{byte:02x} at offset {offset}"
-        hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
-    return _bad(name, reason, hint=hint, path=path)
 
 
 def _bad(

@@ -55,7 +55,8 @@ def diff(
         view=lambda on: diff_view(found, options, on),
         json=lambda: json_document(found.to_dict(record_command())),
     )
-    require_agreement(found.a, found.b, names=(a, b))
+    require_agreement(found.a, a)
+    require_agreement(found.b, b)
     if found.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"
         hint = "compare two records of the same command, both with --model or both without"
