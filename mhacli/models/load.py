@@ -9,10 +9,10 @@ import shlex
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -24,6 +24,10 @@ from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.libraries import guarded
 from mhacli.models.folder import Checkpoint, is_hub_id, read_checkpoint
+from mhacli.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from mhacli.models.tokenizer import ModelTokenizer
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
@@ -36,21 +40,22 @@ LanguageHead = Literal["generate", "predict"]
 """`generate` requires a head; `predict` loads the head of the checkpoint, which predicts the next or a masked token."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model in evaluation mode on its devices, with its checked folder. `revision` is that of a hub, None for a
-    folder."""
+    """A checkpoint with its config and its tokenizer, and its `model` in evaluation mode on its devices, once it is loaded.
 
-    model: Any
-    checkpoint: Checkpoint
+    `source` is its path or its id on a hub, as it was given, and `revision` that of a hub, None for a folder. `target` is the
+    device that computes.
+    """
+
     source: str
-    revision: str | None
+    checkpoint: Checkpoint
+    config: Any
+    target: torch.device
+    tokenizer: ModelTokenizer | None = None
+    revision: str | None = None
+    model: Any = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def config(self) -> Any:
-        """The config of transformers."""
-        return self.model.config
 
     @property
     def text_config(self) -> Any:
@@ -58,8 +63,14 @@ class Loaded:
         return self.config.get_text_config(decoder=True)
 
     @property
+    def pad_id(self) -> int:
+        """The id of padding; it is masked, so any valid id will do if the tokenizer names none."""
+        pad_id = getattr(self.tokenizer or self.text_config, "pad_id" if self.tokenizer else "pad_token_id", None) or 0
+        return pad_id if pad_id < int(getattr(self.text_config, "vocab_size", 0) or 0) else 0
+
+    @property
     def device(self) -> torch.device:
-        """The device of its inputs."""
+        """The device of the model's inputs."""
         return device_of(self.model)
 
     @property
@@ -105,28 +116,20 @@ def load_config(checkpoint: Checkpoint) -> Any:
 
 
 def load_model(
-    source: str,
-    checkpoint: Checkpoint,
-    config: Any,
-    *,
-    revision: str | None,
-    device: torch.device,
-    device_map: DeviceMap | None = None,
-    dtype: str | None = None,
-    head: LanguageHead | None = None,
-    allow_nonfinite: bool = False,
+    found: Loaded, settings: ModelSettings, head: LanguageHead | None = None, *, allow_nonfinite: bool = False
 ) -> Loaded:
-    """The model of a checked folder, in `dtype` or its own, with a language `head` if requested, on `device` or by a
-    `device_map`.
+    """The checkpoint with its model, in a chosen dtype or its own, with a language `head` if requested, on the device that
+    computes or by a device map.
 
     Raises `MhaError` for missing or mismatched tensors, for non-finite numbers, for weights that do not fit into memory, and
     for a map that does not fit the model.
     """
+    checkpoint, config, dtype, device_map = found.checkpoint, found.config, settings.dtype, settings.device_map
     library, path = transformers(), checkpoint.path
     kind, placed = _auto_class(library, config, head, checkpoint.tensors), dict[str, Any]()
     is_base = kind is library.AutoModel
     if device_map is None:
-        _require_room(checkpoint, dtype, device)
+        _require_room(checkpoint, dtype, found.target)
     else:
         prefix = library.MODEL_MAPPING[type(config)].base_model_prefix if is_base else None
         placed = _placing(device_map, leaves_out=f"{prefix}." if prefix else "")
@@ -149,11 +152,11 @@ def load_model(
     notes = _require_whole(info, path, head=not is_base)
     if not allow_nonfinite:
         _require_finite(model, path)
-    model = (model.to(device) if device_map is None else model).eval()
+    model = (model.to(found.target) if device_map is None else model).eval()
     if device_map is not None:
         devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
         notes.append(f"the weights are on: {', '.join(sorted(devices or {str(device_of(model))}))}")
-    return Loaded(model, checkpoint, source, revision, (*checkpoint.notes, *notes))
+    return replace(found, model=model, notes=(*checkpoint.notes, *notes))
 
 
 _HEADS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,7 +20,7 @@ from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, load_confi
 from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run
-from mhacli.settings import DEFAULT_MAX_TOKENS
+from mhacli.settings import DEFAULT_MAX_TOKENS, ModelSettings
 from mhacli.text.encode import of_each
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
@@ -30,10 +30,10 @@ from mhacli.text.tokens import TokenSequence
 def prepare_checkpoint(request: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     """The run, and notes for the user. Raises `MhaError` as `read` does."""
     began = perf_counter()
-    loaded, inputs, tokenizer = read(request, "generate" if request.n_generated else None)
+    loaded, inputs = read(request, "generate" if request.n_generated else None)
     generated, notes = None, (*loaded.notes, *inputs.notes)
     if request.n_generated:
-        inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
+        inputs, generated = _generate(loaded, inputs, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
     run = CheckpointRun(loaded, inputs, request, generated)
     run.foresee()
@@ -41,63 +41,46 @@ def prepare_checkpoint(request: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     return run, notes
 
 
-def read(request: Run, head: LanguageHead | None) -> tuple[Loaded, ModelInputs, ModelTokenizer]:
-    """The model, with a language `head` if requested, the texts as its inputs, and the tokenizer. Raises `MhaError` for requests
-    that cannot work, if possible before the weights are loaded."""
-    unloaded = find(request)
-    texts = make_texts(request, unloaded.tokenizer, unloaded.config)
-    loaded = unloaded.load(request, head)
-    return loaded, inputs_of(loaded, texts, unloaded.tokenizer, request), unloaded.tokenizer
+def read(request: Run, head: LanguageHead | None) -> tuple[Loaded, ModelInputs]:
+    """The checkpoint with its model, with a language `head` if requested, and the texts as its inputs. Raises `MhaError` for
+    requests that cannot work, if possible before the weights are loaded."""
+    found = find(request.model, request.checkpoint)
+    texts = make_texts(request, found)
+    loaded = load_model(found, request.model, head, allow_nonfinite=request.allow_nonfinite)
+    return loaded, inputs_of(loaded, texts, request.model)
 
 
-class UnloadedCheckpoint(NamedTuple):
-    """A checkpoint whose weights are not loaded: folder, revision, config, tokenizer and device."""
-
-    checkpoint: Checkpoint
-    revision: str | None
-    config: Any
-    tokenizer: ModelTokenizer
-    device: torch.device
-
-    def load(self, request: Run, head: LanguageHead | None) -> Loaded:
-        """The loaded model, with a language `head` if requested."""
-        return load_model(
-            request.path,
-            self.checkpoint,
-            self.config,
-            revision=self.revision,
-            device=self.device,
-            device_map=request.model.device_map,
-            dtype=request.model.dtype,
-            head=head,
-            allow_nonfinite=request.allow_nonfinite,
-        )
-
-
-def find(request: Run) -> UnloadedCheckpoint:
-    """The checkpoint of a request, after setting the number of torch threads. Raises `MhaError`."""
-    device = _device_of(request)
-    if request.model.threads is not None:
-        torch.set_num_threads(request.model.threads)
-    checkpoint, revision = request.checkpoint, None
+def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True) -> Loaded:
+    """A checkpoint whose weights are not loaded, after setting the number of torch threads; its folder may be read already.
+    Raises `MhaError`."""
+    device, source, revision = _device_of(settings), settings.path or "", None
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     if checkpoint is None:
-        checkpoint, revision = find_checkpoint(request.path, request.model.revision)
-    config = load_config(checkpoint)
+        checkpoint, revision = find_checkpoint(source, settings.revision)
+    config, tokenizer = load_config(checkpoint), None
     kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
-    for kind, n in request.model.layers or ():
+    for kind, n in settings.layers or ():
         if kind is not None and kind not in kinds:
             message = f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}"
             raise UsageError(message, hint=f"try --layer {n}")
     n_vocabulary_of(config)  # without one, a tokenizer would be asked for in vain
-    return UnloadedCheckpoint(checkpoint, revision, config, load_tokenizer(checkpoint, request.model.tokenizer), device)
+    try:
+        tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
+    except MhaError as fault:
+        if needs_tokenizer or fault.code != "no-tokenizer":
+            raise
+    return Loaded(
+        source=source, checkpoint=checkpoint, config=config, tokenizer=tokenizer, target=device, revision=revision
+    )
 
 
-def _device_of(request: Run) -> torch.device:
+def _device_of(settings: ModelSettings) -> torch.device:
     """The device that computes; in a map, the first except CPU and disk, to which their weights are moved. Raises `MhaError`
     for a missing device."""
-    if not isinstance(request.model.device_map, Mapping):
-        return choose_device(request.model.device)
-    names = dict.fromkeys(name for name in request.model.device_map.values() if name != "disk")
+    if not isinstance(settings.device_map, Mapping):
+        return choose_device(settings.device)
+    names = dict.fromkeys(name for name in settings.device_map.values() if name != "disk")
     devices = [choose_device(name, "--device-map") for name in names]
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
@@ -105,9 +88,11 @@ def _device_of(request: Run) -> torch.device:
 # -------------------------------------------------------------------------------------------------------------- the texts
 
 
-def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> ModelInputs:
+def make_texts(request: Run, found: Loaded) -> ModelInputs:
     """The tokens of all texts, as many as the model has positions for, without keywords. Raises `MhaError` and `UsageError`."""
-    is_pair, limit = bool(config.is_encoder_decoder), request.max_tokens
+    config, tokenizer, limit = found.config, found.tokenizer, request.max_tokens
+    assert tokenizer is not None
+    is_pair = bool(config.is_encoder_decoder)
     given, special, chat = request.texts, True, dict[str, Ranges]()
     if request.chat:
         rendered, chat = tokenizer.chat(request.chat)
@@ -205,27 +190,28 @@ def spans_of_pair() -> UsageError:
     )
 
 
-def inputs_of(loaded: Loaded, texts: ModelInputs, tokenizer: ModelTokenizer, request: Run) -> ModelInputs:
-    """The texts with the keywords of the model; padding is on the side of the tokenizer, unless the request names another."""
-    if request.model.padding == "left" and loaded.config.is_encoder_decoder:
+def inputs_of(loaded: Loaded, texts: ModelInputs, settings: ModelSettings) -> ModelInputs:
+    """The texts with the keywords of the model; padding is on the side of the tokenizer, unless the settings name another."""
+    if settings.padding == "left" and loaded.config.is_encoder_decoder:
         raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
-    side, pad_id = request.model.padding or tokenizer.side, tokenizer.pad_id or 0
-    pad_id = pad_id if pad_id < n_vocabulary_of(loaded.config) else 0  # padding is masked, so any valid id will do
-    made = make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id)
+    assert loaded.tokenizer is not None
+    side = settings.padding or loaded.tokenizer.side
+    made = make_inputs(loaded.model, texts.sequences, texts.context, side, loaded.pad_id)
     return replace(made, spans=texts.spans, notes=texts.notes)
 
 
 # ------------------------------------------------------------------------------------------------------------- generation
 
 
-def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n: int) -> tuple[ModelInputs, Generated]:
+def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs, Generated]:
     """The inputs with the generated tokens, and whether one pass over the whole text reproduces them."""
     if len(inputs.sequences) != 1:
         raise UsageError(
             f"--generate continues one text, and {len(inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
-    model, sequence, pad_id = loaded.model, inputs.sequences[0], tokenizer.pad_id or 0
+    model, sequence, pad_id, tokenizer = loaded.model, inputs.sequences[0], loaded.pad_id, loaded.tokenizer
+    assert tokenizer is not None
     length, most = len(sequence.ids), most_positions(loaded.config)
     if most is not None and length + n > most:
         raise MhaError(

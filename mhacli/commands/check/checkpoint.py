@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mhacli.attention.devices import choose_device, free_bytes
+from mhacli.attention.devices import free_bytes
 from mhacli.commands.check.consistency_checks import (
     CEILING,
     ConsistencyChecks,
@@ -32,9 +32,10 @@ from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import make_inputs, n_vocabulary_of
 from mhacli.models.layer_names import is_attention, most_positions
 from mhacli.models.layers import LayerResults
-from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
+from mhacli.models.load import Loaded, device_of, load_model
+from mhacli.models.prepare import find
 from mhacli.models.rounding import TIMES_SHAKEN
-from mhacli.models.tokenizer import ModelTokenizer, load_tokenizer, own_tokenizer, require_ids
+from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer, require_ids
 from mhacli.record.checks import ROW_SUMS, Check
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
@@ -124,8 +125,15 @@ def examine_model(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, see
     adapted_tokenizer = None if tokenizer is None else own_tokenizer(tokenizer)
     notes = () if adapted_tokenizer else (_NO_TOKENIZER.format("the model came without a"),)
     rows, cut = _rows(name, texts, adapted_tokenizer, config, seed)
-    loaded = Loaded(copy.deepcopy(model).eval(), Checkpoint(name), name, None)
-    admitted = _ModelToExamine(loaded, adapted_tokenizer, rows, _pad_id(loaded, adapted_tokenizer), (*notes, *cut))
+    loaded = Loaded(
+        source=name,
+        checkpoint=Checkpoint(name),
+        config=config,
+        target=device_of(model),
+        tokenizer=adapted_tokenizer,
+        model=copy.deepcopy(model).eval(),
+    )
+    admitted = _ModelToExamine(loaded, adapted_tokenizer, rows, loaded.pad_id, (*notes, *cut))
     return _examined(admitted, ModelSettings(path=name), seed, no_progress)
 
 
@@ -168,23 +176,13 @@ def tolerance_rule(dtype: str, judged: str) -> str:
 
 
 def _admit(settings: ModelSettings, texts: Sequence[str], seed: int) -> _ModelToExamine:
-    device, path = choose_device(settings.device), settings.path or ""
-    checkpoint, revision = find_checkpoint(path, settings.revision)
-    config, notes = load_config(checkpoint), []
-    tokenizer = None
-    try:
-        tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
-    except MhaError as fault:
-        if fault.code != "no-tokenizer" or texts:
-            raise
-        notes.append(_NO_TOKENIZER.format("the checkpoint has no"))
-    rows, cut = _rows(path, texts, tokenizer, config, seed)
+    found = find(settings, needs_tokenizer=bool(texts))
+    tokenizer, config = found.tokenizer, found.config
+    notes = [] if tokenizer else [_NO_TOKENIZER.format("the checkpoint has no")]
+    rows, cut = _rows(found.source, texts, tokenizer, config, seed)
 
     def load(*, head: bool) -> Loaded:
-        return load_model(
-            path, checkpoint, config, revision=revision, device=device, dtype=settings.dtype,
-            head="generate" if head else None, allow_nonfinite=True,
-        )  # fmt: skip
+        return load_model(found, settings, "generate" if head else None, allow_nonfinite=True)
 
     try:
         loaded = load(head=wants_head(config))
@@ -195,13 +193,7 @@ def _admit(settings: ModelSettings, texts: Sequence[str], seed: int) -> _ModelTo
         notes.append(
             "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
         )
-    return _ModelToExamine(loaded, tokenizer, rows, _pad_id(loaded, tokenizer), (*notes, *cut))
-
-
-def _pad_id(loaded: Loaded, tokenizer: ModelTokenizer | None) -> int:
-    """The id of padding; 0 if the model has none."""
-    pad_id = (tokenizer.pad_id if tokenizer else getattr(loaded.text_config, "pad_token_id", None)) or 0
-    return pad_id if pad_id < n_vocabulary_of(loaded.config) else 0
+    return _ModelToExamine(loaded, tokenizer, rows, loaded.pad_id, (*notes, *cut))
 
 
 def _rows(

@@ -37,13 +37,13 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user. Raises `MhaError`
     for a request that cannot work."""
     began = perf_counter()
-    loaded, inputs, tokenizer = read(request, "predict")
+    loaded, inputs = read(request, "predict")
     _require_one_text(len(inputs.sequences))
     every = replace(request, model=replace(request.model, layers=None), keep=())
     run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, every)
     run.seconds["loading"] = perf_counter() - began
     run.run()
-    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), tokenizer, run.facts())
+    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), loaded.tokenizer, run.facts())
     return study, (*loaded.notes, *inputs.notes)
 
 

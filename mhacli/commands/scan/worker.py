@@ -28,8 +28,8 @@ from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.data import json_checksum, plain
 from mhacli.models.digest import checkpoint_digest
-from mhacli.models.load import Loaded
-from mhacli.models.prepare import UnloadedCheckpoint, find, inputs_of, make_texts, spans_of_pair
+from mhacli.models.load import LanguageHead, Loaded, load_model
+from mhacli.models.prepare import find, inputs_of, make_texts, spans_of_pair
 from mhacli.record.corpus import CorpusSummary, named
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HeadStatistics
@@ -62,19 +62,21 @@ class Worker:
         self._scan = scan
 
     @cached_property
-    def _unloaded(self) -> UnloadedCheckpoint:
+    def _unloaded(self) -> Loaded:
         """The config and tokenizer of the model."""
-        return find(self._scan.run)
+        return find(self._scan.run.model, self._scan.run.checkpoint)
 
     @cached_property
     def _loaded(self) -> Loaded:
         """The model. Not loaded before the first unit, so that Ray counts processes that end meanwhile as attempts at this."""
-        return self._unloaded.load(self._scan.run, "predict" if self._scan.effect else None)
+        run = self._scan.run
+        head: LanguageHead | None = "predict" if self._scan.effect else None
+        return load_model(self._unloaded, run.model, head, allow_nonfinite=run.allow_nonfinite)
 
     def settings(self) -> Settings:
         """The settings of this process: the kind of its device with its name or instruction set, and the libraries that decide
         numbers. The weights of the model are hashed, not loaded. Raises `MhaError` for scans that the model does not support."""
-        run, device, config = self._scan.run, self._unloaded.device, self._unloaded.config
+        run, device, config = self._scan.run, self._unloaded.target, self._unloaded.config
         if self._scan.span and config.is_encoder_decoder:
             raise spans_of_pair()
         dtype = run.model.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
@@ -149,9 +151,9 @@ class Worker:
         if document.reason or not document.text.strip():
             raise MhaError(document.reason or "only white space", code="no-tokens")
         request = replace(self._scan.run, texts=(document.text,))
-        texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
+        texts = make_texts(request, self._unloaded)
         texts = replace(texts, spans=tuple(self._spans_in(texts.sequences[0])))
-        inputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
+        inputs = inputs_of(self._loaded, texts, request.model)
         base = replace(self._loaded, model=self._loaded.model.base_model)
         run = CheckpointRun(base, inputs, request)
         run.run(verify=is_compared)
