@@ -23,7 +23,7 @@ from mhacli.models.inputs import ModelInputs, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of
 from mhacli.models.passes import require_open
 from mhacli.models.prepare import inputs_of, make_texts, read
-from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
+from mhacli.models.tokenizer import own_tokenizer
 from mhacli.record.heads import HeadStatistics, Kept
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable
@@ -61,9 +61,16 @@ def heads(
             raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
         name, own = type(model).__name__, own_tokenizer(tokenizer)
         request = Run(model=ModelSettings(path=name, device=str(device_of(model))), texts=given, keep=())
-        loaded = Loaded(model, Checkpoint(name), name, None)
-        inputs = inputs_of(loaded, make_texts(request, own, model.config), own, request)
-        study = HeadStudy(loaded, inputs, own, request, effect=effect, control=control)
+        loaded = Loaded(
+            source=name,
+            checkpoint=Checkpoint(name),
+            config=model.config,
+            target=device_of(model),
+            tokenizer=own,
+            model=model,
+        )
+        inputs = inputs_of(loaded, make_texts(request, loaded), request.model)
+        study = HeadStudy(loaded, inputs, request, effect=effect, control=control)
     study.run()
     return study.record()
 
@@ -72,8 +79,8 @@ def heads(
 def head_study(request: Run, *, effect: bool, control: bool) -> tuple[HeadStudy, tuple[str, ...]]:
     """The table of a checkpoint that is loaded here, ready to run, and notes for the user. Raises `MhaError`."""
     began = perf_counter()
-    loaded, inputs, tokenizer = read(request, "predict" if effect else None)
-    study = HeadStudy(loaded, inputs, tokenizer, request, effect=effect, control=control)
+    loaded, inputs = read(request, "predict" if effect else None)
+    study = HeadStudy(loaded, inputs, request, effect=effect, control=control)
     study.inspected.foresee()
     study.inspected.seconds["loading"] = perf_counter() - began
     return study, (*loaded.notes, *inputs.notes)
@@ -85,7 +92,6 @@ class HeadStudy:
 
     loaded: Loaded
     inputs: ModelInputs
-    tokenizer: ModelTokenizer
     request: Run
     effect: bool
     control: bool
@@ -119,7 +125,7 @@ class HeadStudy:
             facts = CheckpointRun(self.inspected.loaded, inputs, self.request).facts()
             settings = EffectSettings()
             study = EffectStudy(
-                self.loaded.model, inputs.keywords, settings, self.request, of_text, self.tokenizer, facts
+                self.loaded.model, inputs.keywords, settings, self.request, of_text, self.loaded.tokenizer, facts
             )
             study.foresee()
             study.effects.run(part(number))
@@ -146,7 +152,7 @@ class HeadStudy:
         return replace(record, heads=HeadTable(completed(*each) for each in enumerate(record.heads)))
 
     def _inputs(self, texts: ModelInputs) -> ModelInputs:
-        return inputs_of(self.loaded, texts, self.tokenizer, self.request)
+        return inputs_of(self.loaded, texts, self.request.model)
 
     def _each_text(self) -> Iterator[ModelInputs]:
         context = self.inputs.context
@@ -155,13 +161,14 @@ class HeadStudy:
 
     def _random_texts(self) -> ModelInputs:
         """The texts with a random token in place of each that is not special."""
-        random, context = np.random.default_rng(_SEED), self.inputs.context
-        known = sorted({*range(n_vocabulary_of(self.loaded.config))} - self.tokenizer.special)
+        random, context, tokenizer = np.random.default_rng(_SEED), self.inputs.context, self.loaded.tokenizer
+        assert tokenizer is not None
+        known = sorted({*range(n_vocabulary_of(self.loaded.config))} - tokenizer.special)
 
         def drawn(text: TokenSequence) -> TokenSequence:
             ids = random.choice(known, len(text.ids)).tolist()
             ids = [own if piece.special else new for own, piece, new in zip(text.ids, text.pieces, ids, strict=True)]
-            return replace(self.tokenizer.of_ids(ids), token_type_ids=text.token_type_ids)
+            return replace(tokenizer.of_ids(ids), token_type_ids=text.token_type_ids)
 
         sequences = tuple(map(drawn, self.inputs.sequences))
         return ModelInputs(sequences, None if context is None else tuple(map(drawn, context)))
