@@ -36,7 +36,7 @@ from mhacli.render.checkpoint.effect_map import removal_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.render.heads.heatmap import AXES
-from mhacli.text.escape import visible
+from mhacli.text.escape import token_label, visible
 from mhacli.views import doc
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
@@ -157,27 +157,22 @@ def _texts(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
         parts += [] if text["is_same"] else ["numbers are compared for the same tokens and those replaced one to one"]
         parts += [] if text["exact"] else ["long texts are aligned by position"]
         changes = text["changes"] if everything else text["changes"][:12]
-        lines += [Text("; ".join(parts)), *(_change(d, text, change) for change in changes)]
+        lines += [Text("; ".join(parts)), *(_change(change) for change in changes)]
         lines += _more(len(text["changes"]) - len(changes), "place")
     lines += [] if everything else _more(len(others) - 4, "text")
     if lines:
         yield Group(title_rule("tokens"), *lines)
 
 
-def _change(d: RecordDiff, text: dict[str, Any], change: dict[str, Any]) -> Text:
-    """A change with the tokens around it: `… on the -mat +rug`."""
-    of_a, of_b = ((r.sequences if text["family"] == "texts" else r.keys)[text["sequence"]] for r in (d.a, d.b))
-    begin, end, n = change["a_begin"], change["a_end"], text["n_a"]
-    before, after = range(max(0, begin - 3), begin), range(end, min(n, end + 3))
-    line = Text("  ").append(
-        "… " * bool(before.start) + "".join(f"{token_text(of_a, i)} " for i in before), style="dim"
-    )
-    removed, added = range(begin, end), range(change["b_begin"], change["b_end"])
-    for sign, sequence, places, style in (("-", of_a, removed, "red"), ("+", of_b, added, "green")):
-        words = [f"{sign}{fitted(token_text(sequence, i), 16)} " for i in places[:12]]
-        words += [f"{sign}… {len(places) - 12} more "] if len(places) > 12 else []
-        line.append("".join(words), style=style)
-    return line.append("".join(f"{token_text(of_a, i)} " for i in after) + "…" * (after.stop < n), style="dim")
+def _change(change: dict[str, Any]) -> Text:
+    """A change with the position of its first token in A and in B: `5 -mat +rug`."""
+    places = dict.fromkeys((change["a_begin"], change["b_begin"]))
+    line = Text(f"  {' → '.join(map(str, places))} ", style="dim")
+    for sign, side, style in (("-", "a", "red"), ("+", "b", "green")):
+        shown = [f"{sign}{fitted(token_label(token), 16)} " for token in change[side][:12]]
+        shown += [f"{sign}… {len(change[side]) - 12} more "] if len(change[side]) > 12 else []
+        line.append("".join(shown), style=style)
+    return line
 
 
 # --------------------------------------------------------------------------------------------------------------- sites
@@ -220,15 +215,14 @@ def _site_name(site: str) -> str:
 
 
 def _layer(layer: LayerDifference, *, everything: bool) -> RenderableType:
-    """The sites of a layer, but for token ids, which are compared as tokens; those of equal shape are only counted."""
+    """The sites of a layer; those of equal shape without numbers are only counted."""
     headings = [(words_of("columns", "diff")[name].heading, True) for name in ("largest", "relative")]
     table, n_quiet = plain_table(("site", False), *headings, ("", False)), 0
     table.add_column("where", overflow="fold", ratio=1)
-    is_code = layer.a.module is not None or layer.b.module is not None
     for site in layer.sites:
         is_quiet = site.seen == "shape" and site.status == "identical"
-        if is_quiet and (not everything or (site.site == "ids" and not is_code)):
-            n_quiet += is_code or site.site != "ids"
+        if is_quiet and not everything:
+            n_quiet += 1
             continue
         word, style = _STATUS["same shape" if is_quiet else site.status]
         numbers = ("" if number is None else number_text(number) for number in (site.largest, site.relative))
