@@ -36,8 +36,8 @@ from mhacli.text.spans import read_chat
 from mhacli.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.models.folder import Checkpoint
+    from mhacli.models.runs.run import CheckpointRun
 
 MATRICES = ("pattern", "scores", "qk", "z")
 """The arrays of a checkpoint that can be kept."""

@@ -51,7 +51,7 @@ def decode(
     require_heads(options.heads, run)
     if run.model.path is not None:
         prepared, notes = load_checkpoint(run)
-        from mhacli.compute.checkpoint.decode import decode_checkpoint
+        from mhacli.models.runs.decode import decode_checkpoint
 
         with show_activity("computing"):
             record = decode_checkpoint(prepared, prompt_len)

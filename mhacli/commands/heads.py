@@ -19,8 +19,8 @@ from mhacli.settings import HEADS, OUTPUT, TOP, Computation, LayerChoices, Readi
 
 if TYPE_CHECKING:
     from mhacli.commands.effect.head_study import HeadStudy
-    from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.layer.heads import HeadsRun
+    from mhacli.models.runs.run import CheckpointRun
     from mhacli.run import Run
 
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"

@@ -155,7 +155,7 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     place = None if walk.cell is None else (walk.sequence, *walk.cell)
     if run.model.path is not None:
         prepared, notes = load_checkpoint(run)
-        from mhacli.compute.checkpoint.trace import walk_checkpoint
+        from mhacli.models.runs.trace import walk_checkpoint
 
         with show_activity("computing"):
             return walk_checkpoint(prepared, values=walk.values, place=place), notes
@@ -226,7 +226,7 @@ def walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
     )
     job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
-        outcome = run_in_child("mhacli.compute.user_trace.trace:trace_request", job, time_limit_s=walk.time_limit)
+        outcome = run_in_child("mhacli.usercode.trace.trace:trace_request", job, time_limit_s=walk.time_limit)
     record = decode(Record, load_json(outcome.result, target), target)
     module = record.module
     return replace(record, module=None if module is None else replace(module, printed=outcome.printed))

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from mhacli.compute.checkpoint.cached_passes import CachedPasses
-from mhacli.compute.checkpoint.pass_texts import PassTexts
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.calls import Call
 from mhacli.models.inputs import ModelInputs
@@ -22,6 +20,8 @@ from mhacli.models.layer_names import LayerKey, config_of, is_attention
 from mhacli.models.layers import KEPT, PassInspection, entry_of
 from mhacli.models.load import device_of
 from mhacli.models.passes import ModelPass, followed, noted, require_open
+from mhacli.models.runs.cached_passes import CachedPasses
+from mhacli.models.runs.pass_texts import PassTexts
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from mhacli.attention.devices import choose_device
-from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.libraries import guarded
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
 from mhacli.models.layer_names import most_positions
 from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, load_config, load_model
+from mhacli.models.runs.run import CheckpointRun
 from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run

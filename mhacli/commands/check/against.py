@@ -25,8 +25,6 @@ from mhacli.commands.check.inputs import (
     randomised,
 )
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
-from mhacli.compute.user_trace.dataflow import Dataflow, is_transpose
-from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.arguments import parameters_of, role_of
@@ -37,6 +35,8 @@ from mhacli.usercode.inputs import cast, cast_copy
 from mhacli.usercode.process import SourceLine, Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.usercode.target import Choice, TargetRequest, find_target
+from mhacli.usercode.trace.dataflow import Dataflow, is_transpose
+from mhacli.usercode.trace.trace import WatchedCall, watched
 from mhacli.usercode.types import Inputs, MaskForm, Operation
 from mhacli.usercode.user_module import arguments_of, load_user_attention
 

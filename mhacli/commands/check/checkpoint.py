@@ -23,7 +23,6 @@ from mhacli.commands.check.consistency_checks import (
     numbered,
 )
 from mhacli.commands.check.result import ExaminedModel, HealthCheck
-from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.libraries import guarded
@@ -35,6 +34,7 @@ from mhacli.models.layers import LayerResults
 from mhacli.models.load import Loaded, device_of, load_model
 from mhacli.models.prepare import find
 from mhacli.models.rounding import TIMES_SHAKEN
+from mhacli.models.runs.run import CheckpointRun
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer, require_ids
 from mhacli.record.checks import ROW_SUMS, Check
 from mhacli.run import Run

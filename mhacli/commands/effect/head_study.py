@@ -15,7 +15,6 @@ import torch
 
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import EffectStudy
-from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
@@ -23,6 +22,7 @@ from mhacli.models.inputs import ModelInputs, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of
 from mhacli.models.passes import require_open
 from mhacli.models.prepare import inputs_of, make_texts, read
+from mhacli.models.runs.run import CheckpointRun
 from mhacli.models.tokenizer import own_tokenizer
 from mhacli.record.heads import HeadStatistics, Kept
 from mhacli.record.record import Record

@@ -18,13 +18,13 @@ from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes,
 from mhacli.commands.effect.parts import Parts, finding, removed_otherwise, repeated
 from mhacli.commands.effect.removal import Removal, stand_in, without
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.compute.checkpoint.memory import LEAST_ROWS, CheckpointFacts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.rounding import TIMES_SHAKEN, dtype_of, shaken_parts
+from mhacli.models.runs.memory import LEAST_ROWS, CheckpointFacts
 from mhacli.record.checks import TOLERANCES, SelfCheck
 
 TOKENS_AT_ONCE = 4096

@@ -16,12 +16,12 @@ from mhacli.commands.effect.metric import GivenMetric, Target, compared, rank_co
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.compute.checkpoint.memory import CheckpointFacts
-from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range
 from mhacli.layer.run import prepare, record_run
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.prepare import read
+from mhacli.models.runs.memory import CheckpointFacts
+from mhacli.models.runs.run import CheckpointRun
 from mhacli.models.tokenizer import ModelTokenizer
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.record import Record

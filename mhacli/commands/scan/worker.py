@@ -24,12 +24,12 @@ from mhacli.commands.effect.study import EffectStudy
 from mhacli.commands.scan.command import Scan
 from mhacli.commands.scan.folder import UNIT_SIZE, Settings, Unit, UnitFiles, differences
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
-from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.data import json_checksum, plain
 from mhacli.models.digest import checkpoint_digest
 from mhacli.models.load import LanguageHead, Loaded, load_model
 from mhacli.models.prepare import find, inputs_of, make_texts, spans_of_pair
+from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.corpus import CorpusSummary, named
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HeadStatistics

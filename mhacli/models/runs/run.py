@@ -14,7 +14,6 @@ import torch
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.head_statistics import Axes
 from mhacli.attention.scores import Attention
-from mhacli.compute.checkpoint.memory import CheckpointFacts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
@@ -33,6 +32,7 @@ from mhacli.models.layers import (
     entry_of,
 )
 from mhacli.models.load import Loaded
+from mhacli.models.runs.memory import CheckpointFacts
 from mhacli.record.record import Generated, Record
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind, LayerChoice

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, axis_order, einsum_letters
 from mhacli.usercode.arguments import role_of
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.inputs import InputDrawer
+from mhacli.usercode.trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, axis_order, einsum_letters
 from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, Operation
 
 # ----------------------------------------------------------------------------------------------------- sizes of the inputs

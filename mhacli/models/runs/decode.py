@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.attention.taps import largest_difference, timing, to_array
-from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.io.files import format_size
@@ -21,6 +20,7 @@ from mhacli.layer.decode import decode_step, largest_of, phase_of, spans_of
 from mhacli.models.calls import Call, as_attention
 from mhacli.models.capture import captured
 from mhacli.models.inputs import run_model
+from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.record import CacheStep, DecodeSummary, InspectedLayer, Record, Step, layer_prefix
 

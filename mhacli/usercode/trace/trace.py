@@ -17,30 +17,6 @@ from torch import Tensor, nn
 
 from mhacli.attention.devices import environment
 from mhacli.attention.taps import step_of, summarise
-from mhacli.compute.user_trace.axes import (
-    MeasuredRun,
-    TraceSizes,
-    axes_of,
-    distinguish_lengths,
-    expected_of,
-    first_sizes,
-    known_words,
-    name_of,
-    other_heads,
-    other_lengths,
-    other_widths,
-    sizes_of,
-)
-from mhacli.compute.user_trace.dataflow import (
-    Dataflow,
-    Roles,
-    flops_of,
-    flow_of,
-    formula_of,
-    meaning_of,
-    remark_of,
-    roles_of,
-)
 from mhacli.errors import UsageError
 from mhacli.io.data import decode
 from mhacli.record.checks import SelfCheck
@@ -54,6 +30,30 @@ from mhacli.usercode.operations import address_of, watch
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.target import TargetRequest
+from mhacli.usercode.trace.axes import (
+    MeasuredRun,
+    TraceSizes,
+    axes_of,
+    distinguish_lengths,
+    expected_of,
+    first_sizes,
+    known_words,
+    name_of,
+    other_heads,
+    other_lengths,
+    other_widths,
+    sizes_of,
+)
+from mhacli.usercode.trace.dataflow import (
+    Dataflow,
+    Roles,
+    flops_of,
+    flow_of,
+    formula_of,
+    meaning_of,
+    remark_of,
+    roles_of,
+)
 from mhacli.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
 from mhacli.usercode.user_module import arguments_of, load_user_attention
 

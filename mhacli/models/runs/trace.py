@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import step_of, summarise
-from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.models.calls import Call
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
+from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
 from mhacli.record.tables import HeadTable
 from mhacli.run import CellIndex, require_inside

@@ -1,1 +1,0 @@
-"""The computations of `--model`: the attention layers of a checkpoint."""
