@@ -2,11 +2,12 @@
 
     python benchmarks/effect.py [ROUNDS]
 
-12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with one thread. Times are those that the
+12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with two threads. Times are those that the
 processor worked, which other load moves little. The loop is what people write by hand: for each head one pass of the whole text
 with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at every token, as a
 call of the model does by itself. `loop of TransformerLens` is the second one by its run_with_hooks, where it is installed. They
-are measured on every twelfth head, and scaled to all.
+are measured on every twelfth head, and scaled to all. `attribution patching` estimates the same effects to first order, by two
+forward passes and one backward pass. The encoder is of the shape of BERT-base with its language head; its loop makes all logits.
 Runs alternate; the ratios are medians of the ratios of each round. `products` compares the floating-point operations of matrix
 products and attentions, which no load changes. `with proof` is what `mha effect` does: four removals are
 computed a second time.
@@ -47,6 +48,15 @@ def made() -> tuple[Any, torch.Tensor]:
     return model, torch.randint(0, 50257, (1, LENGTH))
 
 
+def encoder() -> Any:
+    """An encoder with random weights."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(max_position_embeddings=LENGTH)
+    return transformers.BertForMaskedLM(config).eval().requires_grad_(False)
+
+
 def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> EffectRun:
     """All heads removed, at one position or everywhere."""
     run = EffectRun(model, {"input_ids": ids}, LENGTH - 1, EffectSettings(at=at, verify=n_verified))
@@ -54,6 +64,38 @@ def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> E
     run.target = 7, None
     run.run()
     return run
+
+
+def projection_of(model: Any, layer: int) -> Any:
+    """The output projection of a layer."""
+    is_encoder = hasattr(model, "bert")
+    return (
+        model.bert.encoder.layer[layer].attention.output.dense if is_encoder else model.transformer.h[layer].attn.c_proj
+    )
+
+
+def attributed(model: Any, ids: torch.Tensor, at: int | None) -> list[float]:
+    """The estimated changes of the target's logit by all heads: the gradient of z times what a removal takes from it, which is z
+    less that of a pass without heads, whose z is zeros here."""
+    z: list[torch.Tensor] = []
+
+    def keep(_: Any, args: Any) -> Any:
+        z.append(args[0].requires_grad_())
+        return (z[-1],)
+
+    handles = [projection_of(model, layer).register_forward_pre_hook(keep) for layer in range(N_LAYERS)]
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=False, logits_to_keep=1)
+    z.clear()
+    logit = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1, 7]
+    gradients = torch.autograd.grad(logit, z)
+    for handle in handles:
+        handle.remove()
+    places = slice(None) if at is None else slice(at, at + 1)
+    parts = [
+        -(a * b)[0, places].detach().unflatten(-1, (N_HEADS, 64)).sum((0, 2)) for a, b in zip(z, gradients, strict=True)
+    ]
+    return torch.cat(parts).tolist()
 
 
 @torch.no_grad()
@@ -72,7 +114,7 @@ def loop(model: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[in
             z[:, places, 64 * head : 64 * head + 64] = 0
             return (z,)
 
-        handle = model.transformer.h[layer].attn.c_proj.register_forward_pre_hook(zero)
+        handle = projection_of(model, layer).register_forward_pre_hook(zero)
         changes.append(logit() - plain)
         handle.remove()
     return changes
@@ -121,10 +163,10 @@ def seconds_of(run: Callable[[], object]) -> float:
 def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> None:
     """Prints the medians and ratios of one kind of removal; the changes must agree."""
     chosen = HEADS[::EVERY]
-    loops: dict[str, Callable[[], list[float]]] = {
-        "loop": lambda: loop(model, ids, at, chosen, logits_to_keep=1),
-        "loop, all logits": lambda: loop(model, ids, at, chosen),
-    }
+    loops: dict[str, Callable[[], list[float]]] = {"loop, all logits": lambda: loop(model, ids, at, chosen)}
+    is_decoder = hasattr(model, "transformer")
+    if is_decoder:
+        loops["loop"] = lambda: loop(model, ids, at, chosen, logits_to_keep=1)
     if bridge is not None:
         loops["loop of TransformerLens"] = lambda: loop_of_bridge(bridge, ids, at, chosen)
     whole = (len(HEADS) + 1) / (len(chosen) + 1)  # each loop begins with a pass of the whole model
@@ -140,16 +182,21 @@ def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds
         "with proof": lambda: effects(model, ids, at, 4),
         **loops,
     }
+    if is_decoder:
+        ways["attribution patching"] = lambda: attributed(model, ids, at)
     rounds = [{name: seconds_of(way) for name, way in ways.items()} for _ in range(n_rounds)]
     for row in rounds:
         for name in loops:
             row[name] *= whole
-    where = "all positions" if at is None else "one position"
+    where = f"{'decoder' if is_decoder else 'encoder'}, {'all positions' if at is None else 'one position'}"
     medians = ", ".join(f"{name} {statistics.median(row[name] for row in rounds):.2f} s" for name in ways)
     print(f"{where}: {medians}")
     for name in ("removals", "with proof"):
         ratios = (f"{statistics.median(row[slow] / row[name] for row in rounds):.1f} × the {slow}" for slow in loops)
         print(f"  {name}: {', '.join(ratios)}", flush=True)
+    if is_decoder:
+        ratio = statistics.median(row["removals"] / row["attribution patching"] for row in rounds)
+        print(f"  removals: {ratio:.1f} × the time of attribution patching")
     print(
         f"  products: {', '.join(f'{ratio:.2f} × fewer than the {name}' for name, ratio in products.items())}",
         flush=True,
@@ -181,12 +228,14 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     if sys.argv[1:2] == ["peak"]:
         peak(sys.argv[2])
     else:
         given, text = made()
+        n_rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
         same = bridge_of(given)
         for position in (LENGTH - 1, None):
-            compare(given, same, text, position, int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+            compare(given, same, text, position, n_rounds)
+        compare(encoder(), None, text % 30_000, None, n_rounds)
         memory()

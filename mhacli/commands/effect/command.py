@@ -47,10 +47,8 @@ def effect(
         study, notes = (layer_study if run.model.path is None else checkpoint_study)(run, effect)
         n_removals, seconds, n_bytes = study.foresee()
     if seconds > _ANNOUNCED_S:
-        note(
-            f"{count_of(n_removals, 'removal', grouped=True)}: about {seconds_text(seconds)}, "
-            f"and at most {format_size(n_bytes)} in addition to the weights"
-        )
+        most = f"at most {format_size(n_bytes)} in addition to the weights"
+        note(f"{count_of(n_removals, 'removal', grouped=True)}: about {seconds_text(seconds)}, and {most}")
     with progress() as report_progress:
         study.effects.run(report_progress)
     print_result(study.with_effects(), notes, options=options, output=output, after=after_effect)

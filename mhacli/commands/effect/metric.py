@@ -91,29 +91,29 @@ def _vectors(outputs: Any, at: Sequence[int], n_rows: int) -> Float[Tensor, "row
     return first if first.ndim == 2 else first[:, at].flatten(0, 1)
 
 
+def values(reading: Reading, target: Target | None) -> dict[str, Tensor]:
+    """Of each row the score of the target, minus that of the outcome it is compared with, and if there are several outcomes its
+    log probability, and the number of outcomes that are likelier."""
+    scores = reading.scores
+    if scores is None or target is None:
+        return {}
+    wanted, other = scores[:, target[0]], 0.0 if target[1] is None else scores[:, target[1]]
+    if scores.shape[1] == 1:
+        return {"logit": wanted - other}
+    rank = (scores > wanted[:, None]).sum(dim=-1)
+    return {"logit": wanted - other, "logprob": scores.log_softmax(dim=-1)[:, target[0]], "rank": rank}
+
+
 def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:
     """The changes of rows from one without removals: of the vector, of the target's score, and of all scores if there are
-    several."""
+    several. `rank` is that of the row."""
+    after, before = values(rows, target), values(untouched, target)
     found = {"d_output": (rows.vector - untouched.vector).norm(dim=-1) / untouched.vector.norm(dim=-1)}
-    if rows.scores is None or untouched.scores is None or target is None:
-        return found
-    found["d_logit"] = compared(rows.scores, target) - compared(untouched.scores, target)
-    if rows.scores.shape[1] > 1:
-        log_p, before = rows.scores.log_softmax(dim=-1), untouched.scores.log_softmax(dim=-1)
-        found["d_logprob"] = log_p[:, target[0]] - before[:, target[0]]
-        found["kl"] = (before.exp() * (before - log_p)).sum(dim=-1)
-        found["rank"] = rank_of(rows.scores, target[0])
+    found |= {f"d_{name}": after[name] - before[name] for name in after.keys() - {"rank"}}
+    if "rank" in after and rows.scores is not None and untouched.scores is not None:
+        log_p, log_q = rows.scores.log_softmax(dim=-1), untouched.scores.log_softmax(dim=-1)
+        found |= {"kl": (log_q.exp() * (log_q - log_p)).sum(dim=-1), "rank": after["rank"]}
     return found
-
-
-def compared(scores: Float[Tensor, "row outcome"], target: Target) -> Float[Tensor, " row"]:
-    """The score of the target, minus that of the outcome it is compared with, if there is one."""
-    return scores[:, target[0]] - (0.0 if target[1] is None else scores[:, target[1]])
-
-
-def rank_of(scores: Float[Tensor, "row outcome"], target: int) -> Float[Tensor, " row"]:
-    """The number of outcomes that are likelier than the target."""
-    return (scores > scores[:, target, None]).sum(dim=-1)
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from jaxtyping import Bool, Float
@@ -59,20 +60,15 @@ class Parts:
         """A context in which the first `n` blocks do not run and return `n_rows` copies of their outputs."""
         with ExitStack() as stack:
             for block, output in zip(self.blocks[:n], self.outputs, strict=False):
-                own: dict[str, Any] = block.__dict__
-                made = {
-                    name: own[name] for name in ("forward",) if name in own
-                }  # by accelerate, which fetches the weights
-                stack.callback(own.update, made)
-                stack.callback(own.pop, "forward")
-                block.forward = lambda *_, output=output, **__: repeated(output, n_rows)
+                forward = lambda *_, output=output, **__: repeated(output, n_rows)  # noqa: E731
+                stack.enter_context(patch.object(block, "forward", forward))
             yield
 
 
 @contextmanager
 def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
     """A context in which a pass fills `parts`. Every z is replaced by itself. An output projection is the module whose input
-    equals z bit for bit, among those with a usual name; one that runs as a function is that of torch's own attention."""
+    equals z bit for bit, among those with a usual name."""
     last, modules = dict[LayerKey, Tensor](), dict(model.named_modules())
     numbered = [name for name in modules if is_numbered(name)]
 
@@ -80,12 +76,9 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
         key = (call.kind, call.layer)
         parts.before.setdefault(key, len(parts.blocks))
         if call.part == 0 and call.z is not None:
-            module = parts.modules[key] = modules.get(call.name, model)
-            parts.z[key] = call.z.clone()
+            parts.modules[key], parts.z[key] = modules.get(call.name, model), call.z.clone()
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
             parts.visible[key] = every.tril() if call.causal else every
-            if isinstance(module, nn.MultiheadAttention):
-                parts.projections[key] = module.out_proj
             last.clear()
             last[key] = call.z.transpose(1, 2).flatten(2).clone()
         return None if call.z is None else call.z.clone()
@@ -136,11 +129,12 @@ def removed_otherwise(removals: Sequence[Removal], parts: Parts) -> Iterator[boo
 
 def _is_removed(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
     """Removes something until the stack is closed. False if there is no method for it."""
-    layer, projection = removal.layer, parts.projections.get(removal.layer)
-    if removal.keys is None and isinstance(projection, nn.modules.linear.NonDynamicallyQuantizableLinear):
+    layer, module = removal.layer, parts.modules[removal.layer]
+    projection = parts.projections.get(layer)
+    if removal.keys is None and isinstance(module, nn.MultiheadAttention):
         is_whole = removal.replace == "zero" and not removal.queries
-        if is_whole:  # torch reads its weights without running it
-            weight = projection.weight.data
+        if is_whole:  # torch reads the weights of its projection without running it
+            weight = module.out_proj.weight.data
             stack.callback(weight.copy_, weight.clone())
             weight.unflatten(1, (parts.z[layer].shape[1], -1))[:, removal.heads] = 0
         return is_whole
@@ -150,7 +144,7 @@ def _is_removed(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
                 stack, parts.projections, layer, lambda args, kwargs: _replaced(removal, parts.z[layer], args, kwargs)
             )
         return projection is not None
-    parameters = inspect.signature(parts.modules[layer].forward).parameters
+    parameters = inspect.signature(module.forward).parameters
     name = next((name for name in _MASKS if name in parameters), None)
     if name is not None:
         _edit(stack, parts.modules, layer, lambda args, kwargs: _masked(removal, parts, name, args, kwargs))

@@ -29,11 +29,6 @@ class Removal:
     keys: tuple[int, ...] | None = None
     replace: Replacement = "zero"
 
-    @property
-    def first(self) -> int:
-        """The first position at which the output of the attention can change."""
-        return min(self.queries, default=0)
-
 
 def without(
     call: Call,

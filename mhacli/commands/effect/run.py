@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, compared, read
+from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, read, values
 from mhacli.commands.effect.parts import Parts, finding, removed_otherwise, repeated
 from mhacli.commands.effect.removal import Removal, stand_in, without
 from mhacli.commands.effect.settings import EffectSettings
@@ -99,7 +99,8 @@ class EffectRun:
     @cached_property
     def start(self) -> int:
         """The position at which passes begin, 0 if rows cannot continue from the keys and values before it."""
-        start = min([removal.first for item in self.plan for removal in item] + [self.position])
+        firsts = [min(removal.queries, default=0) for item in self.plan for removal in item]
+        start = min([*firsts, self.position])
         cache, n_run = self.parts.reading.cache, (self.position + 1 - start) * LEAST_ROWS
         if not start or cache is None or n_run > PACKED_TOKENS:
             return 0
@@ -240,10 +241,7 @@ class EffectRun:
             return call.z + change
 
         with torch.enable_grad(), captured(self.model, take, batch=1):
-            scores = self._read().scores
-            assert scores is not None
-            assert self.target is not None
-            measure = compared(scores, self.target)[0]
+            measure = values(self._read(), self.target)["logit"][0]
             found = torch.autograd.grad(measure, [*added.values()], allow_unused=True)
         gradients = dict(zip(added, found, strict=True))
         for item, (removal,) in enumerate(self.plan):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.effect.metric import GivenMetric, Target, compared, rank_correlation, rank_of
+from mhacli.commands.effect.metric import GivenMetric, Target, rank_correlation, values
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
@@ -285,14 +285,10 @@ class EffectStudy:
         )
 
     def _summary(self) -> EffectSummary:
-        done, (measured, _, scores, _) = self.effects, self.effects.untouched
-        target, versus = done.target or (None, None)
+        done, (target, versus) = self.effects, self.effects.target or (None, None)
         target_name, versus_name = (None if n is None else self._outcome(n) for n in (target, versus))
-        logit = logprob = rank = None
-        if target is not None and scores is not None:
-            logit = float(compared(scores, (target, versus))[0])
-            if scores.shape[1] > 1:
-                logprob, rank = float(scores.log_softmax(dim=-1)[0, target]), int(rank_of(scores, target)[0])
+        numbers: dict[str, Any] = dict.fromkeys(("logit", "logprob", "rank"))
+        numbers |= {name: value[0].item() for name, value in values(done.untouched, done.target).items()}
         return EffectSummary(
             metric=done.measure,
             position=done.position,
@@ -300,14 +296,12 @@ class EffectStudy:
             target_id=target,
             versus=versus_name,
             versus_id=versus,
-            logit=logit,
-            logprob=logprob,
-            rank=rank,
             floor=done.floor(done.measure),
             n_passes=done.n_batches,
             verified=done.verified,
             screening=self._screening(),
-            measured=measured,
+            measured=done.untouched.measured,
+            **numbers,
         )
 
     def _screening(self) -> Screening | None:
