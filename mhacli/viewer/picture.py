@@ -206,7 +206,7 @@ def _json_place(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> 
 
 def scale_range(shades: Shades, scale: Scale) -> str:
     """The range of a scale."""
-    return range_text(scale, shades.largest, int((shades.cells >= 0).sum()), is_exceeded=shades.is_exceeded)
+    return range_text(scale, shades.largest, is_exceeded=shades.is_exceeded)
 
 
 def sink_words(picture: Picture) -> str:

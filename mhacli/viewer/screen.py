@@ -53,7 +53,7 @@ _SHARED = (
     KeyBinding("e", "app.effects", "e", "effects of removed heads or weights, in a record of mha effect", EFFECTS),
     KeyBinding("comma", "sequence(-1)", ", .", "the previous or next sequence"),
     KeyBinding("full_stop", "sequence(1)", "", ""),
-    KeyBinding("s", "scale", "s", "how shades follow attention weights: linear, log, rank", "scale"),
+    KeyBinding("s", "scale", "s", "how shades follow attention weights: linear or log", "scale"),
     KeyBinding("x", "sinks", "x", "remove sinks and renormalise the rest of each row, or put them back", "sinks"),
     KeyBinding("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
     KeyBinding("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),

@@ -138,7 +138,7 @@ class Session:
         return len(self.record.sequences) > 1
 
     def to_next_scale(self) -> None:
-        """Cycles through linear, log and rank."""
+        """Changes between linear and log."""
         now = self.scale_for(self.head())
         self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
 

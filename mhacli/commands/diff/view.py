@@ -366,7 +366,7 @@ def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions,
     largest, top = float(np.abs(change).max(initial=0.0, where=np.isfinite(change))), largest_of_maps((a, b))
     title += [f"largest change {number_text(largest)}"]
     title += [f"each mark {a.block} × {a.block} tokens"] if a.block > 1 else []
-    reach = range_text(kind, top, int(a.is_open.sum() + b.is_open.sum()))
+    reach = range_text(kind, top)
     scales = Text(f"A and B: {kind}, {reach}: ").append_tokens(WEIGHTS.swatches(colour=screen.colour))
     scales.append(f"\nB − A: linear, −{number_text(largest)} … +{number_text(largest)}: ")
     scales.append_tokens(CHANGES.swatches(colour=screen.colour)).append(" from less in B to more")

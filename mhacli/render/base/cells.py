@@ -22,7 +22,7 @@ from mhacli.render.base.colours import (
     ramp_paint,
     shade,
 )
-from mhacli.render.base.format import count_of, number_text
+from mhacli.render.base.format import number_text
 from mhacli.render.base.options import Scale
 
 FORBIDDEN, NOT_A_NUMBER = -1, -2
@@ -36,17 +36,14 @@ _PLAIN = Style.null()
 
 def levels(weights: Array, scale: Scale, largest: float | None = None) -> Array:
     """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest weight), `log` over the decades
-    below it, or `rank` by the fraction of visible cells with smaller weights.
+    below it.
 
     `FORBIDDEN` stays, and NaN becomes `NOT_A_NUMBER`.
     """
     is_open = (weights != FORBIDDEN) & ~np.isnan(weights)
     top = largest or float(weights.max(initial=0.0, where=is_open)) or 1.0
     finite = np.where(is_open, weights, 0.0)
-    if scale == "rank":
-        order = np.sort(weights[is_open])
-        parts = np.searchsorted(order, finite) / max(1, len(order) - 1)
-    elif scale == "log":
+    if scale == "log":
         parts = 1 + np.log10(np.maximum(finite, top * 10.0**-DECADES) / top) / DECADES
     else:
         parts = finite / top
@@ -62,11 +59,8 @@ def change_levels(changes: Array, largest: float) -> Array:
     return np.select([np.isnan(changes), ~is_known], [FORBIDDEN, NOT_A_NUMBER], scaled)
 
 
-def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = False) -> str:
-    """The range of a scale: `0 … .62`. Ranks are among `n_open` cells. With `is_exceeded`, some cells lie above the top
-    and are drawn like it."""
-    if scale == "rank":
-        return f"the smallest … the largest of {count_of(n_open, 'cell', grouped=True)}"
+def range_text(scale: Scale, top: float, *, is_exceeded: bool = False) -> str:
+    """The range of a scale: `0 … .62`. With `is_exceeded`, some cells lie above the top and are drawn like it."""
     low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
     return f"{low} … {number_text(top)}" + (" or more" if is_exceeded else "")
 

@@ -22,7 +22,7 @@ from mhacli.settings import (
 
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
 """`auto` is the matrix, or, if it does not fit, the view that shows most."""
-Scale = Literal["linear", "log", "rank"]
+Scale = Literal["linear", "log"]
 Figure = Literal["head", "grid", "walk", "effects"]
 Rows = Literal["generated", "last"] | tuple[int, ...]
 """Query rows of a text: those whose next token was generated, the last one, or positions."""

@@ -206,7 +206,7 @@ def effect_table(record: Record, summary: EffectSummary, most: int | None = None
 def number_column(name: str, drop: int = 0) -> Column[Effect]:
     """The column of a number of effects."""
     unit: Unit = "integer" if name == "rank" else "change" if name in _SIGNED else "size"
-    return column("effect", name, attrgetter(name), unit, drop=drop)
+    return column("effect", name, attrgetter(name), unit, drop=drop, meaning="")  # the scale says it
 
 
 def removal_words(effect: Effect, record: Record) -> str:

@@ -82,7 +82,7 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     shaded = shading([picture.shown for picture in pictures], scale_of(options, heads))
     body = _body(pictures, shaded, _Form(side, options.precision))
     has_sinks = any(picture.hidden_columns for picture in pictures)
-    what = "attention weight" if shaded.scale == "rank" else "attention weight, all heads"
+    what = "attention weight, all heads"
     legend = scale_bar(shaded, options.precision, what=what, has_sinks=has_sinks)
     notes = [*map_notes(record, pictures, shaded), *_removed(pictures, options), *_of_layers(record, pictures, options)]
     width = max(_LEAST, body.width, legend.width)

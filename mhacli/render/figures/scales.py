@@ -50,7 +50,6 @@ class Shading:
     scale: Scale
     largest: float
     levels: tuple[Array, ...]
-    n_open: tuple[int, ...]
     is_exceeded: bool
     has_unknown: bool
     has_blank: bool
@@ -59,13 +58,11 @@ class Shading:
     @property
     def range(self) -> str:
         """The type and range of the scale: `linear, 0 … .62`."""
-        if self.scale == "rank" and len(self.n_open) > 1:
-            return "rank, the smallest … the largest of each head's own cells"
-        return f"{self.scale}, {range_text(self.scale, self.largest, sum(self.n_open), is_exceeded=self.is_exceeded)}"
+        return f"{self.scale}, {range_text(self.scale, self.largest, is_exceeded=self.is_exceeded)}"
 
 
 def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
-    """The common scale of the maps. Ranks are within each map."""
+    """The common scale of the maps."""
     weights = np.concatenate([head_map.weights.ravel() for head_map in maps])
     largest = largest_of_maps(maps)
     of_maps = tuple(levels(head_map.weights, scale, largest) for head_map in maps)
@@ -74,8 +71,7 @@ def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
         scale=scale,
         largest=largest,
         levels=of_maps,
-        n_open=tuple(int((part >= 0).sum()) for part in of_maps),
-        is_exceeded=scale != "rank" and bool((np.nan_to_num(weights) > (1 + _ALIKE) * largest).any()),
+        is_exceeded=bool((np.nan_to_num(weights) > (1 + _ALIKE) * largest).any()),
         has_unknown=bool((all_levels == NOT_A_NUMBER).any()),
         has_blank=bool((all_levels == FORBIDDEN).any()),
         is_empty=not bool((np.nan_to_num(weights) > 0).any()),

@@ -36,20 +36,16 @@ AXES = "keys from left to right, queries downward"
 
 @dataclass(frozen=True)
 class HeatScale:
-    """The common scale of some heads. Ranks are among the `n_cells` visible cells of each head, None if the counts
-    differ. With `is_exceeded`, some cells lie above the top and are drawn like it."""
+    """The common scale of some heads. With `is_exceeded`, some cells lie above the top and are drawn like it."""
 
     kind: Scale
     largest: float
-    n_cells: int | None = None
     is_exceeded: bool = False
 
     @property
     def range(self) -> str:
         """`log, 0.0006 or less … 0.6`."""
-        if self.kind == "rank" and self.n_cells is None:
-            return "rank, the smallest … the largest of each head's own cells"
-        return f"{self.kind}, {range_text(self.kind, self.largest, self.n_cells or 0, is_exceeded=self.is_exceeded)}"
+        return f"{self.kind}, {range_text(self.kind, self.largest, is_exceeded=self.is_exceeded)}"
 
 
 def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOptions, screen: Screen) -> HeatScale:
@@ -60,10 +56,9 @@ def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOption
     maps = [fitted_map(head, options, screen) for head in heads if len(head.weights)]
     if any(head_map.block > 1 for head_map in maps):
         largest = largest_of_maps(maps)
-    counts = {int(head_map.is_open.sum()) for head_map in maps}
     most = max((float(np.nanmax(head_map.weights, initial=0.0)) for head_map in maps), default=0.0)
     is_exceeded = most > largest and weight_text(most, options.precision) != weight_text(largest, options.precision)
-    return HeatScale(kind, largest, counts.pop() if len(counts) == 1 else None, is_exceeded)
+    return HeatScale(kind, largest, is_exceeded)
 
 
 def fitted_map(head: HeadPattern, options: ViewOptions, screen: Screen) -> HeadMap:
@@ -95,8 +90,7 @@ def scale_caption(heads: Sequence[HeadPattern], scale: HeatScale, screen: Screen
     """The scale: its range and type, the meaning of signs, and that several heads share it."""
     reach = f"linear, 0 … {weight_text(scale.largest, precision)}" + " or more" * scale.is_exceeded
     reach = reach if scale.kind == "linear" else scale.range
-    is_shared = scale.kind != "rank" and len(heads) > 1
-    caption = Text(f"scale {reach}{' for all heads' * is_shared}: ")
+    caption = Text(f"scale {reach}{' for all heads' * (len(heads) > 1)}: ")
     caption = caption.append_tokens(WEIGHTS.swatches(colour=screen.colour))
     caption.append(" from small to large, a blank is masked")
     has_nan = any(np.isnan(head.record.arrays["pattern"]).any() for head in heads)
@@ -225,7 +219,7 @@ def _caption(head_map: HeadMap, scale: Scale, options: ViewOptions, screen: Scre
         text.append(": the first token is no sink of this head\n")
     if largest <= 0:
         return text.append("nothing is left beside it")
-    text.append(f"scale {scale}, {range_text(scale, largest, int(head_map.is_open.sum()))}: ", style="dim")
+    text.append(f"scale {scale}, {range_text(scale, largest)}: ", style="dim")
     text.append_tokens(WEIGHTS.swatches(colour=screen.colour))
     text.append(" from small to large, a blank is masked", style="dim")
     if head_map.sinks and screen.colour:

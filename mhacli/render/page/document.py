@@ -53,7 +53,7 @@ from mhacli.render.page.payload import (
     map_request,
     payload,
 )
-from mhacli.render.page.tables import kept_cells, statistics
+from mhacli.render.page.tables import statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.trace import module_header
 from mhacli.text.escape import visible
@@ -61,9 +61,7 @@ from mhacli.text.escape import visible
 _RESERVE = 6 << 10
 """Bytes for the notes on maps."""
 _LEAST_ROOM = LIMIT_BYTES // 4
-"""Bytes for maps and single cells even if tokens and tables alone fill the page."""
-_PARTS = (1 / 2, 1 / 4, 1 / 16, 0)
-"""Fractions of the room for single cells: the first that leaves room for maps is used."""
+"""Bytes for maps even if tokens and tables alone fill the page."""
 _TITLE = 80
 _NO_SCRIPT = (
     "Without JavaScript this page shows no patterns: their numbers are in it, packed. What follows can be read without."
@@ -82,15 +80,11 @@ def page(record: Record, options: ViewOptions) -> str:
     requests = [map_request(head, b, options.rows) for head in heads for b in sequences]
     title = _title(record)
     table, walk = statistics(record, options, view.heads), walkthrough(record)
-    frame = _Frame(record, options, view, tuple(requests), title, table, walk, cells=Html(""))
+    frame = _Frame(record, options, view, tuple(requests), title, table, walk)
     if options.full or not requests:
-        return replace(frame, cells=kept_cells(heads, sequences, options, room=None)).whole(exact_maps(requests))
-    for part in _PARTS:
-        tried = frame.with_cells(part)
-        maps = fitting_maps(requests, max(tried.room, tried.least_room), rows_first=options.rows is not None)
-        if maps.n_bytes <= tried.room or maps.n_bytes > frame.room:  # otherwise fewer cells would help
-            break
-    return tried.whole(replace(maps, is_small=maps.n_bytes <= tried.room))
+        return frame.whole(exact_maps(requests))
+    maps = fitting_maps(requests, max(frame.room, _LEAST_ROOM), rows_first=options.rows is not None)
+    return frame.whole(replace(maps, is_small=maps.n_bytes <= frame.room))
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
@@ -105,7 +99,7 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A page without its maps. Statistics, walkthrough and `cells` are readable without a script."""
+    """A page without its maps. Statistics and walkthrough are readable without a script."""
 
     record: Record
     options: ViewOptions
@@ -114,23 +108,11 @@ class _Frame:
     title: str
     statistics: Html
     walk: Html
-    cells: Html
 
     @cached_property
     def room(self) -> int:
         """The bytes left below the limit; negative if exceeded."""
         return LIMIT_BYTES - len(self.whole(exact_maps([])).encode()) - _RESERVE
-
-    @property
-    def least_room(self) -> int:
-        """The bytes reserved for maps, less those that single cells take of them."""
-        return _LEAST_ROOM - len(self.cells.encode())
-
-    def with_cells(self, part: float) -> _Frame:
-        """The page with as many single cells as fit into a fraction of its room; unchanged if the record has none."""
-        room = int(max(self.room, _LEAST_ROOM) * part)
-        cells = kept_cells(self.view.heads, self.view.sequences, self.options, room=room)
-        return replace(self, cells=cells) if cells else self
 
     def whole(self, maps: PageMaps) -> str:
         """The page with these maps, or none."""
@@ -142,13 +124,12 @@ class _Frame:
             effects(self.record),
             _documents(self.record, self.options),
             self.statistics,
-            *([self.cells] if self.cells else []),
             self.walk,
         ]
         sections += [*([_notes_section(sentences)] if sentences else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
         script = page_script()
-        style = page_style(has_cells=bool(self.cells), has_effects=self.record.effect is not None)
+        style = page_style(has_effects=self.record.effect is not None)
         body = joined(
             [*_top(self.record, self.title), tag("main", joined(sections)), content, tag("script", Html(script))]
         )
@@ -341,9 +322,7 @@ def _first_head(view: PageView) -> str:
 
 def _scale(view: PageView, maps: PageMaps) -> str:
     top = maps.top(hide_sinks=view.hide_sinks)
-    if view.scale == "rank":
-        return "initial scale: rank, the fraction of a head's visible cells that are smaller"
-    words = range_text(view.scale, top, 0)
+    words = range_text(view.scale, top)
     shared = " for all heads" * (len(view.heads) > 1)
     return f"initial scale: {view.scale}, {words}{shared}; its top is the largest weight of a query that sees more than one key"
 

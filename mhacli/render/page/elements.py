@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 
-from mhacli.render.base.colours import change_colour, is_dark, ramp_colour
+from mhacli.render.base.colours import change_colour, is_dark
 from mhacli.render.base.options import Screen
 
 Html = NewType("Html", str)
@@ -99,9 +99,7 @@ def _class_names(style: Style) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- style and script
 
 
-N_SHADES = 16
-"""The number of shades of table cells. Each has a class, because the policy forbids inline styles."""
-_OF_CELLS, _OF_EFFECTS = "30-kept.css", "32-effects.css"
+_OF_EFFECTS = "32-effects.css"
 _CHANGES = 32
 """The number of colours of changes."""
 
@@ -111,13 +109,10 @@ def page_script() -> str:
     return f'(() => {{\n"use strict";\n{_assets(".js")}}})();\n'
 
 
-def page_style(*, has_cells: bool = False, has_effects: bool = False) -> str:
-    """All styles in order of file name. On request also those of cells (no class is darkest, `l1` … are brighter), and
-    of changes (`c0` …)."""
-    shades = map(_shade, range(N_SHADES)) if has_cells else ()
+def page_style(*, has_effects: bool = False) -> str:
+    """All styles in order of file name; on request also those of changes (`c0` …)."""
     changes = map(_change, range(_CHANGES + 1)) if has_effects else ()
-    left_out = [*([] if has_cells else [_OF_CELLS]), *([] if has_effects else [_OF_EFFECTS])]
-    return "".join([_assets(".css", left_out=left_out), *shades, *changes])
+    return "".join([_assets(".css", left_out=() if has_effects else (_OF_EFFECTS,)), *changes])
 
 
 def change_class(level: int) -> str:
@@ -128,13 +123,6 @@ def change_class(level: int) -> str:
 def _change(number: int) -> str:
     colour = change_colour(round(510 * number / _CHANGES) - 255)
     return f"#effects .c{number} {{ background: #{bytes(colour).hex()}; color: {'#fff' if is_dark(colour) else '#000'}; }}\n"
-
-
-def _shade(number: int) -> str:
-    colour = ramp_colour(255 * number // (N_SHADES - 1))
-    ink = "#fff" if is_dark(colour) else "#000"
-    selector = f".l{number}" if number else "td"
-    return f"#cells {selector} {{ background: #{bytes(colour).hex()}; color: {ink}; }}\n"
 
 
 def content_policy(script: str, style: str) -> str:

@@ -62,30 +62,10 @@ function largestOf(map) {
 }
 
 // A function from a share to a level of 0 … 255.
-function leveller(map, kind, top) {
-  if (kind === "rank") return rankLeveller(map);
+function leveller(kind, top) {
   const decades = RECORD.scale.decades, least = top * 10 ** -decades;
   const of = kind === "log" ? (share) => 1 + Math.log10(Math.max(share, least) / top) / decades : (share) => share / top;
   return (share) => Math.round(255 * Math.min(1, Math.max(0, of(share))));
-}
-
-const ordered = new WeakMap();
-
-// By the share of open cells that are smaller.
-function rankLeveller(map) {
-  if (!ordered.has(map.cells)) ordered.set(map.cells, map.cells.filter((share) => share >= 0).sort());
-  const order = ordered.get(map.cells);
-  return (share) => Math.round((255 * countSmaller(order, share)) / Math.max(1, order.length - 1));
-}
-
-function countSmaller(order, share) {
-  let low = 0, high = order.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (order[middle] < share) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }
 
 // Dark to bright in an order that survives colour blindness and grey.

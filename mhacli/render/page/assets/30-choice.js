@@ -1,7 +1,7 @@
 // What is looked at, and how it is kept in the address, so that a colleague opens the same view.
 
 const HEADS = RECORD.heads;
-const SCALES = ["linear", "log", "rank"];
+const SCALES = ["linear", "log"];
 const THEMES = ["auto", "dark", "light"];
 
 // `query` and `key` are places in the text; `side` says whose lines are drawn. -1: to be chosen from the map.

@@ -150,7 +150,7 @@ function drawMatrix() {
   const layout = (matrix.layout = layoutMatrix(measure));
   Object.assign(layout, blocksOf(chosen.map, layout.factor));
   layout.scaleTop = scaleTop(layout.drawn);
-  layout.level = leveller(layout.drawn, choice.scale, layout.scaleTop);
+  layout.level = leveller(choice.scale, layout.scaleTop);
   const pen = penOf(matrix.canvas, layout.width, layout.height), sight = inSight(layout);
   pen.save();
   pen.beginPath();

@@ -5,11 +5,10 @@ function drawLegend() {
   // A row that sees one key gives it all: such cells are as bright as the top, and no part of the scale.
   const end = `${layout.drawn.most > top * (1 + NOTHING) ? "≥ " : ""}${tickText(top)}`;
   const ends = { linear: ["0", end], log: [`≤ ${tickText(top / 10 ** RECORD.scale.decades)}`, end] };
-  const [least, most] = ends[choice.scale] ?? ["smallest", "largest"];
-  const what = choice.scale === "rank" ? "rank among this head’s cells" : `${choice.scale}, one scale for all heads`;
+  const [least, most] = ends[choice.scale];
   const parts = [
     make("span", { class: "pair" }, least, make("span", { class: "ramp", role: "img", "aria-label": "dark to bright" }), most),
-    make("span", {}, explained("attention weight"), ` · ${what}`),
+    make("span", {}, explained("attention weight"), ` · ${choice.scale}, one scale for all heads`),
   ];
   if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
   if (blocks.hasClosed) parts.push(swatch("closed", "masked"));

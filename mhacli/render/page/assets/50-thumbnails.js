@@ -91,15 +91,14 @@ async function smallMap(index) {
 function paintThumbnail(head, small, top) {
   const canvas = thumbnails.buttons[head].firstChild, { rows, columns } = small;
   Object.assign(canvas, { width: columns, height: rows });
-  const image = imageOf(small, leveller(small, choice.scale, top || 1), { row: 0, column: 0, rows, columns });
+  const image = imageOf(small, leveller(choice.scale, top || 1), { row: 0, column: 0, rows, columns });
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
 function tellThumbnails(top) {
   const most = Math.max(...HEADS.map((_, head) => thumbnails.small.get(`${mapIndex(head)} ${choice.hideSinks}`)?.block ?? 1));
   const size = most > 1 ? ` · a cell is ${most} × ${most} tokens` : "";
-  const common = `one scale for all: ${choice.scale}, up to ${tickText(top)}`;
-  const scale = choice.scale === "rank" ? "rank among each head’s own cells" : common;
+  const scale = `one scale for all: ${choice.scale}, up to ${tickText(top)}`;
   const types = new Map(HEADS.filter((head) => head.sign && head.type).map((head) => [head.sign, head.type]));
   const signs = [...types].map(([sign, type]) => make("span", { class: "pair term", title: RECORD.terms[type] }, `${sign} ${type}`));
   byId("thumbnails-note").replaceChildren(make("span", {}, `${scale}${size}`), ...signs);
