@@ -18,7 +18,6 @@ from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
 from mhacli.io.interrupts import Terminated, graceful_interrupt
 from mhacli.io.progress import no_progress
-from mhacli.record.record import Record
 from mhacli.record.totals import CONDITION, SUMMED
 from mhacli.render.base.format import count_of, seconds_text
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
@@ -127,7 +126,10 @@ def scan(
     output: Annotated[Output, offers("json", *COLOUR)],
     request: Scan,
 ) -> None:
-    """Scans a corpus into a folder and prints the overview of the heads."""
+    """Scans a corpus into a folder and prints the overview of the heads.
+
+    After Ctrl-C the documents in progress are finished; a second Ctrl-C and SIGTERM stop at once.
+    """
     needed = {
         "--model": (request.model.path, "a checkpoint, such as --model MiniLM"),
         "--out": (request.out, "a folder for the result, such as --out heads.mha"),
@@ -138,7 +140,21 @@ def scan(
             raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
     local_checkpoint(request.model)
     require_expressions(request.span)
-    record = _run_with_progress(request, as_json=output.json)
+    with loading_torch():
+        from mhacli.commands.scan.run import run_scan
+
+    stopping, done = "finishing the documents in progress; press Ctrl-C again to stop at once", Progress()
+    try:
+        with (
+            _progress_on_stderr(as_json=output.json) as report,
+            graceful_interrupt(lambda: note(stopping)) as is_stopped,
+        ):
+            record = run_scan(request, _command(), done, report=report, is_stopped=is_stopped)
+        if record is None and is_stopped():
+            raise KeyboardInterrupt
+    except (KeyboardInterrupt, Terminated):
+        note(f"interrupted: {done.documents} are done; the same command resumes the scan")
+        raise
     if record is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
         return
@@ -207,8 +223,7 @@ class Progress:
 
     def __str__(self) -> str:
         """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
-        numbers = self.to_dict()
-        text = f"{self.n_documents:,}{self.total} documents"
+        numbers, text = self.to_dict(), self.documents
         if self.seconds:
             text += f", {numbers['documents_per_s']:.3g} documents/s, {numbers['tokens_per_s']:,.0f} tokens/s"
         if numbers["left_s"]:
@@ -216,9 +231,10 @@ class Progress:
         return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
 
     @property
-    def total(self) -> str:
-        """` of 3,000`; empty if the total is not known."""
-        return "" if self.of_documents is None else f" of {self.of_documents:,}"
+    def documents(self) -> str:
+        """`320 of 3,000 documents`."""
+        total = "" if self.of_documents is None else f" of {self.of_documents:,}"
+        return f"{self.n_documents:,}{total} documents"
 
 
 @contextmanager
@@ -243,21 +259,3 @@ def _progress_on_stderr(*, as_json: bool) -> Iterator[Callable[[Progress], None]
                 draw(done.n_documents / (done.of_documents or 1), str(done))
 
         yield report
-
-
-def _run_with_progress(request: Scan, *, as_json: bool) -> Record | None:
-    """The record of the corpus, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
-    `KeyboardInterrupt` is raised; a second Ctrl-C and SIGTERM are raised at once."""
-    with loading_torch():
-        from mhacli.commands.scan.run import run_scan
-
-    stopping, done = "finishing the documents in progress; press Ctrl-C again to stop at once", Progress()
-    try:
-        with _progress_on_stderr(as_json=as_json) as report, graceful_interrupt(lambda: note(stopping)) as is_stopped:
-            record = run_scan(request, _command(), done, report=report, is_stopped=is_stopped)
-        if is_stopped() and record is None:
-            raise KeyboardInterrupt
-    except (KeyboardInterrupt, Terminated):
-        note(f"interrupted: {done.n_documents:,}{done.total} documents are done; the same command resumes the scan")
-        raise
-    return record

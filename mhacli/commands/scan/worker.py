@@ -80,10 +80,8 @@ class Worker:
         if self._scan.span and config.is_encoder_decoder:
             raise spans_of_pair()
         dtype = run.model.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
-        name = ""
-        if device.type in ("cpu", "cuda"):
-            is_cpu = device.type == "cpu"
-            name = f" {torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)}"
+        on_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if on_cuda else torch.backends.cpu.get_cpu_capability()
         settings: Settings = plain({
             "model": run.path,
             "model_digest": checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
@@ -92,7 +90,7 @@ class Worker:
             "transformers": version("transformers"),
             "dtype": dtype,
             "reducer": "c" if is_compiled(device, getattr(torch, dtype)) else "torch",
-            "device": device.type + name,
+            "device": f"{device.type} {name}",
             "threads": torch.get_num_threads(),
             "rows": f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
             "unit_size": UNIT_SIZE,
