@@ -20,8 +20,8 @@ from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, CorpusHea
 from mhacli.record.effect import EFFECT_NUMBERS
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
-from mhacli.record.tables import HeadTable
-from mhacli.record.totals import HeadTotals, values
+from mhacli.record.tables import Columns, HeadTable
+from mhacli.record.totals import HeadTotals
 from mhacli.text.corpus import Document
 
 MAX_FILE_BYTES = 4 << 30
@@ -43,8 +43,7 @@ class Totals:
     or uniform mass, span, span]`. For each head, `sinks` has the number of documents and the sum of weights of a token,
     `offsets` those of a strongest distance, with the weight of uniform attention, and `cells` the strongest cells.
 
-    `documents` has a digest of the documents of each unit. A unit also has that of its file of `rows`; and `statistics`, an array
-    `[statistic, head]` of each document, NaN for a missing value.
+    `documents` has a digest of the documents of each unit. A unit also has that of its file of `rows`.
     """
 
     heads: HeadTotals
@@ -61,13 +60,10 @@ class Totals:
     cells: list[list[CorpusCell]] = field(default_factory=list)
     documents: tuple[str, ...] = ()
     rows: str = ""
-    statistics: list[Array] = field(default_factory=list)
 
     def add(self, document: Document, record: Record, *, spans: tuple[str, ...]) -> None:
-        """Adds a document, with the effects of removing each head if its record has them."""
+        """Adds a document."""
         n_tokens = len(record.keys[0].ids)
-        statistics = [values(record.heads, self.heads.names)]
-        statistics += [values(record.effects, EFFECTS)] if record.effects else []
         one = Totals(
             HeadTotals(self.heads.names),
             n_documents=1,
@@ -75,7 +71,6 @@ class Totals:
             longest=n_tokens,
             layers=record.layers,
             identical=record.model is None or record.model.identical_outputs is not False,
-            statistics=[np.concatenate(statistics)],
         )
         for number in range(len(record.layers)):
             one._add_layer(document, record.of_layer(number), spans)
@@ -143,7 +138,6 @@ class Totals:
         self.longest = max(self.longest, other.longest)
         self.identical &= other.identical
         self.devices = tuple(sorted({*self.devices, *other.devices}))
-        self.statistics += other.statistics
         self.heads.merge(other.heads)
         for mine, theirs in zip([*self.sinks, *self.offsets], [*other.sinks, *other.offsets], strict=True):
             for key, sums in theirs.items():
@@ -167,14 +161,16 @@ def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def totals_to_bytes(totals: Totals) -> bytes:
-    """The contents of the file of a unit."""
+def totals_to_bytes(totals: Totals, rows: Columns) -> bytes:
+    """The contents of the file of a unit: the totals, and the `statistics` of its rows, `[statistic, document, head]`, NaN for a
+    missing value."""
     from safetensors.numpy import save
 
     arrays = {name: np.ascontiguousarray(array) for name, array in totals.heads.sums.items()}
-    if totals.statistics:
-        arrays["statistics"] = np.stack(totals.statistics, axis=1)
-    facts = plain(replace(totals, heads=replace(totals.heads, sums={}), statistics=[]))
+    if totals.n_documents:
+        columns = [rows[name][1] for name in (*totals.heads.names, *EFFECTS) if name in rows]
+        arrays["statistics"] = np.array(columns, np.float64).reshape(len(columns), totals.n_documents, -1)
+    facts = plain(replace(totals, heads=replace(totals.heads, sums={})))
     return save(arrays, metadata={METADATA_KEY: json.dumps({"totals": facts, "digest": _digest(facts, arrays)})})
 
 

@@ -137,9 +137,10 @@ class Worker:
             rank = (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
             if example is None or rank > best:
                 example, best = _example(document, record, settings["device"]), rank
-        rows = _rows_to_bytes(_rows(documents, HeadTable(heads), EffectTable(effects)), settings["rows"])
+        columns = _rows(documents, HeadTable(heads), EffectTable(effects))
+        rows = _rows_to_bytes(columns, settings["rows"])
         totals.rows = hashlib.sha256(rows).hexdigest()
-        files = rows, b"" if example is None else example.to_bytes(), totals_to_bytes(totals)
+        files = rows, b"" if example is None else example.to_bytes(), totals_to_bytes(totals, columns)
         return files, f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
