@@ -31,8 +31,6 @@ from mhacli.models.load import LanguageHead, Loaded, load_model
 from mhacli.models.prepare import find, inputs_of, make_texts, spans_of_pair
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.corpus import CorpusSummary, named
-from mhacli.record.effect import Effect
-from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record, SpanTokens
 from mhacli.record.tables import Columns, EffectTable, HeadTable, arrow_of, dicts_of
 from mhacli.record.totals import HeadTotals
@@ -118,8 +116,7 @@ class Worker:
             raise MhaError(f"a worker differs from its scan: {changed}", code="other-worker")
         totals = Totals(HeadTotals(self._scan.summed), devices=(settings["device"],))
         totals.documents = (json_checksum(unit.documents),)
-        documents, heads, effects = list[tuple[Document, int]](), list[HeadStatistics](), list[Effect]()
-        example, best = None, (False, 0)
+        good, example, best = list[tuple[Document, Record]](), None, (False, 0)
         for document in unit.documents:
             try:
                 record = self._inspected(document, is_compared=not totals.n_documents)
@@ -130,14 +127,12 @@ class Worker:
                 totals.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
                 continue
             totals.add(document, record, spans=self._scan.span_names)
+            good.append((document, replace(record, arrays={})))
             n_tokens = len(record.keys[0].ids)
-            documents.append((document, n_tokens))
-            heads += record.heads
-            effects += record.effects
             rank = (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
             if example is None or rank > best:
                 example, best = _example(document, record, settings["device"]), rank
-        columns = _rows(documents, HeadTable(heads), EffectTable(effects))
+        columns = _rows(good)
         rows = _rows_to_bytes(columns, settings["rows"])
         totals.rows = hashlib.sha256(rows).hexdigest()
         files = rows, b"" if example is None else example.to_bytes(), totals_to_bytes(totals, columns)
@@ -201,19 +196,19 @@ def _example(document: Document, record: Record, device: str) -> Record:
     )
 
 
-def _rows(documents: Sequence[tuple[Document, int]], heads: HeadTable, effects: EffectTable) -> Columns:
+def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
     """A row for each document, layer and head. The columns are `file`, `place` (line or row from 1, 0 for a whole file),
     `n_documents` (1) and `n_tokens`, those of `HeadTable`, and the effects of removing the heads, if there are any."""
-    n_heads = len(heads) // max(1, len(documents))
-    rows = [row for row in documents for _ in range(n_heads)]
-    changes = effects.columns()
+    of_heads = [(document, record) for document, record in good for _ in record.heads]
+    heads = HeadTable(head for _, record in good for head in record.heads)
+    effects = EffectTable(effect for _, record in good for effect in record.effects)
     return {
-        "file": (str, [document.file for document, _ in rows]),
-        "place": (int, [document.place for document, _ in rows]),
-        "n_documents": (int, [1] * len(rows)),
-        "n_tokens": (int, [n_tokens for _, n_tokens in rows]),
+        "file": (str, [document.file for document, _ in of_heads]),
+        "place": (int, [document.place for document, _ in of_heads]),
+        "n_documents": (int, [1 for _ in of_heads]),
+        "n_tokens": (int, [len(record.keys[0].ids) for _, record in of_heads]),
         **heads.columns(),
-        **({name: changes[name] for name in EFFECTS} if effects else {}),
+        **({name: column for name, column in effects.columns().items() if name in EFFECTS} if effects else {}),
     }
 
 
