@@ -188,15 +188,14 @@ def _command() -> tuple[str, ...]:
 class Progress:
     """The number of finished documents, including bad ones, and their total `of_documents` if it is known.
 
-    `n_left_done` of them were finished by earlier runs; this run took `seconds` for the others, with `n_new_tokens`. `by_worker`
-    has the number of documents of each worker in this run.
+    `by_worker` has the number of documents of each worker in this run, which took `seconds` for them, with `n_new_tokens`;
+    earlier runs have finished the others.
     """
 
     n_documents: int = 0
     n_bad: int = 0
     n_tokens: int = 0
     of_documents: int | None = None
-    n_left_done: int = 0
     n_new_tokens: int = 0
     seconds: float = 0.0
     by_worker: dict[str, int] = field(default_factory=dict)
@@ -207,19 +206,18 @@ class Progress:
         self.n_documents += n_documents
         self.n_bad += n_bad
         self.n_tokens += n_tokens
-        if worker is None:
-            self.n_left_done += n_documents
-        else:
+        if worker is not None:
             self.n_new_tokens += n_tokens
             self.by_worker[worker] = self.by_worker.get(worker, 0) + n_documents
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, with the rates of this run and the remaining seconds, None where they cannot be estimated."""
-        n_new = self.n_documents - self.n_left_done
+        n_new = sum(self.by_worker.values())
         documents_per_s, tokens_per_s = (n / self.seconds if self.seconds else None for n in (n_new, self.n_new_tokens))
         n_left = None if self.of_documents is None else self.of_documents - self.n_documents
         left_s = n_left / documents_per_s if n_left is not None and documents_per_s else None
-        return asdict(self) | {"documents_per_s": documents_per_s, "tokens_per_s": tokens_per_s, "left_s": left_s}
+        rates = {"documents_per_s": documents_per_s, "tokens_per_s": tokens_per_s, "left_s": left_s}
+        return asdict(self) | {"n_left_done": self.n_documents - n_new, **rates}
 
     def __str__(self) -> str:
         """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""

@@ -121,10 +121,8 @@ def _ranks() -> tuple[int, int]:
     if rank is None or n_ranks is None:
         return 0, 1
     if not (rank.isdecimal() and n_ranks.isdecimal() and int(rank) < int(n_ranks)):
-        raise UsageError(
-            f"RANK={rank} and WORLD_SIZE={n_ranks} are not a number from 0 and a larger number of processes",
-            hint="without these two variables the process computes all units",
-        )
+        message = f"RANK={rank} and WORLD_SIZE={n_ranks} are not a number from 0 and a larger number of processes"
+        raise UsageError(message, hint="without these two variables the process computes all units")
     return int(rank), int(n_ranks)
 
 
@@ -155,10 +153,11 @@ def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]]
         yield settings, lambda units: ((unit, *worker.compute(unit, settings)) for unit in units)
         return
     if _ranks() != (0, 1):
-        raise UsageError(
-            f"{'--workers' if scan.ray is None else '--ray'} does not work in a rank (RANK and WORLD_SIZE are set)",
-            hint="one process with --ray uses all nodes of a Ray cluster",
+        option, hint = (
+            "--workers" if scan.ray is None else "--ray",
+            "one process with --ray uses all nodes of a Ray cluster",
         )
+        raise UsageError(f"{option} does not work in a rank (RANK and WORLD_SIZE are set)", hint=hint)
     try:
         import ray
     except ModuleNotFoundError:
@@ -192,10 +191,9 @@ def _room(ray: Any, scan: Scan) -> tuple[dict[str, int], int]:
     """What a worker takes, and the number of workers: as many as requested, at most as many as fit on idle nodes."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     device = scan.run.model.device
-    needs = {"CPU": scan.n_cpus}
-    if device.startswith("cuda") or (device == "auto" and any(node.get("GPU") for node in nodes)):
-        needs["GPU"] = 1
-    n_possible = sum(int(min(node.get(name, 0) // n for name, n in needs.items())) for node in nodes)
+    on_gpu = device.startswith("cuda") or (device == "auto" and any(node.get("GPU") for node in nodes))
+    needs = {"CPU": scan.n_cpus, "GPU": int(on_gpu)}
+    n_possible = sum(int(min(node.get(name, 0) // n for name, n in needs.items() if n)) for node in nodes)
     return needs, min(n_possible, scan.workers or n_possible)
 
 
@@ -203,16 +201,11 @@ def _new_actor(ray: Any, scan: Scan) -> Any:
     """A further worker, which Ray starts again if it ends. Raises `MhaError` if no node has room for one."""
     needs, n_possible = _room(ray, scan)
     if not n_possible:
-        resources = f"{needs['CPU']} processors{' and a GPU' * ('GPU' in needs)}"
+        resources = f"{needs['CPU']} processors{' and a GPU' * needs['GPU']}"
         hint = "--cpus-per-worker and --device say what a worker takes"
         raise MhaError(f"no node of the Ray cluster has {resources} for a worker", hint=hint, code="no-worker")
-    actor = ray.remote(Worker).options(
-        num_cpus=needs["CPU"],
-        num_gpus=needs.get("GPU", 0),
-        max_restarts=-1,
-        max_task_retries=MAX_ATTEMPTS - 1,
-    )
-    return actor.remote(scan, os.getcwd())
+    retries = {"max_restarts": -1, "max_task_retries": MAX_ATTEMPTS - 1}
+    return ray.remote(num_cpus=needs["CPU"], num_gpus=needs["GPU"], **retries)(Worker).remote(scan, os.getcwd())
 
 
 def _computed(ray: Any, scan: Scan, units: Iterator[Unit], *, settings: Settings, idle: list[Any]) -> _Computed:

@@ -158,11 +158,9 @@ class Worker:
         study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record, facts=run.facts())
         study.foresee()
         if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
-            raise MhaError(
-                "the removals of its heads need more memory than is free",
-                hint="--max-tokens shortens documents, and fewer workers leave more memory to each",
-                code="out-of-memory",
-            )
+            message = "the removals of its heads need more memory than is free"
+            hint = "--max-tokens shortens documents, and fewer workers leave more memory to each"
+            raise MhaError(message, hint=hint, code="out-of-memory")
         study.effects.run()
         if not study.effects.verified.ok:
             message = "a second computation of its removals gives different effects"
