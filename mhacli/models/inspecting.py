@@ -110,11 +110,9 @@ def _kept(values: Any) -> tuple[str, ...]:
 
 
 def _layers(values: Any) -> tuple[LayerChoice, ...]:
-    kinds, pairs = (
-        (None, *get_args(AttentionKind)),
-        [own if isinstance(own, (tuple, list)) else (None, own) for own in values],
-    )
-    return tuple((kinds[kinds.index(kind)], index(number)) for kind, number in _some(pairs))
+    kinds = (None, *get_args(AttentionKind))
+    pairs = [own if isinstance(own, (tuple, list)) else (None, own) for own in _some(values)]
+    return tuple((kinds[kinds.index(kind)], index(number)) for kind, number in pairs)
 
 
 def _some(values: Any) -> list[Any]:
@@ -282,17 +280,11 @@ class Seen:
         elif chosen is not None and self._met:
             message, code = f"none of the layers {_words(chosen)} was seen in {name}", "no-layer"
             hint = "layers with attention: " + ", ".join(map(str, sorted({layer for _, layer in self._met})))
-        elif self._attentions:
-            message = f"no attention was seen in {name}, though it has {', '.join(self._attentions[:8])}"
-            hint = (
-                "mha captures scaled_dot_product_attention, and softmax(q kᵀ) v written with torch's softmax and matmul, but "
-                "not flex_attention, compiled functions or kernels of other libraries"
-            )
         else:
-            message = f"no attention was seen in {name}, which is made of {', '.join(self._parts[:8])}"
+            message = f"no attention was seen in {name}, which has {', '.join((self._attentions or self._parts)[:8])}"
             hint = (
-                "mha captures scaled_dot_product_attention everywhere, but a softmax of q kᵀ only in modules whose class or "
-                "name contains attn or atten"
+                "mha captures scaled_dot_product_attention everywhere, and softmax(q kᵀ) v of torch's functions in modules whose "
+                "class or name contains attn or atten, but not flex_attention, compiled functions or kernels of other libraries"
             )
         return MhaError(message, hint=hint, code=code)
 

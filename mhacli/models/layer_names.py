@@ -160,18 +160,18 @@ def size_of(config: Any, name: str) -> int:
 def without_attention(
     config: Any, found: Sequence[LayerKey], unfit: Mapping[LayerKey, str]
 ) -> tuple[NonAttentionLayer, ...]:
-    """The layers without a captured attention, with the reason if it is `unfit`, otherwise with their type in the config. In an
-    encoder-decoder, each kind of attention is listed separately."""
-    types = dict(enumerate(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()))
-
-    def instead(kind: AttentionKind, number: int) -> str:
-        if kind == "self":
-            return unfit.get((kind, number)) or str(types.get(number, "no attention matrix"))
-        return f"{kind} {unfit.get((kind, number), 'attention, which was not seen')}"
-
+    """The layers without a captured attention, with the reason if it is `unfit`, otherwise with their type in the config, if
+    there is one. In an encoder-decoder, each kind of attention is listed separately."""
+    types = getattr(config and config.get_text_config(decoder=True), "layer_types", None) or ()
+    expected = [(kind, n) for kind, n_all in ([] if config is None else _stacks(config)) for n in range(n_all)]
     seen = {("self", n) for kind, n in found if kind == "cross"} | {*found}  # some layers attend to images only
-    missing = [(kind, n) for kind, n_all in _stacks(config) for n in range(n_all) if (kind, n) not in seen]
-    missing += [place for place in unfit if place not in missing]
+    missing = [place for place in dict.fromkeys([*expected, *unfit]) if place not in seen or place in unfit]
+
+    def instead(kind: AttentionKind, n: int) -> str:
+        if kind != "self" and config is not None:
+            return f"{kind} {unfit.get((kind, n), 'attention, which was not seen')}"
+        return unfit.get((kind, n)) or str(types[n] if n < len(types) else "no attention matrix")
+
     return tuple(NonAttentionLayer(n, instead(kind, n)) for kind, n in missing)
 
 

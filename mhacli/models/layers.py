@@ -44,7 +44,6 @@ from mhacli.record.record import (
     NOT_SEEN,
     InspectedLayer,
     Model,
-    NonAttentionLayer,
     Positions,
     Record,
     layer_prefix,
@@ -204,19 +203,15 @@ class PassInspection:
     def record(self, model: Model, seconds: Mapping[str, float], *, device: str | None = None) -> Record:
         """The record of the finished layers, of which there must be one at least, with the entry of the `model`; `device` is as
         the user named it."""
-        results, config = list(self.results), config_of(self.model)
+        results, on = list(self.results), device_of(self.model)
         layers = tuple(done.layer for done in results)
-        hand_written = {True: "hand-written", False: model.implementation}
-        inspected = dict.fromkeys(hand_written[layer.captured_by == "softmax"] for layer in layers)
+        names = ["hand-written" if layer.captured_by == "softmax" else model.implementation for layer in layers]
         model = replace(
             model,
             n_layers=model.n_layers or len({layer for _, layer in (*self.found, *self.unfit)}),
-            path_inspected=f"{' and '.join(inspected)} (unchanged)",
-            without=tuple(NonAttentionLayer(number, reason) for (_, number), reason in self.unfit.items())
-            if config is None
-            else without_attention(config, self.found, self.unfit),
+            path_inspected=f"{' and '.join(dict.fromkeys(names))} (unchanged)",
+            without=without_attention(config_of(self.model), self.found, self.unfit),
         )
-        on = device_of(self.model)
         return Record(
             command=self.wanted.command,
             config=self._config(model, layers),

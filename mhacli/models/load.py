@@ -160,30 +160,22 @@ def load_model(
 
 
 _HEADS = {
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForTokenClassification": "AutoModelForTokenClassification",
-    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
-    **dict.fromkeys(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"), "AutoModelForCausalLM"),
+    "AutoModelForCausalLM": r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$|lm_head\.",
+    "AutoModelForMaskedLM": r"ForMaskedLM$|cls\.predictions\.",
+    "AutoModelForQuestionAnswering": r"ForQuestionAnswering$|qa_outputs\.",
+    "AutoModelForTokenClassification": "ForTokenClassification$",
+    "AutoModelForSequenceClassification": r"ForSequenceClassification$|classifier\.|score\.",
 }
-"""The class of transformers for a model with each kind of head, by the end of the name in `architectures`."""
-_HEAD_TENSORS = {
-    "lm_head.": "AutoModelForCausalLM",
-    "cls.predictions.": "AutoModelForMaskedLM",
-    "qa_outputs.": "AutoModelForQuestionAnswering",
-    "classifier.": "AutoModelForSequenceClassification",
-    "score.": "AutoModelForSequenceClassification",
-}
-"""The same by the name of a tensor, for a config without `architectures`."""
+"""The class of transformers for a model with each kind of head, by the end of a name in `architectures`, or, for a config without
+any, by the name of a tensor."""
 
 
 def _auto_class(library: Any, config: Any, head: LanguageHead | None, tensors: Iterable[str]) -> Any:
     """The class of the model; with `predict`, the one with the head that the checkpoint was saved with, if any."""
-    saved_as, named = (config.architectures or [""])[0], "AutoModelForCausalLM" if head == "generate" else None
-    if head == "predict" and saved_as:
-        named = next((name for ending, name in _HEADS.items() if saved_as.endswith(ending)), None)
-    elif head == "predict":  # a folder that was made by hand, whose tensors tell
-        named = next((name for part, name in _HEAD_TENSORS.items() if any(part in tensor for tensor in tensors)), None)
+    named = "AutoModelForCausalLM" if head == "generate" else None
+    if head == "predict":
+        names = config.architectures[:1] if config.architectures else [*tensors]
+        named = next((auto for auto, form in _HEADS.items() if any(re.search(form, name) for name in names)), None)
     if named is None and type(config) in library.MODEL_MAPPING:  # two models in one are not
         return library.AutoModel
     if config.is_encoder_decoder and named in (None, "AutoModelForCausalLM"):

@@ -266,19 +266,16 @@ def require_open(model: nn.Module, by: str) -> None:
         raise noted(UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint))
     is_fast = torch.backends.mha.get_fastpath_enabled()
     for name, module in model.named_modules():
-        reason = next((_HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING), None)
+        reasons = [_HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING]
         if module._compiled_call_impl is not None:
-            reason = reason or _COMPILED
+            reasons.append(_COMPILED)
+        has_fast_path = isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) and not module.training
         around = type(model.get_submodule(name.rpartition(".")[0])).__module__
-        if is_fast and not (
-            module.training or around.startswith("transformers.")
-        ):  # there no text attends to itself so
-            reason = reason or (
-                _FAST if isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) else None
-            )
-        if reason is not None:
+        if is_fast and has_fast_path and not around.startswith("transformers."):  # there no text attends to itself so
+            reasons.append(_FAST)
+        for reason, remedy in reasons:
             what = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            raise _hidden(f"{what} cannot be inspected: it is {reason[0]}", reason[1].format(by=by))
+            raise _hidden(f"{what} cannot be inspected: it is {reason}", remedy.format(by=by))
 
 
 def _hidden(message: str, hint: str, code: str = "hidden") -> MhaError:

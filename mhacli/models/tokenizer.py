@@ -106,29 +106,33 @@ def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
     )
 
 
+_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""The files from which a tokenizer can be created; without any, transformers would create one without tokens."""
+
+
 def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTokenizer:
     """The tokenizer of a checkpoint, or the `asked` one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
     if asked == "byte":
         return _bytes()
     if asked is not None:
         return ModelTokenizer(file_tokenizer(asked).library, asked)
-    library, path = transformers(), checkpoint.path
-    if not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
-        raise _missing(path)  # transformers would create one without tokens
-    try:
-        with offline():
-            found = guarded(
-                "the tokenizer",
-                path,
-                lambda: library.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False),
-            )
-    except MhaError:
-        if checkpoint.tokenizer is not None:
-            raise
-        raise _missing(path) from None
+    library, path, found = transformers(), checkpoint.path, None
+    load = partial(library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False)
+    if any(os.path.exists(os.path.join(path, name)) for name in _FILES):
+        try:
+            with offline():
+                found = guarded("the tokenizer", path, load)
+        except MhaError:
+            if checkpoint.tokenizer is not None:
+                raise
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None or not backend.get_vocab_size():
-        raise _missing(path)
+        raise MhaError(
+            f"{path} has no usable tokenizer (tokenizer.json, or the files of an older format)",
+            hint="--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids",
+            code="no-tokenizer",
+            path=path,
+        )
     return ModelTokenizer(backend, path, found)
 
 
@@ -140,19 +144,6 @@ def own_tokenizer(found: Any) -> ModelTokenizer:
         raise MhaError(f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer")
     made = copy.deepcopy(found)
     return ModelTokenizer(made.backend_tokenizer, name, made)
-
-
-_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""The files from which a tokenizer can be created."""
-
-
-def _missing(path: str) -> MhaError:
-    return MhaError(
-        f"{path} has no usable tokenizer (tokenizer.json, or the files of an older format)",
-        hint="--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids",
-        code="no-tokenizer",
-        path=path,
-    )
 
 
 def _bytes() -> ModelTokenizer:
