@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,21 +14,21 @@ from mhacli.record.record import Record
 from mhacli.render.base.format import (
     count_of,
     flowing,
-    left_out,
-    number_text,
     percent_text,
-    plain_table,
     short_text,
     token_at,
     weight_text,
 )
-from mhacli.render.base.options import Screen
+from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, short_name
 from mhacli.text.escape import token_label, visible
+from mhacli.views.doc import Column, Row, Table
+from mhacli.views.terminal import table
 
 MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8
 """The largest number of sink tokens, of cells of a head, and of effects listed."""
 INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
+_INTERVAL_NOTE = "interval: bootstrap of the mean"
 _UNITS = {row.field: row.unit for row in STATISTICS}
 
 
@@ -59,33 +59,78 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
     return line
 
 
-def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStatistics]) -> RenderableType:
+def corpus_tables(
+    record: Record,
+    layers: Sequence[LayerView],
+    listed: Sequence[HeadStatistics],
+    options: ViewOptions,
+    screen: Screen,
+) -> Iterator[RenderableType]:
+    """The spread of statistics over documents, and the effect of removing heads; nothing for a record of no corpus."""
+    if record.corpus is not None:
+        yield Group(*table(_spread_table(record.corpus, record, listed), screen.width, _INTERVAL_NOTE))
+        yield from _effects(record.corpus, layers, record, options, screen)
+
+
+def _spread_table(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStatistics]) -> Table[HeadStatistics]:
     """A row per head: the fraction of documents with its type, and the distribution of the type's statistic."""
     heads = {(corpus_head.layer, corpus_head.attention, corpus_head.head): corpus_head for corpus_head in corpus.heads}
     names = {(layer.layer, layer.name): short_name(layer, record.layers) for layer in record.layers}
-    table = plain_table(
-        ("layer", True),
-        ("head", True),
-        ("agree", True),
-        ("statistic", False),
-        ("mean", True),
-        (INTERVAL, True),
-        (PART, True),
-    )
-    for head in listed:
-        corpus_head = heads[head.layer, head.attention, head.head]
+
+    def of_corpus(head: HeadStatistics) -> CorpusHead:
+        return heads[head.layer, head.attention, head.head]
+
+    def spread(head: HeadStatistics) -> Spread | None:
+        return of_corpus(head).spread(_field(head))
+
+    def heading(head: HeadStatistics) -> str:
         name = _field(head)
-        spread = corpus_head.spread(name)
-        cells = ["–"] * 3 if spread is None else _cells(spread)
-        table.add_row(
-            names[head.layer, head.attention],
-            str(head.head),
-            f"{100 * corpus_head.agree:.0f} %",
-            words_of("columns", "statistic")[name].heading or name,
-            *cells,
-        )
-    legend = "agree = documents where the head has this type · interval: bootstrap of the mean"
-    return Group(Text("spread over documents", style="bold"), table, Text(legend, style="dim"))
+        return words_of("columns", "statistic")[name].heading or name
+
+    columns: list[Column[HeadStatistics]] = [
+        Column(heading="layer", value=lambda head: names[head.layer, head.attention], unit="id"),
+        Column(heading="head", value=lambda head: head.head, unit="id"),
+        Column(
+            heading="agree",
+            value=lambda head: f"{100 * of_corpus(head).agree:.0f} %",
+            unit="id",
+            meaning="documents where the head has this type",
+        ),
+        Column(heading="statistic", value=heading),
+        *_of_spread(spread),
+    ]
+    return Table(columns=columns, rows=listed, title="spread over documents")
+
+
+def _of_spread(spread: Callable[[Row], Spread | None], heading: str = "mean") -> list[Column[Row]]:
+    """The columns of a distribution over documents: the mean, its interval, and where most documents lie."""
+
+    def cell(words: Callable[[Spread], str | None]) -> Callable[[Row], str | None]:
+        return lambda row: None if (found := spread(row)) is None else words(found)
+
+    return [
+        Column(heading=heading, value=cell(lambda of: _number(of, of.mean)), unit="id"),
+        Column(heading=INTERVAL, value=cell(_interval), unit="id", drop=2),
+        Column(
+            heading=PART,
+            value=cell(lambda of: f"{_number(of, of.quantiles[0])} to {_number(of, of.quantiles[-1])}"),
+            unit="id",
+            drop=1,
+        ),
+    ]
+
+
+def _number(spread: Spread, number: float) -> str:
+    """A number of a distribution, in the form of its statistic."""
+    if spread.statistic in ("d_logit", "d_output"):
+        return f"{number:+.4f}" if spread.statistic == "d_logit" else f"{number:.4f}"
+    return weight_text(number, 3) if _UNITS[spread.statistic] in ("weight", "fraction") else short_text(number)
+
+
+def _interval(spread: Spread) -> str | None:
+    if spread.low is None or spread.high is None:
+        return None
+    return f"{_number(spread, spread.low)} to {_number(spread, spread.high)}"
 
 
 def _field(head: HeadStatistics) -> str:
@@ -95,57 +140,40 @@ def _field(head: HeadStatistics) -> str:
     return name if name and name != "at_offset" else "entropy_share"
 
 
-def _cells(spread: Spread) -> list[str]:
-    def number_words(number: float | None) -> str:
-        if number is None:
-            return "–"
-        return weight_text(number, 3) if _UNITS[spread.statistic] in ("weight", "fraction") else short_text(number)
-
-    low, high = spread.quantiles[0], spread.quantiles[-1]
-    interval = "–" if spread.low is None else f"{number_words(spread.low)} to {number_words(spread.high)}"
-    return [number_words(spread.mean), interval, f"{number_words(low)} to {number_words(high)}"]
-
-
-def effects_view(
-    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, *, heads: Sequence[int] | None, everything: bool
+def _effects(
+    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The effect of removing each head, or those of some numbers, the largest mean first; empty without removals."""
     metric = next((name for name in ("d_logit", "d_output") if any(head.spread(name) for head in corpus.heads)), None)
     if metric is None:
         return
     rows = [
-        (abs(change.mean), f"{short_name(layer.inspected, record.layers)}.{head.head}", change, head.spread("kl"))
+        (f"{short_name(layer.inspected, record.layers)}.{head.head}", head, change)
         for layer, head in _of_layers(corpus, layers)
-        if (heads is None or head.head in heads) and (change := head.spread(metric)) is not None
+        if (options.heads is None or head.head in options.heads) and (change := head.spread(metric)) is not None
     ]
-    ordered = sorted(rows, key=lambda row: -row[0])
-    listed = ordered if everything else ordered[:MAX_EFFECTS]
     has_kl = metric == "d_logit"
-    headings = ("removed", words_of("columns", "effect")[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
-    table = plain_table(*((heading, heading != "removed") for heading in headings))
-    for _, name, change, kl in listed:
-        table.add_row(name, *_change_cells(change), *([number_text(kl.mean)] if has_kl and kl is not None else []))
-    meaning = "change of the logit of the predicted token" if has_kl else "length of the change of the output"
-    legend = [Text(f"{headings[1]} = {meaning}, at the first [MASK], else at the last token", style="dim")]
-    legend += [Text("negative: the head supports the token · KL in nats", style="dim")] if has_kl else []
-    remainder = [left_out(len(ordered) - len(listed))] if len(ordered) > len(listed) else []
-    yield Group(Text("removing a head, mean over documents", style="bold"), table, *remainder, *legend)
-
-
-def _change_cells(spread: Spread) -> list[str]:
-    def number_words(number: float) -> str:
-        return f"{number:+.4f}" if spread.statistic == "d_logit" else f"{number:.4f}"
-
-    interval = (
-        "–"
-        if spread.low is None or spread.high is None
-        else f"{number_words(spread.low)} to {number_words(spread.high)}"
-    )
-    return [
-        number_words(spread.mean),
-        interval,
-        f"{number_words(spread.quantiles[0])} to {number_words(spread.quantiles[-1])}",
+    columns: list[Column[tuple[str, CorpusHead, Spread]]] = [
+        Column(heading="removed", value=lambda row: row[0]),
+        *_of_spread(lambda row: row[2], words_of("columns", "effect")[metric].heading),
     ]
+    if has_kl:
+        columns.append(Column(heading="KL", value=lambda row: _kl(row[1]), unit="number", meaning="divergence in nats"))
+    meaning = "change of the logit of the predicted token" if has_kl else "length of the change of the output"
+    notes = [f"{columns[1].heading} = {meaning}, at the first [MASK], else at the last token"]
+    notes += ["negative: the head supports the token"] if has_kl else []
+    removals = Table(
+        columns=columns,
+        rows=sorted(rows, key=lambda row: -abs(row[2].mean)),
+        title="removing a head, mean over documents",
+        most=None if options.everything else MAX_EFFECTS,
+    )
+    yield Group(*table(removals, screen.width, *notes))
+
+
+def _kl(head: CorpusHead) -> float | None:
+    spread = head.spread("kl")
+    return None if spread is None else spread.mean
 
 
 def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]) -> Iterator[Text]:

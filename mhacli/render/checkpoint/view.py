@@ -26,7 +26,7 @@ from mhacli.render.base.selection import (
     survey_of,
 )
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.checkpoint.corpus import cells_view, corpus_sinks, effects_view, spread_view
+from mhacli.render.checkpoint.corpus import cells_view, corpus_sinks, corpus_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
 from mhacli.render.heads.heatmap import pooled_map
@@ -56,7 +56,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         model_header(record, record.model, screen, everything=options.everything),
         Group(grid(record, layers, screen), _sinks(record, layers, heads, screen)),
         Group(*remarks, table, *legend(record, listed, options, screen), *pattern_hint(layers, options)),
-        *_spread(record, layers, listed, options),
+        *corpus_tables(record, layers, listed, options, screen),
         *_strong_cells(record, layers, listed, options, screen),
         *(token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()),
     ]
@@ -67,14 +67,6 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     sections += _cells(layers, listed, sequences.shown, options, screen)
     sections.append(checks_view(record, screen, in_detail=options.verbose))
     return Group(*[part for section in sections for part in (Text(""), section)][1:])
-
-
-def _spread(
-    record: Record, layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions
-) -> Iterator[RenderableType]:
-    if record.corpus is not None:
-        yield spread_view(record.corpus, record, listed)
-        yield from effects_view(record.corpus, layers, record, heads=options.heads, everything=options.everything)
 
 
 def listed_heads(

@@ -24,7 +24,7 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Rows, ViewOptions, chosen
 from mhacli.render.base.selection import chosen_heads, chosen_layers, names_of, ranges
-from mhacli.render.checkpoint.corpus import effects_view, spread_view
+from mhacli.render.checkpoint.corpus import corpus_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.view import key_name
@@ -203,10 +203,8 @@ def _documents(record: Record, options: ViewOptions) -> Html:
     if record.corpus is None:
         return Html("")
     layers = chosen_layers(record, options)
-    views = [
-        spread_view(record.corpus, record, chosen_heads(layers, options)),
-        *effects_view(record.corpus, layers, record, heads=options.heads, everything=True),
-    ]
+    heads = chosen_heads(layers, options)
+    views = corpus_tables(record, layers, heads, replace(options, everything=True), WIDE)
     shown = (preformatted(view, WIDE.width) for view in views)
     return tag("section", tag("h2", text("documents")), *shown, id="documents")
 
