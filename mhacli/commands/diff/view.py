@@ -289,6 +289,8 @@ def _heads(layers: Sequence[LayerDifference], screen: Screen, *, everything: boo
 
 def _statistic(name: str, a: float | None, b: float | None) -> str:
     before, after = ("none" if value is None else number_text(value) for value in (a, b))
+    if before == after:  # they differ beyond the digits that are shown
+        before, after = str(a), str(b)
     return f"{words_of('columns', 'statistic')[name].name} {before} → {after}{' nats' * (name == 'entropy')}"
 
 
