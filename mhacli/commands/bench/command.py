@@ -14,7 +14,7 @@ from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
-from mhacli.commands.bench.result import compare, read_benchmark
+from mhacli.commands.bench.result import Comparison, compare, read_benchmark
 from mhacli.commands.bench.workload import BACKENDS, Sweep
 from mhacli.errors import EXIT_CHECK, MhaError, missing_library
 from mhacli.io.files import write_whole
@@ -90,10 +90,16 @@ def bench(
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
     write_plots(benchmark, output.svg, output.html, force=output.force)
     note_written(output, save_baseline)
-    outcome = comparison and comparison.rule and comparison.rule["outcome"]
-    if comparison is not None and output.csv:  # it has no place for warnings and the result
+    if comparison is not None:
+        _conclude(comparison, output, is_judged=fail_if is not None, strict=strict)
+
+
+def _conclude(comparison: Comparison, output: Output, *, is_judged: bool, strict: bool) -> None:
+    """Ends with exit code 3 if the rule is broken. Raises `MhaError` if there is a rule and nothing to compare."""
+    if output.csv:  # it has no place for warnings and the result
         note("; ".join([*comparison.warnings, comparison.summary]))
-    if fail_if is not None and outcome is None:
-        raise MhaError(f"no row of {compare_with} was measured in this run", code="nothing-compared")
+    outcome = comparison.rule and comparison.rule["outcome"]
+    if is_judged and outcome is None:
+        raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
     if outcome == "slower" or (strict and outcome == "inconclusive"):
         raise typer.Exit(EXIT_CHECK)
