@@ -68,14 +68,7 @@ def effects(
     `target` and `versus` are tokens, or names of classes, or their ids. Raises `MhaError` for options that do not fit together,
     and if the verification fails.
     """
-    numbers = {
-        "at": at,
-        "position": position,
-        "target": target,
-        "versus": versus,
-        "screen": screen,
-        "verify": n_verified,
-    }
+    numbers = {"at": at, "position": position, "target": target, "versus": versus}
     try:
         require_open(model, _EFFECTS)
         settings = EffectSettings(
@@ -84,6 +77,8 @@ def effects(
             replace=None if replace == "zero" else replace,
             target_first=target_first,
             from_python=True,
+            screen=screen,
+            verify=n_verified,
             **{name: _number(value) for name, value in numbers.items()},
         )
         _require_possible(settings, model)
@@ -127,9 +122,7 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     """The arguments of a pass over one text, by name. A mask without padding is left out, as the command does."""
     if isinstance(given, str):
         if tokenizer is None:
-            raise UsageError(
-                f"a tokenizer is needed for the text {given!r}", hint=f"{_EFFECTS}(model, text, tokenizer)"
-            )
+            raise UsageError(f"{given!r} is a text and needs a tokenizer", hint=f"{_EFFECTS}(model, text, tokenizer)")
         given = tokenizer(given, return_tensors="pt")
     accepted = inspect.signature(model.forward).parameters
     if not isinstance(given, Mapping):
@@ -147,9 +140,7 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
         if not name.endswith("attention_mask"):
             inputs[name] = x
         elif not bool(x.all()):
-            raise UsageError(
-                f"{_EFFECTS} cannot take {name} as it is given", hint="one text without padding has no mask"
-            )
+            raise UsageError(f"{_EFFECTS} takes no {name} with zeros", hint="one text without padding has no mask")
     return inputs
 
 

@@ -175,7 +175,9 @@ def _masked(removal: Removal, parts: Parts, name: str, args: tuple[Any, ...], kw
     """The arguments of an attention module with a mask that forbids the edges."""
     z, hidden = parts.z[removal.layer], ~parts.visible[removal.layer]
     is_cut = torch.zeros(1, z.shape[1], *hidden.shape, dtype=torch.bool, device=z.device)
-    heads, rows, keys = (torch.tensor([*axis]) for axis in (removal.heads, removal.queries, removal.keys or ()))
+    heads, rows, keys = (
+        torch.tensor([*axis]) for axis in (removal.heads or range(z.shape[1]), removal.queries, removal.keys or ())
+    )
     is_cut[0, heads[:, None, None], rows[:, None], keys] = True
     given = inspect.signature(parts.modules[removal.layer].forward).bind(*args, **kwargs)
     mask = given.arguments.get(name)

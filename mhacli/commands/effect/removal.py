@@ -39,35 +39,35 @@ def without(
     of_text: Float[Tensor, "batch head query d_v"] | None = None,
     real: Bool[Tensor, "batch query"] | None = None,
 ) -> tuple[Tensor, set[int], set[int]]:
-    """z after the removals from some rows, the rows of which no removed weight was visible, and those with a query that has no
-    key left, whose head output is zeros.
+    """z after the removals from some rows in this layer, the rows that lose anything that was visible, and those with a query
+    that has no key left, whose head output is zeros.
 
     A row is a sequence of the call; with a `width` it is as many tokens of a single sequence, in which rows stand one behind the
     other. The tokens of a row begin at position `start`: the keys before come from a cache. A mean is that of `of_text`, the
     outputs for a whole text, or else of the call itself, where `real` marks the positions that are not padding.
     """
     assert call.z is not None
+    here = [(row, removal) for row, removals in rows.items() for removal in removals]
+    here = [(row, removal) for row, removal in here if removal.layer == (call.kind, call.layer)]
     z, edges = call.z.clone(), dict[int, list[tuple[int, Removal]]]()
     running = range(start, start + (width or call.shape[2]))
-    for row, removals in rows.items():
-        for removal in removals:
-            for query in removal.queries if removal.keys is not None else ():
-                if query in running:  # nothing is measured after these
-                    edges.setdefault(query - start + row * width, []).append((row, removal))
-    visible, emptied = set[int](), set[int]()
-    for query, here in edges.items():
-        was_visible, is_empty = _cut_edges(z, call, query, here, start=start, width=width)
-        visible.update(row for row, _ in here if was_visible[0 if width else row].any())
-        emptied.update(row for row, _ in here if is_empty[0 if width else row].any())
-    for row, removals in rows.items():
-        sequence, shift = (0, row * width - start) if width else (row, -start)
-        for removal in removals:  # after the edges, which bring no head back
-            if removal.keys is None:
-                places = [query + shift for query in removal.queries] or slice(None)
-                for head in removal.heads or range(z.shape[1]):
-                    own = call.z[sequence, head] if of_text is None else of_text[0, head]
-                    z[sequence, head, places] = stand_in(own, removal.replace, None if real is None else real[row])
-    return z, {row for here in edges.values() for row, _ in here} - visible, emptied
+    for row, removal in here:
+        for query in removal.queries if removal.keys is not None else ():
+            if query in running:  # nothing is measured after these
+                edges.setdefault(query - start + row * width, []).append((row, removal))
+    seen, emptied = {row for row, _ in here} - {row for some in edges.values() for row, _ in some}, set[int]()
+    for query, some in edges.items():
+        was_visible, is_empty = _cut_edges(z, call, query, some, start=start, width=width)
+        seen.update(row for row, _ in some if was_visible[0 if width else row].any())
+        emptied.update(row for row, _ in some if is_empty[0 if width else row].any())
+    for row, removal in here:  # after the edges, which bring no head back
+        if removal.keys is None:
+            sequence, shift = (0, row * width - start) if width else (row, -start)
+            places = [query + shift for query in removal.queries] or slice(None)
+            for head in removal.heads or range(z.shape[1]):
+                own = call.z[sequence, head] if of_text is None else of_text[0, head]
+                z[sequence, head, places] = stand_in(own, removal.replace, None if real is None else real[row])
+    return z, seen, emptied
 
 
 def stand_in(

@@ -31,6 +31,8 @@ TOKENS_AT_ONCE = 4096
 """The largest number of tokens in a batch, all rows together."""
 PACKED_TOKENS = 512
 """The largest number of tokens in a sequence that holds many rows; attention computes all pairs of them."""
+_MOST_LOGITS = 1 << 24
+"""The largest number of logits of a pass with such a sequence: in float64 they take 128 MiB, a few times."""
 _N_SHAKEN = 2
 """The number of passes that measure rounding."""
 _PART_OF_CHANGE = 0.5
@@ -119,6 +121,13 @@ class EffectRun:
         """The number of tokens of a row."""
         return self.position + 1 - self.start if self.start else _n_tokens(self.inputs)
 
+    @property
+    def _rows_at_once(self) -> int:
+        """The largest number of rows in a pass, not considering memory."""
+        scores = self.untouched.scores
+        n_logits = 1 if scores is None else scores.shape[1]
+        return min(PACKED_TOKENS // self._width, _MOST_LOGITS // n_logits) if self.start else rows_at_once(self.inputs)
+
     def _read(self, **more: Any) -> Reading:
         """The output of a pass over the text."""
         return read(self.model, {**self.inputs, **more}, [self.position], self.metric)
@@ -157,7 +166,7 @@ class EffectRun:
         if facts is not None:
             scores = self.untouched.scores
             facts = replace(facts, n_vocabulary=0 if scores is None else scores.shape[1])
-            self.most_rows = facts.rows_that_fit(rows_at_once(self.inputs), available, n_run=n_tokens)
+            self.most_rows = facts.rows_that_fit(self._rows_at_once, available, n_run=self._width)
         most = 0
         for batch in self._batches(range(n_removals)):
             n_skipped = 0 if self.start else self.parts.n_skipped(self._layers_of(batch))
@@ -171,9 +180,7 @@ class EffectRun:
 
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The items of each pass; in a batch, all begin at the same layer."""
-        n_items = min(self.most_rows, rows_at_once(self.inputs)) - 1
-        if self.start:
-            n_items = PACKED_TOKENS // self._width - 2
+        n_items = min(self.most_rows, self._rows_at_once) - 1 - (self.start > 0)
         for _, alike in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
             while batch := list(islice(alike, max(1, n_items) if self.has_batches else 1)):
                 yield batch
@@ -201,10 +208,9 @@ class EffectRun:
             if key not in layers or call.part or call.z is None:
                 return None
             computed.add(key)
-            here = {row: [removal for removal in self.plan[item] if removal.layer == key] for row, item in rows.items()}
-            width = self._width if is_packed else 0
-            z, masked, emptied = without(call, here, start=self.start, width=width, of_text=self.parts.z.get(key))
-            seen.update(row for row, removals in here.items() if removals and row not in masked)
+            here, width = {row: self.plan[item] for row, item in rows.items()}, self._width if is_packed else 0
+            z, visible, emptied = without(call, here, start=self.start, width=width, of_text=self.parts.z.get(key))
+            seen.update(visible)
             self._emptied.update(rows[row] for row in emptied)
             return z
 

@@ -131,10 +131,8 @@ class EffectStudy:
         is_pair, query = self.record.context is not None, self.effects.position
         own = [(key, of) for key, of in heads if key[0] != "encoder" or not is_pair]
         if not own or (self.settings.heads is not None and own != heads):
-            raise UsageError(
-                f"{self._named('edges')} removes weights of a query of the decoder, and the encoder has queries of its own",
-                hint=f"{self._named('heads')} decoder.5.1 and cross.5.1, and {self._named('layers')} decoder.5 have such queries",
-            )
+            hint = f"such as {self._named('heads')} decoder.5.1 or cross.5.1, or {self._named('layers')} decoder.5"
+            raise UsageError(f"{self._named('edges')} removes weights of the decoder, not of the encoder", hint=hint)
         n_keys = {key: cells.shape[1] for key, cells in self.effects.parts.visible.items()}
         return [(Removal(key, of, (query,), (k,), "renormalise"),) for key, of in own for k in range(n_keys[key])]
 
@@ -145,8 +143,7 @@ class EffectStudy:
                 why = "has no token" if name in spans else "is not given"
                 hint = f"--span '{name}=/…/' names a part of the text"
                 raise UsageError(f"--cut names the span {name!r}, which {why}", hint=hint)
-        heads = {key: tuple(range(z.shape[1])) for key, z in self.effects.parts.z.items()}
-        return tuple(Removal(key, heads[key], spans[reader], spans[source], "renormalise") for key in layers)
+        return tuple(Removal(key, (), spans[reader], spans[source], "renormalise") for key in layers)
 
     def _layers(self) -> list[LayerKey]:
         """The layers with removals, in the order in which they run."""
@@ -202,9 +199,7 @@ class EffectStudy:
         for name in ("screen", "target", "versus"):
             if getattr(asked, name) is not None:
                 hint = "without it, the change of the output vector is measured"
-                raise UsageError(
-                    f"{self._named(name)} needs a head that gives logits, which this model has not", hint=hint
-                )
+                raise UsageError(f"{self._named(name)} needs logits, which this model does not give", hint=hint)
         return None
 
     def _id(self, parameter: str, word: str | int) -> int:
@@ -255,11 +250,8 @@ class EffectStudy:
     def with_effects(self) -> Record:
         """The record of the inspected pass with the effects."""
         check = self.record.self_check.and_holds(self.effects.verified.ok)
-        return replace(self.record, self_check=check, effects=self.table(), effect=self._summary())
-
-    def table(self) -> EffectTable:
-        """The effects of all finished removals."""
-        return EffectTable(self._effect(item) for item in sorted(self.effects.results))
+        table = EffectTable(self._effect(item) for item in sorted(self.effects.results))
+        return replace(self.record, self_check=check, effects=table, effect=self._summary())
 
     def _effect(self, item: int) -> Effect:
         done, removals, spans = self.effects, self.effects.plan[item], self.settings.cut or ()

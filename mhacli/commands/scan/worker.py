@@ -165,7 +165,7 @@ class Worker:
         if not study.effects.verified.ok:
             message = "a second computation of its removals gives different effects"
             raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-        return replace(record, effects=study.table())
+        return replace(record, effects=study.with_effects().effects)
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
