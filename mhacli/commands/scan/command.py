@@ -149,7 +149,7 @@ def scan(
             _progress_on_stderr(as_json=output.json) as report,
             graceful_interrupt(lambda: note(stopping)) as is_stopped,
         ):
-            record = run_scan(request, _command(), done, report=report, is_stopped=is_stopped)
+            record = run_scan(request, done, report=report, is_stopped=is_stopped)
         if record is None and is_stopped():
             raise KeyboardInterrupt
     except (KeyboardInterrupt, Terminated):
@@ -169,7 +169,7 @@ def scan(
     require_self_check(record)
 
 
-def _command() -> tuple[str, ...]:
+def recorded_command() -> tuple[str, ...]:
     """The command line for the record, the same however the numbers are computed and printed."""
     words, kept = iter(record_command()), []
     for word in words:

@@ -23,6 +23,7 @@ from mhacli.io.data import decode, json_checksum, load_json
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.scan_folder import MANIFEST, SUMMARY
 from mhacli.record.corpus import named
+from mhacli.record.record import Record
 from mhacli.text.corpus import Document
 
 Settings = Mapping[str, Any]
@@ -151,10 +152,10 @@ class ScanFolder:
         """The paths of the examples, in the order of their units."""
         return sorted(map(str, self.path.glob("example-*")))
 
-    def finish(self, summary: bytes, facts: Mapping[str, Any]) -> None:
-        """Writes the summary and the manifest with `facts` for people, and removes unneeded examples and temporary files of
-        killed processes. Recent ones are kept, because another rank may be writing them."""
-        write_whole(str(self.path / SUMMARY), summary, force=True)
+    def finish(self, record: Record, facts: Mapping[str, Any]) -> None:
+        """Writes the record of the corpus and the manifest with `facts` for people, and removes unneeded examples and temporary
+        files of killed processes. Recent ones are kept, because another rank may be writing them."""
+        record.save(str(self.path / SUMMARY), force=True)
         _write_manifest(self.path, self.settings, facts)
         for path in self.examples()[1:]:
             Path(path).unlink(missing_ok=True)
@@ -171,9 +172,7 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     Raises `MhaError` for a folder with other files, or one that cannot be written.
     """
     path = Path(out)
-    if not os.path.lexists(path / MANIFEST):
-        _create(path, settings)
-    recorded = _recorded_settings(str(path / MANIFEST))
+    recorded = _recorded_settings(path) if os.path.lexists(path / MANIFEST) else _made(path)
     others = tuple(old for old in recorded if digest_of(old) != digest_of(settings))
     if len(others) == len(recorded):
         for old in others:
@@ -187,8 +186,8 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     return ScanFolder(path, (settings, *others))
 
 
-def _create(path: Path, settings: Settings) -> None:
-    """Makes the folder, with a manifest. Another rank may do the same."""
+def _made(path: Path) -> list[Settings]:
+    """Makes the folder, in which nothing is recorded. Another rank may do the same."""
     names = path.iterdir() if path.is_dir() else ()
     if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
         raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
@@ -197,12 +196,13 @@ def _create(path: Path, settings: Settings) -> None:
             (path / part).mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise MhaError(f"{path} cannot be written: {fault.strerror}", code="unwritable", path=str(path)) from fault
-    _write_manifest(path, (settings,), {})
+    return []
 
 
-def _recorded_settings(manifest: str) -> list[Settings]:
+def _recorded_settings(path: Path) -> list[Settings]:
     """The settings of each kind of device that computed units. Raises `MhaError` for a manifest that is damaged, or of another
     version of mha."""
+    manifest = str(path / MANIFEST)
     try:
         document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
         recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mhacli.cli.console import note
-from mhacli.commands.scan.command import Progress, Scan
+from mhacli.commands.scan.command import Progress, Scan, recorded_command
 from mhacli.commands.scan.folder import ANEW, UNIT_SIZE, ScanFolder, Settings, Unit, UnitFiles, open_folder
 from mhacli.commands.scan.totals import Totals, merged, spreads_of, summary
 from mhacli.commands.scan.worker import Worker
@@ -37,18 +37,12 @@ _Computed = Iterator[tuple[Unit, UnitFiles, str]]
 
 
 def run_scan(
-    scan: Scan,
-    command: tuple[str, ...],
-    done: Progress,
-    *,
-    report: Callable[[Progress], None],
-    is_stopped: Callable[[], bool],
+    scan: Scan, done: Progress, *, report: Callable[[Progress], None], is_stopped: Callable[[], bool]
 ) -> Record | None:
     """The record of the corpus, also written to the folder; None if the scan was stopped or other ranks have unfinished units.
 
-    `command` is the command line for the record; `report` receives the progress. Once `is_stopped` returns True, no further
-    unit is started. Raises `UsageError` for a folder with other settings or documents, and `MhaError` for documents,
-    computations or files that fail.
+    `report` receives the progress. Once `is_stopped` returns True, no further unit is started. Raises `UsageError` for a folder
+    with other settings or documents, and `MhaError` for documents, computations or files that fail.
     """
     corpus = partial(documents, scan.sources, scan.form)
     corpus()  # a source that cannot be read leaves no folder
@@ -74,9 +68,9 @@ def run_scan(
     paths = [folder.paths(name)[-1] for name in names]
     totals = merged(paths, scan.summed)
     record = summary(totals, load(folder.examples()[0]), spans=scan.span_names, spreads=spreads_of(paths, totals))
-    record = replace(record, command=command)
+    record = replace(record, command=recorded_command())
     facts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "devices")}
-    folder.finish(record.to_bytes(), {**facts, "documents": json_checksum(totals.documents), "units": names})
+    folder.finish(record, {**facts, "documents": json_checksum(totals.documents), "units": names})
     return record
 
 
