@@ -6,7 +6,7 @@ import csv
 import io
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
@@ -14,28 +14,27 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from mhacli.commands.bench.result import Benchmark, Comparison
 from mhacli.commands.bench.workload import LAYERS, BenchRow
 from mhacli.io.files import write_whole
-from mhacli.record.glossary import words_of
-from mhacli.render.base.format import bytes_text, count_of, filled, or_dash, plain_table, seconds_text
+from mhacli.render.base.format import count_of, filled, or_dash, plain_table, seconds_text, short_text
 from mhacli.render.base.options import Screen
 from mhacli.render.csv import cell_text
-from mhacli.render.page.elements import Html, table, tag, text
+from mhacli.render.page.elements import Html, tag, text
 from mhacli.text.escape import visible
+from mhacli.views.doc import Column, Table, column
+from mhacli.views.html import table
 
-_SPARE = ("ratio", "memory", "error", "interval", "rate", "quartiles")
-"""The numbers at the longest length that are shown beside all times, as far as there is room."""
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
 
 
 def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Screen) -> RenderableType:
     """The complete output of `mha bench`: the answer, the times of each family of sizes, what they mean, and the machine."""
     parts: list[RenderableType] = [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
-    for family, rows in families(benchmark.rows):
+    for family, rows in families(benchmark.rows).items():
         parts += [Text(), Text(visible(family), style="bold"), *_times(rows, screen.width), *_reasons(rows)]
     legend = filled([*_legend(benchmark)], screen.width) if any(row.interval for row in benchmark.rows) else []
     about = filled([*_machine(benchmark)], screen.width)
@@ -47,8 +46,8 @@ def sentences(benchmark: Benchmark) -> tuple[str, ...]:
     """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
     timed = families([row for row in benchmark.rows if row.interval is not None])
     if len(timed) < 2:
-        return tuple(_sentence(rows) for _, rows in timed) or ("nothing could be timed",)
-    return tuple(f"{family}: {_sentence(rows)}" for family, rows in timed)
+        return tuple(_sentence(rows) for rows in timed.values()) or ("nothing could be timed",)
+    return tuple(f"{family}: {_sentence(rows)}" for family, rows in timed.items())
 
 
 def _sentence(rows: Sequence[BenchRow]) -> str:
@@ -60,17 +59,17 @@ def _sentence(rows: Sequence[BenchRow]) -> str:
     other = next((row for row in others if row.backend == "explicit"), others[-1])
     low, high = other.ratio_low or 0.0, other.ratio_high or 0.0
     is_certain = first.is_sure and low > 1
-    faster = f"{ratio_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
-    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {ratio_text(low)} to {ratio_text(high)} ×"
+    faster = f"{short_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
+    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {short_text(low)} to {short_text(high)} ×"
     return f"{first.backend} {'is' if is_certain else 'was'} {faster} ({evidence}){', which may be chance' * (not is_certain)}"
 
 
-def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
+def families(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
     """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
     by_family: dict[str, list[BenchRow]] = {}
     for row in rows:
         by_family.setdefault(row.family, []).append(row)
-    return list(by_family.items())
+    return by_family
 
 
 def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
@@ -78,11 +77,6 @@ def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
     timed = [row for row in rows if row.interval is not None]
     sizes = [[row for row in timed if row.size == size] for size in dict.fromkeys(row.size for row in timed)]
     return max(sizes, key=lambda of_size: (len(of_size) > 1, of_size[0].k_len, of_size[0].batch), default=[])
-
-
-def ratio_text(ratio: float) -> str:
-    """A ratio in three digits: `0.98`, `3.40`, `24.6`, `1,234`."""
-    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -93,20 +87,22 @@ def size_text(row: BenchRow) -> str:
     return f"{row.k_len}" if row.batch == 1 else f"{row.batch} × {row.k_len}"
 
 
-def _numbers(row: BenchRow) -> dict[str, str]:
-    """The texts of the numbers of a timed row, by column."""
-    return {
-        "median": seconds_text(row.median_s),
-        "quartiles": f"{seconds_text(row.p25_s)}–{seconds_text(row.p75_s)}",
-        "ratio": or_dash(row.ratio, ratio_text),
-        "interval": f"{or_dash(row.ratio_low, ratio_text)}–{or_dash(row.ratio_high, ratio_text)}",
-        "rate": or_dash(row.tflops, "{:.3g}".format),
-        "memory": "–" if row.extra_bytes is None else bytes_text(row.extra_bytes),
-        "error": or_dash(row.max_error, "{:.0e}".format),
-    }
+def _ends(low: float | None, high: float | None, to_text: Callable[[float], str]) -> str | None:
+    return None if low is None or high is None else f"{to_text(low)}–{to_text(high)}"
 
 
-def _times(rows: Sequence[BenchRow], width: int) -> Iterator[Table]:
+_COLUMNS: Sequence[Column[BenchRow]] = (
+    column("bench", "ratio", lambda row: row.ratio, "short"),
+    column("bench", "memory", lambda row: row.extra_bytes, "bytes"),
+    column("bench", "error", lambda row: or_dash(row.max_error, "{:.0e}".format)),
+    column("bench", "interval", lambda row: _ends(row.ratio_low, row.ratio_high, short_text)),
+    column("bench", "rate", lambda row: or_dash(row.tflops, "{:.3g}".format)),
+    column("bench", "quartiles", lambda row: _ends(row.p25_s, row.p75_s, seconds_text)),
+)
+"""The numbers of a row beside its time, the most important first."""
+
+
+def _times(rows: Sequence[BenchRow], width: int) -> Iterator[RichTable]:
     """The times of the backends at each size, the fastest at the longest one first, and its other numbers. What is wider than the
     screen continues in another table."""
     longest = {row.backend: row for row in sorted(_longest(rows), key=lambda row: row.median_s or 0.0)}
@@ -115,23 +111,22 @@ def _times(rows: Sequence[BenchRow], width: int) -> Iterator[Table]:
     for size in dict.fromkeys(map(size_text, rows)):
         of_size = {row.backend: row for row in rows if size_text(row) == size}
         columns.append([f"{size} ", *(_time(of_size.get(name)) for name in names)])
-    numbers = [_numbers(longest[name]) if name in longest else {} for name in names]
-    spare = [[words_of("columns", "bench")[of].heading, *(each.get(of, "–") for each in numbers)] for of in _SPARE]
+    spare = [[of.heading, *(of.text(longest[name]) if name in longest else "–" for name in names)] for of in _COLUMNS]
     first = ["backend", *(_kernel_text([row for row in rows if row.backend == name]) for name in names)]
     tables, room = list[list[list[str]]](), 0
-    for column in [*columns, *spare]:
-        needed = 1 + max(map(cell_len, column))
-        if needed > room and column in columns:
+    for cells in [*columns, *spare]:
+        needed = 1 + max(map(cell_len, cells))
+        if needed > room and cells in columns:
             tables.append([first])
             room = width - max(map(cell_len, first))
-        if needed <= room or column in columns:
-            tables[-1].append(column)
+        if needed <= room or cells in columns:
+            tables[-1].append(cells)
             room -= needed
     for shown in tables if names else []:
-        table = plain_table(*((heading, heading != "backend") for heading, *_ in shown), gap=1)
-        for cells in zip(*(cells for _, *cells in shown), strict=True):
-            table.add_row(*cells)
-        yield table
+        drawn = plain_table(*((heading, heading != "backend") for heading, *_ in shown), gap=1)
+        for line in zip(*(cells for _, *cells in shown), strict=True):
+            drawn.add_row(*line)
+        yield drawn
 
 
 def _time(row: BenchRow | None) -> str:
@@ -148,13 +143,16 @@ def _kernel_text(rows: Sequence[BenchRow]) -> str:
     return f"{name} → {', '.join(dict.fromkeys(kernels))}" if kernels else name
 
 
+def _why(row: BenchRow) -> str:
+    return ": ".join(word for word in (row.status, row.reason) if word not in ("ok", None))
+
+
 def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
     """Why rows have no time, or no error, with the sizes unless it holds for all."""
     sizes_of: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:
-            status = "" if row.status == "ok" else f"{row.status}: "
-            sizes_of.setdefault(f"{row.backend}: {status}{row.reason}", []).append(size_text(row))
+            sizes_of.setdefault(f"{row.backend}: {_why(row)}", []).append(size_text(row))
     for why, sizes in sizes_of.items():
         where = "" if {*sizes} == {*map(size_text, rows)} else f" (at {', '.join(sizes)})"
         yield Text(visible(why + where), style="dim")
@@ -164,7 +162,7 @@ def _legend(benchmark: Benchmark) -> Iterator[str]:
     """What numbers and signs mean, and doubts about the times."""
     timed = [row for row in benchmark.rows if row.interval is not None]
     batches = " (batch × length)" if any(row.batch > 1 for row in timed) else ""
-    lengths = dict.fromkeys(_longest(rows)[0].length_text for _, rows in families(timed))
+    lengths = dict.fromkeys(_longest(rows)[0].length_text for rows in families(timed).values())
     yield f"median time of a call by number of tokens{batches}"
     yield "* fastest, or not certainly slower"
     yield f"ratio to the fastest, memory of torch's allocator, error against float64: at {', '.join(lengths)}"
@@ -198,8 +196,8 @@ def _changes(comparison: Comparison) -> Iterator[RenderableType]:
         headings = [(name, True) for name in ("then", "now", "now/then", "95 %")]
         columns = plain_table(("backend", False), *headings, ("", False))
         for change in changes:
-            cells = [seconds_text(change["baseline_s"]), seconds_text(change["median_s"]), ratio_text(change["ratio"])]
-            cells.append(f"{ratio_text(change['ratio_low'])}–{ratio_text(change['ratio_high'])}")
+            cells = [seconds_text(change["baseline_s"]), seconds_text(change["median_s"]), short_text(change["ratio"])]
+            cells.append(f"{short_text(change['ratio_low'])}–{short_text(change['ratio_high'])}")
             colour = {"slower": "red", "faster": "green"}.get(change["verdict"])
             columns.add_row(change["backend"], *cells, change["verdict"], style=colour)
         yield from (Text(size), columns)
@@ -238,14 +236,14 @@ body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70re
 svg {{ max-width: 100%; height: auto }}
 .scroll {{ overflow-x: auto; margin: 1rem 0 }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-caption {{ text-align: left; font-weight: bold }}
 th, td {{ padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }}
+caption, th.word, td.word {{ text-align: left }}
+caption {{ font-weight: bold }}
 </style></head><body>
 <h1>mha bench</h1>
 {body}
 </body></html>
 """
-_PAGE_COLUMNS = ("median", "quartiles", "ratio", "interval", "rate", "memory", "error")
 
 
 def write_plots(benchmark: Benchmark, svg: str | None, html: str | None, *, force: bool) -> None:
@@ -261,17 +259,16 @@ def write_plots(benchmark: Benchmark, svg: str | None, html: str | None, *, forc
 
 def _page(benchmark: Benchmark, picture: str) -> str:
     """One static page: the picture, and every row as a table."""
-    words = words_of("columns", "bench")
     parts = [tag("p", text(_about(benchmark))), Html(picture[picture.index("<svg") :])]
-    for family, rows in families(benchmark.rows):
-        lines = []
-        for row in rows:
-            cells = [_numbers(row)[name] for name in _PAGE_COLUMNS]
-            if row.interval is None:
-                cells = [visible(f"{row.status}: {row.reason}")]
-            lines.append([text(cell) for cell in (_kernel_text([row]), size_text(row), *cells)])
-        headings = [words[name].heading for name in ("backend", "size", *_PAGE_COLUMNS)]
-        parts.append(table(family, headings, lines))
+    columns: list[Column[BenchRow]] = [
+        column("bench", "backend", lambda row: _kernel_text([row])),
+        column("bench", "size", size_text),
+        column("bench", "median", lambda row: row.median_s, "seconds"),
+        *_COLUMNS,
+        Column(heading="", value=lambda row: visible(_why(row))),
+    ]
+    for family, rows in families(benchmark.rows).items():
+        parts.append(table(Table(columns=columns, rows=rows, title=family)))
     return _PAGE.format(body="\n".join(parts))
 
 
