@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mhacli.attention.masks import Band, Mask
+from mhacli.attention.scores import LOG2_E, ScoredAttention, large, own_cells
+
+if TYPE_CHECKING:
+    from mhacli.attention.statistics import StatisticsRequest
+
+_POINTER, _WHOLE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+IN_C = (
+    *("mass", "entropy", "squares", "peak", "distance", "first", "leading", "lse"),
+    *("received", "map", "profile", "duplicate", "induction"),
+)
+"""What C computes: the log-sum-exp to base 2, and these statistics."""
 
 
-class CompiledBlock(ctypes.Structure):
-    """A block of scores to base 2 and what is known of its queries and keys: `Block` of `block.c`."""
+class _Head(ctypes.Structure):
+    """`Head` of `block.c`."""
 
     _fields_ = (
-        *((name, _WHOLE) for name in ("n_rows", "n_keys", "stride", "query", "key", "low", "high")),
-        ("cells", _POINTER),
-        ("cell_row", _WHOLE),
-        ("cell_key", _WHOLE),
-        ("sink", ctypes.c_float),
-        ("limit", ctypes.c_float),
-        ("first", _WHOLE),
-        ("leading", _WHOLE),
-        *((name, _POINTER) for name in ("q_tokens", "k_tokens", "before_k")),
-        *((name, _WHOLE) for name in ("is_self", "map_block", "map_keys", "zero")),
+        *((name, _WHOLE) for name in ("low", "high", "is_self", "map_block", "map_keys", "zero")),
+        *((name, _WHOLE) for name in ("n_first", "n_leading")),
+        *((name, _POINTER) for name in ("first_keys", "leading_keys", "q_tokens", "k_tokens", "before_k", *IN_C)),
+        ("sink", _NUMBER),
     )
 
 
-class CompiledSums(ctypes.Structure):
-    """Where the statistics of one head are written or added: `Sums` of `block.c`."""
+class _Block(ctypes.Structure):
+    """`Block` of `block.c`."""
 
-    _fields_ = tuple(
-        (name, _POINTER)
-        for name in (
-            *("mass", "entropy", "squares", "peak", "distance", "first", "leading", "lse"),
-            *("received", "map", "profile", "duplicate", "induction", "columns"),
-        )
+    _fields_ = (
+        *((name, _POINTER) for name in ("scores", "hidden")),
+        *((name, _WHOLE) for name in ("hidden_row", "n_rows", "n_keys", "query", "key")),
+        ("limit", _NUMBER),
     )
 
 
@@ -46,19 +56,70 @@ def _library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(Path(__file__).with_name("libblock.so")))
     except OSError:
         return None
-    library.mha_block.argtypes = (_POINTER, ctypes.POINTER(CompiledBlock), ctypes.POINTER(CompiledSums))
+    library.mha_block.argtypes = (ctypes.POINTER(_Block), ctypes.POINTER(_Head))
     library.mha_block.restype = ctypes.c_int
     return library
 
 
 def c_block() -> ctypes.CDLL | None:
-    """The library whose `mha_block(scores, block, sums)` is used; None where torch does its work, as `MHA_BLOCK=torch` wants."""
+    """The library whose `mha_block(block, head)` is used; None where torch does its work, as `MHA_BLOCK=torch` wants."""
     return None if os.environ.get("MHA_BLOCK") == "torch" else _library()
 
 
-def compiled_block(scores: int, block: CompiledBlock, sums: CompiledSums) -> bool:
-    """Makes weights of the scores at an address, and adds their statistics. Whether it did: not of scores that are not finite, or
-    beyond the block's limit."""
-    library = c_block()
-    assert library is not None
-    return bool(library.mha_block(scores, ctypes.byref(block), ctypes.byref(sums)))
+class CompiledHeads:
+    """Some heads of an attention in float32, to whose sums the compiled block adds. Few calls of torch are made for a block,
+    since every one of them costs as much as ten rows."""
+
+    def __init__(
+        self, attention: ScoredAttention, request: StatisticsRequest, heads: range, sums: Mapping[str, Tensor]
+    ) -> None:
+        library = c_block()
+        assert library is not None
+        self._reduce = library.mha_block
+        self._attention, self._heads, self._sums, self._memory = attention, heads, sums, torch.empty(0)
+        of_queries = torch.where(request.q_tokens < 0, -2, request.q_tokens)
+        self._tokens = [t.to(torch.int32).contiguous() for t in (of_queries, request.k_tokens, request.before_k)]
+        self._marked = [[row.nonzero().flatten() for row in marks] for marks in (request.first, request.leading)]
+        texts = range(attention.shape[0])
+        self._of_head = [[self._described(b, head, request) for head in heads] for b in texts]
+
+    def _described(self, batch: int, head: int, request: StatisticsRequest) -> _Head:
+        allowed, sinks = self._attention.allowed, self._attention.sink_logits
+        band = allowed.band if isinstance(allowed, Mask) else Band()
+        first, leading = (marked[batch] for marked in self._marked)
+        return _Head(
+            *(*band, request.is_self, request.block, self._sums["map"].shape[3], self._attention.shape[2] - 1),
+            *(len(first), len(leading), first.data_ptr(), leading.data_ptr()),
+            *(tokens[batch].data_ptr() for tokens in self._tokens),
+            *(self._sums[name][batch, head - self._heads.start].data_ptr() for name in IN_C),
+            -math.inf if sinks is None else float(own_cells(sinks, batch, head)[0]) * LOG2_E,
+        )
+
+    def weights_of(
+        self,
+        place: tuple[int, range, range, range],
+        hidden: Callable[[], Bool[Tensor, "_batch _head query key"] | None],
+    ) -> Float[Tensor, "1 query key"] | None:
+        """The weights of a block `(sequence, one head, queries, keys)`, whose statistics are added; None where scores are not
+        finite, or so large beside a sink that torch has to do it. `hidden` makes the cells that the mask hides."""
+        attention, (batch, head, queries, keys) = self._attention, place
+        n_cells, of_head = len(queries) * len(keys), self._of_head[batch][head.start - self._heads.start]
+        if self._memory.numel() < n_cells:
+            self._memory = torch.empty(n_cells)
+        scores = self._memory[:n_cells].view(1, len(queries), len(keys))
+        block = _Block(
+            scores.data_ptr(), None, 0, *scores.shape[1:], queries.start, keys.start, large(scores.device) * LOG2_E
+        )
+        if not attention.is_band and (cells := hidden()) is not None:
+            own = own_cells(cells, batch, head.start)
+            own = own if own.stride(1) == 1 else own.contiguous()
+            block.hidden, block.hidden_row = own.data_ptr(), own.stride(0)
+        attention.scores_into(scores, *place)
+        if self._reduce(block, of_head):
+            return scores
+        reference = attention.masked_scores_into(scores, *place, hidden=hidden(), sink=None)
+        if reference is None or attention.sink_logits is not None:
+            return None
+        self._sums["lse"][batch, head.start - self._heads.start, queries.start : queries.stop] = reference[0, :, 0]
+        block.limit = math.inf
+        return scores if self._reduce(block, of_head) else None

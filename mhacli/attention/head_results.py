@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mhacli.attention.core import is_finite
 from mhacli.attention.head_statistics import Axes, distances_folded, head_statistics, with_sink
 from mhacli.attention.scores import BLOCKS, Attention, GivenAttention, ScoredAttention
 from mhacli.attention.statistics import Reduced, Statistics, StatisticsRequest, reduce_heads, torch_because
@@ -240,8 +239,7 @@ def check_heads(reduced: Reduced, top_score: Tensor, axes: Axes) -> tuple[Check,
         COLUMN_TOTALS: (statistics["received"].double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
         MAP_TOTALS: (statistics["map"].double().sum(dim=(-1, -2)) - n_given).abs() / n_given.clamp(min=1),
     }
-    inputs = [attention.q, attention.k] if isinstance(attention, ScoredAttention) else []
-    if attention.v is not None and not all(is_finite(tensor) for tensor in (*inputs, attention.v)):
+    if attention.v is not None and not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
     checks = [Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items()]
     if attention.v is None:

@@ -6,7 +6,7 @@ They take no T×T memory: cells are evaluated on call, for some queries at a tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -58,17 +58,6 @@ def keys_seen(allowed: Allowed | None, queries: range, n_keys: int) -> range:
     band = allowed.band if isinstance(allowed, Mask) else Band()
     start, stop = max(0, queries[0] + band.low), min(n_keys, queries[-1] + band.high + 1)
     return range(start, stop) if start < stop else range(min(1, n_keys))
-
-
-def mixed_keys(allowed: Allowed | None, queries: range, keys: range) -> Iterator[range]:
-    """The runs of keys in which a mask may hide cells of the queries."""
-    if not isinstance(allowed, Mask) or allowed.cells is not None:
-        runs = [] if allowed is None else [keys]
-    else:
-        left, right = queries[-1] + allowed.band.low, queries[0] + allowed.band.high + 1
-        left = min(max(left, keys.start), keys.stop)
-        runs = [range(keys.start, left), range(max(right, left), keys.stop)]
-    return (run for run in runs if run)
 
 
 def causal(offset: int = 0) -> Mask:

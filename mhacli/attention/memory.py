@@ -23,9 +23,11 @@ BASE_BYTES = 300 << 20
 """A generous bound of the memory of Python and torch before the first tensor."""
 VECTORS, SMALL_BUFFERS = 16, 32 << 20
 """Bounds for head statistics: the numbers per head, query and key, and bytes of small buffers."""
-_BLOCK_CELLS, _DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 20, 1 << 25, 256, 16
-"""Cells of all heads of a block of queries with all their keys, on a CPU and elsewhere; and its most and fewest queries."""
-_PER_CELL, _MASK_PER_CELL = 12, 4
+_BLOCK_CELLS = {"c": 1 << 22, "cpu": 1 << 20}
+"""Cells of a block of queries with all their keys: in the compiled block, which keeps nothing else, and in torch's."""
+_DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 25, 256, 16
+"""Cells of all heads of a block elsewhere; and the most and fewest queries of a block on a CPU."""
+_PER_CELL, _PER_CELL_OF_C, _MASK_PER_CELL = 14, 4, 4
 """Bounds for a block: numbers per cell (scores and weights, both in float64, planes of 0 and 1, a bias), and bytes of
 masks per cell and sequence."""
 FLOAT32_BYTES = 4
@@ -51,19 +53,22 @@ def statistics_bytes(batch: int, n_heads: int, shape: tuple[int, int], *, wide: 
     threads."""
     n_queries, n_keys = shape
     vectors = batch * (n_heads + 1) * (n_queries + n_keys) * VECTORS * wide
-    rows = min(n_queries, rows_of_block(n_keys, is_cpu=not on_gpu))
-    cells = rows * (n_keys + rows)
-    n_blocks = min(n_heads, heads_at_once(cells, is_cpu=False) if on_gpu else os.cpu_count() or 1)
-    return SMALL_BUFFERS + vectors + cells * n_blocks * (_PER_CELL * wide + _MASK_PER_CELL * batch)
+    most = SMALL_BUFFERS + vectors
+    for kind, per_cell in (("cuda", _PER_CELL),) if on_gpu else (("cpu", _PER_CELL), ("c", _PER_CELL_OF_C)):
+        cells = n_keys * min(n_queries, rows_of_block(n_keys, kind))
+        n_blocks = min(n_heads, heads_at_once(cells, is_cpu=False) if on_gpu else os.cpu_count() or 1)
+        of_blocks = cells * n_blocks * (per_cell * wide + _MASK_PER_CELL * batch)
+        most = max(most, SMALL_BUFFERS + vectors + of_blocks)
+    return most
 
 
-def rows_of_block(n_keys: int, *, is_cpu: bool = True) -> int:
-    """How many queries are reduced together with all their keys: fewer where a text is long.
+def rows_of_block(n_keys: int, kind: str) -> int:
+    """How many queries are reduced together with all their keys, by `c` or on a device: fewer where a text is long.
 
-    >>> [rows_of_block(n_keys) for n_keys in (100, 4096, 8192, 1 << 20)]
+    >>> [rows_of_block(n_keys, "cpu") for n_keys in (100, 4096, 8192, 1 << 20)]
     [256, 256, 128, 16]
     """
-    cells, most = (_BLOCK_CELLS, _MOST_ROWS) if is_cpu else (_DEVICE_CELLS, 2 * _MOST_ROWS)
+    cells, most = _BLOCK_CELLS.get(kind, _DEVICE_CELLS), _MOST_ROWS if kind in _BLOCK_CELLS else 2 * _MOST_ROWS
     return max(_LEAST_ROWS, min(most, 1 << max(0, (cells // max(1, n_keys)).bit_length() - 1)))
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product as pairs
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed, visible_cells
+from mhacli.attention.core import Allowed, is_finite, visible_cells
+from mhacli.attention.masks import Mask
 from mhacli.sites import alibi_slopes
 
 LOG2_E = math.log2(math.e)
@@ -26,6 +28,14 @@ BLOCKS = "blocks"
 LARGE, LARGE_ON_DEVICE = 16.0, 512.0
 """Scores (nats) beyond which they are computed in float64: half a step of 16 in float32 is 5e-7, and a dot product rounds some
 times. On a GPU, which may take many times as long in float64, half a step of 512 is 3e-5."""
+
+_SHARP = 16.0
+"""Scores from which they are taken relative to the largest of their query. Without, 2^score is far from overflow, and as
+exact."""
+_MOST = 1e25
+"""A score beyond which nothing is told apart: then weights are NaN."""
+_MOST_BITS = 100.0
+"""By which a sink may be above all scores of a query, to base 2: its weight is then still far from overflow."""
 
 Bias = Callable[[int, range, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "_head query key"]]
 """A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where it is one for all. All of it
@@ -46,6 +56,16 @@ class _Attention:
     kernel: str = BLOCKS
     sink_logits: Float[Tensor, "_batch head _query"] | None = None
     wide: bool = False
+
+    @property
+    def is_band(self) -> bool:
+        """Whether every query sees all keys within a band, or all."""
+        return self.allowed is None or (isinstance(self.allowed, Mask) and self.allowed.cells is None)
+
+    @cached_property
+    def has_finite_values(self) -> bool:
+        """Whether no value is NaN or infinite."""
+        return self.v is None or is_finite(self.v)
 
     def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Tensor:
         """Where the mask allows cells, `[#batch, #head, query, key]`."""
@@ -92,21 +112,62 @@ class ScoredAttention(_Attention):
         """The number of heads of keys."""
         return self.k.shape[1]
 
+    @cached_property
+    def is_finite(self) -> bool:
+        """Whether no number of queries, keys and values is NaN or infinite."""
+        return self.has_finite_values and is_finite(self.q) and is_finite(self.k)
+
     def scores_into(
         self, out: Float[Tensor, "head query key"], batch: int, heads: range, queries: range, keys: range
     ) -> Tensor:
         """Writes the scores to base 2 of a block of some heads, without the mask, in the dtype of `out`, and returns it."""
         q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
-        k = of_heads(self.k[batch], heads, self.shape[1])[:, keys.start : keys.stop]
+        k = of_heads(self.k, batch, heads, self.shape[1], keys)
         is_plain = self.softcap is None and self.bias is None
-        if is_plain and len(heads) == 1 and abs(self.scale) < 1e25:  # one call less, and no copy of q
-            left, right = q[0].to(out.dtype), k[0].to(out.dtype).mT
-            torch.addmm(out[0], left, right, beta=0, alpha=self.scale * LOG2_E, out=out[0])
-            return out
-        product(q.to(out.dtype) * (self.scale * (LOG2_E if is_plain else 1.0)), k.to(out.dtype).mT, out)
+        q, k, factor = q.to(out.dtype), k.to(out.dtype).mT, self.scale * (LOG2_E if is_plain else 1.0)
+        if abs(factor) > _MOST:  # which may be no number of the dtype
+            q, factor = q * factor, 1.0
+        product(q, k, out, factor)
         if is_plain:
             return out
         return self._finish(out, batch, heads, indices(queries, out), indices(keys, out)).mul_(LOG2_E)
+
+    def masked_scores_into(
+        self,
+        out: Float[Tensor, "head query key"],
+        batch: int,
+        heads: range,
+        queries: range,
+        keys: range,
+        *,
+        hidden: Bool[Tensor, "_batch _head query key"] | None,
+        sink: Float[Tensor, "head query 1"] | None,
+    ) -> Float[Tensor, "head query 1"] | None:
+        """Writes the same with `HIDDEN` where masked. Where they are large, they are written relative to a reference of each
+        query, which is returned, and computed in float64 where float32 cannot hold them."""
+
+        def largest_in(scores: Tensor) -> Tensor:
+            self.scores_into(scores, batch, heads, queries, keys)
+            if hidden is not None:
+                own = hidden[min(batch, hidden.shape[0] - 1)]
+                scores.masked_fill_(own if own.shape[0] == 1 else own[heads.start : heads.stop], HIDDEN)
+            largest = scores.amax(dim=-1, keepdim=True)
+            return torch.where(largest > HIDDEN / 10, largest, 0.0)
+
+        known = largest_in(out)
+        outcomes = known if sink is None else torch.maximum(known, sink)
+        size = float(outcomes.abs().amax()) / LOG2_E
+        if not size > _SHARP:
+            return None
+        wide, exact = out, exact_dtype(out.device)
+        if size > large(out.device) and out.dtype != exact:
+            wide = torch.empty_like(out, dtype=exact)
+            known = largest_in(wide)
+        reference = torch.where(known.abs() < _MOST, known, torch.nan).to(exact)
+        if sink is not None:
+            reference = torch.maximum(reference, sink - _MOST_BITS)
+        out.copy_(wide.sub_(reference.to(wide.dtype)))
+        return reference
 
     def _finish(self, scaled: Tensor, batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         """From scaled products to scores, in place: all that comes after the scale, in this one place."""
@@ -185,6 +246,11 @@ class GivenAttention(_Attention):
         return tuple(self.weights.shape)  # type: ignore[return-value]
 
     @property
+    def is_finite(self) -> bool:
+        """Whether no value is NaN or infinite."""
+        return self.has_finite_values
+
+    @property
     def n_kv_heads(self) -> int:
         """The number of heads: those of keys are not known."""
         return self.weights.shape[1]
@@ -241,19 +307,24 @@ def own_cells(cells: Tensor, batch: int, head: int) -> Tensor:
     return plane
 
 
-def of_heads(shared: Float[Tensor, "kv_head key d"], heads: range, n_heads: int) -> Float[Tensor, "head key d"]:
-    """Keys or values of neighbouring query heads, which are whole groups of those that share a kv head, or a part of one."""
-    group = n_heads // shared.shape[0]
-    own = shared[heads.start // group : (heads.stop - 1) // group + 1]
-    return own.expand(len(heads), -1, -1) if own.shape[0] == 1 else own.repeat_interleave(group, dim=0)
+def of_heads(
+    shared: Float[Tensor, "batch kv_head key d"], batch: int, heads: range, n_heads: int, keys: range
+) -> Float[Tensor, "head key d"]:
+    """Some keys or values of neighbouring query heads, which are whole groups of those that share a kv head, or a part of one."""
+    group = n_heads // shared.shape[1]
+    own = shared[batch, heads.start // group : (heads.stop - 1) // group + 1, keys.start : keys.stop]
+    if len(own) == len(heads):
+        return own
+    return own.expand(len(heads), -1, -1) if len(own) == 1 else own.repeat_interleave(group, dim=0)
 
 
-def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Float[Tensor, "head row column"]:
-    """A product of the matrices of some heads. That of one head is a plain one, which BLAS does faster than a batch of one."""
-    if len(left) > 1:
-        return torch.bmm(left, right, out=out)
-    alone: Tensor = torch.mm(left[0], right[0], out=None if out is None else out[0])
-    return alone[None]
+def product(left: Tensor, right: Tensor, out: Float[Tensor, "head row column"], scale: float = 1.0) -> None:
+    """Writes the scaled product of the matrices of some heads. That of one is a plain one, which BLAS does faster than a batch of
+    one."""
+    if len(left) == 1:
+        torch.addmm(out[0], left[0], right[0], beta=0, alpha=scale, out=out[0])
+    else:
+        torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
 
 
 # ------------------------------------------------------------------------------------------------------------- biases

@@ -62,15 +62,19 @@ def _of_first_keys(
         found: Tensor = torch.nn.functional.pad(marks.double().cumsum(dim=-1), (1, 0))[..., n_seen]
         return found
 
-    def summed_by(size: int) -> Tensor:
-        """Sums over blocks of queries and keys of a size. Before an edge of a block lie as many keys as both allow."""
-        edges = torch.arange(0, n_keys + size, size, device=device).clamp(max=n_keys)
-        blocks = zip(n_seen.split(size), weight.split(size), strict=True)
-        return torch.stack([own @ torch.minimum(n[:, None], edges).double() for n, own in blocks]).diff(dim=1)
+    def before(numbers: Tensor) -> Tensor:
+        """The sum of the numbers of earlier queries."""
+        return torch.nn.functional.pad(numbers.cumsum(dim=0), (1, 0))
+
+    # A query sees as many keys before an edge of the map's columns as both allow: all that it sees, up to the query `enough`.
+    edges = torch.arange(0, n_keys + request.block, request.block, device=device).clamp(max=n_keys)
+    rows = torch.arange(0, n_queries + request.block, request.block, device=device).clamp(max=n_queries)[:, None]
+    enough = torch.maximum(torch.minimum(edges - newest, rows[1:]), rows[:-1])
+    mass_before, seen_before = before(weight), before((n_seen > 0).double())
+    keys_before = seen_before[enough] - seen_before[rows[:-1]] + edges * (mass_before[rows[1:]] - mass_before[enough])
 
     behind = n_seen - 1 - i
     distances = torch.arange(1 - n_queries, n_keys, device=device)
-    mass_before = torch.nn.functional.pad(weight.cumsum(dim=0), (1, 0))
     profile = mass_before[(n_keys - distances).clamp(0, n_queries)] - mass_before[(-distances).clamp(0, n_queries)]
     of_last = weight.new_zeros(n_keys + 1).index_add_(0, n_seen, weight)
     for_all = {
@@ -80,7 +84,7 @@ def _of_first_keys(
         "peak": weight.log(),
         "distance": weight * (i * (i + 1) + behind.sign() * behind * (behind + 1)) / 2,
         "received": of_last.flip(0).cumsum(dim=0).flip(0)[1:],
-        "map": summed_by(request.block),
+        "map": keys_before.diff(dim=1),
         "profile": torch.where(distances <= newest, profile, 0.0),
     }
     statistics = {name: numbers.expand(batch, *numbers.shape) for name, numbers in for_all.items()}

@@ -13,7 +13,6 @@ from time import perf_counter
 
 import torch
 
-from mhacli.attention.core import is_finite
 from mhacli.attention.devices import choose_device, free_bytes, shared_out
 from mhacli.attention.head_results import HeadResults, joined, results_of
 from mhacli.attention.head_statistics import make_statistics_request
@@ -48,9 +47,9 @@ class HeadsRun:
         self.wanted, self.setup, self.results = request, Setup(request), list[HeadResults]()
         began, capture = perf_counter(), self.setup.capture()
         attention = self.attention = self.setup.attention(capture)
-        made = [t for t in (attention.q, attention.k, attention.v) if t is not None and not is_finite(t)]
-        n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in made)
-        if n_bad and not request.allow_nonfinite:
+        if not attention.is_finite and not request.allow_nonfinite:
+            made = (attention.q, attention.k, attention.v)
+            n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in made if tensor is not None)
             raise not_finite(f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}", config.dtype)
         self.steps = tuple(capture.steps)
         self.statistics_request = make_statistics_request(
