@@ -225,7 +225,7 @@ INLINE void make_columns(const Block *b, const Head *h, const float *scales, int
 }
 
 /* Makes the weights of a block and adds its statistics. Returns 0, and adds none, where scores are not finite or beyond the limit. */
-CLONES int mha_block(const Block *b, const Head *h) {
+CLONES int mha_reduce(const Block *b, const Head *h) {
     float scales[b->n_rows];
     double lse[b->n_rows];
     memcpy(lse, h->lse + b->query, sizeof lse);

@@ -51,18 +51,18 @@ class _Block(ctypes.Structure):
 
 @lru_cache
 def _library() -> ctypes.CDLL | None:
-    """The compiled block; None where it was not built, or not for this machine."""
+    """The compiled block; None where it was not built, or for another machine or version of mha."""
     try:
         library = ctypes.CDLL(str(Path(__file__).with_name("libblock.so")))
-    except OSError:
+        library.mha_reduce.argtypes = (ctypes.POINTER(_Block), ctypes.POINTER(_Head))
+    except (OSError, AttributeError):
         return None
-    library.mha_block.argtypes = (ctypes.POINTER(_Block), ctypes.POINTER(_Head))
-    library.mha_block.restype = ctypes.c_int
+    library.mha_reduce.restype = ctypes.c_int
     return library
 
 
 def c_block() -> ctypes.CDLL | None:
-    """The library whose `mha_block(block, head)` is used; None where torch does its work, as `MHA_BLOCK=torch` wants."""
+    """The library whose `mha_reduce(block, head)` is used; None where torch does its work, as `MHA_BLOCK=torch` wants."""
     return None if os.environ.get("MHA_BLOCK") == "torch" else _library()
 
 
@@ -75,7 +75,7 @@ class CompiledHeads:
     ) -> None:
         library = c_block()
         assert library is not None
-        self._reduce = library.mha_block
+        self._reduce = library.mha_reduce
         self._attention, self._heads, self._sums, self._memory = attention, heads, sums, torch.empty(0)
         of_queries = torch.where(request.q_tokens < 0, -2, request.q_tokens)
         self._tokens = [t.to(torch.int32).contiguous() for t in (of_queries, request.k_tokens, request.before_k)]
