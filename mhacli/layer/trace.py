@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, linear
 
 from mhacli.attention.core import per_query_head
 from mhacli.attention.devices import choose_device
+from mhacli.attention.head_statistics import Axes
 from mhacli.attention.masks import both
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
@@ -42,11 +44,28 @@ NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 
 def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
     """The numbers behind one cell, from the tensors of the observed run. Indices are those of tokens."""
-    (b, h, query, key), axes = place, setup.axes
-    i, first = query + axes.first_query(b), axes.first_key(b)
-    j, key_columns = key + first, slice(first, first + len(axes.keys[b].ids))
-    q, k, v = (_per_head(setup, observed, name)[b, h] for name in ("q", "k", "v"))
-    scores, is_allowed = observed.tensors["scores"][b, h, i], observed.visible[b, min(h, observed.visible.shape[1] - 1)]
+    (sequence, _, query, key), axes = place, setup.axes
+    at = query + axes.first_query(sequence), key + axes.first_key(sequence)
+    tensors = dict(observed.tensors) | {name: _per_head(setup, observed, name) for name in ("q", "k", "v")}
+    tensors |= {name: observed.tensor(name) for name in ("pattern", "shares")}
+    scale, parts = setup.config.scale or 0.0, tuple(_parts(setup, observed, place, at))
+    return cell_of(axes, place, at, tensors, observed.visible, scale=scale, softcap=setup.config.softcap, parts=parts)
+
+
+def cell_of(
+    axes: Axes,
+    place: CellIndex,
+    at: tuple[int, int],
+    tensors: Mapping[str, Tensor],
+    visible: Bool[Tensor, "batch _head query key"],
+    **described: Any,
+) -> Cell:
+    """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head, and as `shares` the weights
+    after any dropout. `described` are the other fields of `Cell`."""
+    (b, h, query, key), (i, j), first = place, at, axes.first_key(place[0])
+    keys = slice(first, first + len(axes.keys[b].ids))
+    names = ("q", "k", "v", "qk", "scores", "pattern", "shares", "z")
+    q, k, v, qk, scores, pattern, shares, z = (tensors[name][b, h] for name in names)
     return Cell(
         sequence=b,
         head=h,
@@ -55,16 +74,14 @@ def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
         q=_numbers(q[i]),
         k=_numbers(k[j]),
         v=_numbers(v[j]),
-        qk=finite(observed.tensors["qk"][b, h, i, j].item()),
-        scale=setup.config.scale or 0.0,
-        softcap=setup.config.softcap,
-        allowed=bool(is_allowed[i, j]),
-        score=finite(scores[j].item()),  # None where it is masked
-        scores_row=_numbers(scores[key_columns]),
-        pattern_row=_numbers(observed.tensor("pattern")[b, h, i, key_columns]),
-        share=finite(observed.tensor("shares")[b, h, i, j].item()),
-        z=_numbers(observed.tensors["z"][b, h, i]),
-        parts=tuple(_parts(setup, observed, place, (i, j))),
+        qk=finite(qk[i, j].item()),
+        allowed=bool(visible[b, min(h, visible.shape[1] - 1), i, j]),
+        score=finite(scores[i, j].item()),  # None where it is masked
+        scores_row=_numbers(scores[i, keys]),
+        pattern_row=_numbers(pattern[i, keys]),
+        share=finite(shares[i, j].item()),
+        z=_numbers(z[i]),
+        **described,
     )
 
 

@@ -430,7 +430,9 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
             raise
         return HealthCheck("row-sums", None, fault.message)
     verifiable = [
-        done for done in run.results if not any("is not understood" in reason for reason in done.layer.unverified)
+        done
+        for done in run.layers.results
+        if not any("is not understood" in reason for reason in done.layer.unverified)
     ]
     if not verifiable:
         return HealthCheck("row-sums", None, "mha does not know some keywords of these attention calls")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,67 +16,47 @@ from mhacli.models.layer_names import LayerKey
 _REORDERED = (
     "attention whose cache does not hold the keys that went into it: beam search reorders them, some caches round them"
 )
+_Part = tuple[Call, slice]
+"""The copied call of one pass, with only the keys and values of its new tokens, and the columns of the joined matrix that its
+queries read."""
 
 
-class _Rows(NamedTuple):
-    """The part of one pass in an attention: a copy of its call with only the keys and values of its new tokens, and the
-    columns of the joined matrix that its queries read."""
-
-    call: Call
-    columns: slice
-
-    @property
-    def n_bytes(self) -> int:
-        """The size of the copy."""
-        return sum(own.numel() * own.element_size() for own in self.call.tensors.values())
-
-
-@dataclass
 class CachedPasses:
     """The parts of each attention, copied pass by pass, within `limit_bytes` in all. The first `n_prefix` keys were in the cache
-    before. `unfit` has the reasons for dropped attentions."""
+    before. `n_tokens` are in the cache now, `unfit` has the reasons for dropped attentions."""
 
-    limit_bytes: int
-    n_prefix: int = 0
-    unfit: dict[LayerKey, str] = field(default_factory=dict)
-    _rows: dict[tuple[str, int], list[_Rows]] = field(default_factory=dict)
-    _n_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        """Counts the keys of the cache."""
-        self.n_tokens = self.n_prefix
+    def __init__(self, limit_bytes: int, n_prefix: int = 0) -> None:
+        self.n_tokens = n_prefix
+        self.unfit: dict[LayerKey, str] = {}
+        self._limit_bytes, self._n_prefix, self._n_bytes = limit_bytes, n_prefix, 0
+        self._parts: dict[tuple[str, int], list[_Part]] = {}
 
     def add(self, call: Call, n_past: int) -> None:
         """Adds a pass of an attention after `n_past` cached tokens."""
-        place, name = (call.kind, call.layer), (call.title, call.layer)
+        place, name, n_tokens = (call.kind, call.layer), (call.title, call.layer), n_past + call.shape[2]
         if call.kind != "cross":
-            self.n_tokens = n_past + call.shape[2]
+            self.n_tokens = n_tokens
         if place in self.unfit:
             return
-        before = self._rows.setdefault(name, [])
-        if call.kind != "cross":
-            call = _without_unfilled(call, n_past + call.shape[2])
-        reason = _misfit(call, before, n_past, self.n_prefix)
+        if call.kind != "cross" and call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
+            call = call.cropped(slice(None), slice(n_tokens))  # a cache of a fixed length has unfilled places
+        parts = self._parts.setdefault(name, [])
+        reason = _misfit(call, parts, n_past, self._n_prefix)
         if reason is None:
-            before.append(_copied(call, n_past, is_first=not before))
-            self._n_bytes += before[-1].n_bytes
-            if self._n_bytes > self.limit_bytes:
-                reason = f"attention whose queries and keys take more than the limit of {format_size(self.limit_bytes)}"
+            parts.append(_copied(call, n_past, is_first=not parts))
+            self._n_bytes += _size(parts[-1])
+            if self._n_bytes > self._limit_bytes:
+                reason = (
+                    f"attention whose queries and keys take more than the limit of {format_size(self._limit_bytes)}"
+                )
         if reason is not None:
-            self._n_bytes -= sum(own.n_bytes for own in self._rows.pop(name))
+            self._n_bytes -= sum(map(_size, self._parts.pop(name)))
             self.unfit[place] = reason
 
     def whole(self) -> Iterator[Call]:
         """Yields each attention over the whole text, freeing its parts."""
-        while self._rows:
-            yield _joined(self._rows.pop(next(iter(self._rows))))
-
-
-def _without_unfilled(call: Call, n_tokens: int) -> Call:
-    """The call without masked keys in unfilled places of a cache of fixed length."""
-    if call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
-        return call.cropped(slice(None), slice(n_tokens))
-    return call
+        while self._parts:
+            yield _joined(self._parts.pop(next(iter(self._parts))))
 
 
 def _is_masked_from(call: Call, key: int) -> bool:
@@ -91,87 +71,77 @@ def _is_masked_from(call: Call, key: int) -> bool:
     return not (cells if cells.dtype == torch.bool else cells > FORBIDDING).any()
 
 
-def _misfit(call: Call, before: Sequence[_Rows], n_past: int, n_prefix: int) -> str | None:
+def _misfit(call: Call, before: Sequence[_Part], n_past: int, n_prefix: int) -> str | None:
     """The reason why a pass cannot be joined to the earlier ones, None if it can."""
     q_len, k_len = call.shape[2:]
     if not isinstance(call.mask, Tensor | None):
         return f"attention whose mask is of type {type(call.mask).__name__}, not a tensor"
     if call.kind == "cross":
-        return None if not before or before[0].columns.stop == k_len else _REORDERED
+        return None if not before or before[0][1].stop == k_len else _REORDERED
     if k_len > n_past + q_len:
         return "attention over more keys than there are tokens, and no mask hides the others"
-    if n_prefix + sum(own.call.shape[2] for own in before) != n_past:
+    if n_prefix + sum(own.shape[2] for own, _ in before) != n_past:
         return "attention with a cache that mha did not see being filled: by a call without use_cache=True"
     if n_prefix and not before and k_len < n_past + q_len:
         return "attention with a window, whose cache has lost the first keys"
-    known, cached = (_keys(before[-1].call) if before else None), _keys(call)
-    if known is None or cached is None or k_len == q_len:
+    if not before or k_len == q_len:
         return None
-    return None if torch.equal(known[:, :, -1], cached[:, :, -q_len - 1]) else _REORDERED
+    known, cached = (own.v if own.k is None else own.k for own in (before[-1][0], call))
+    is_continued = known is None or cached is None or torch.equal(known[:, :, -1], cached[:, :, -q_len - 1])
+    return None if is_continued else _REORDERED
 
 
-def _keys(call: Call) -> Tensor | None:
-    return call.v if call.k is None else call.k
-
-
-def _copied(call: Call, n_past: int, *, is_first: bool) -> _Rows:
+def _copied(call: Call, n_past: int, *, is_first: bool) -> _Part:
     """The copied part of a pass. The first has all keys; later ones add none to cross-attention."""
     q_len, k_len = call.shape[2:]
-    end = k_len if call.kind == "cross" else n_past + q_len
-    new = slice(None) if is_first else slice(0) if call.kind == "cross" else slice(-q_len, None)
-    named: dict[str, Any] = call.tensors
-    named |= {name: own[:, :, new] for name, own in named.items() if name in ("k", "v")}
-    return _Rows(replace(call, **{name: own.clone() for name, own in named.items()}), slice(end - k_len, end))
+    end, n_known = (k_len, k_len) if call.kind == "cross" else (n_past + q_len, k_len - q_len)
+    new = slice(0 if is_first else n_known, None)
+    copies: dict[str, Any] = {
+        name: (own[:, :, new] if name in ("k", "v") else own).clone() for name, own in call.tensors.items()
+    }
+    return replace(call, **copies), slice(end - k_len, end)
 
 
-def _joined(rows: Sequence[_Rows]) -> Call:
+def _size(part: _Part) -> int:
+    return sum(own.numel() * own.element_size() for own in part[0].tensors.values())
+
+
+def _joined(parts: Sequence[_Part]) -> Call:
     """One attention over all tokens."""
-    first = rows[0].call
-    if len(rows) == 1:
+    calls, first = [call for call, _ in parts], parts[0][0]
+    if len(parts) == 1:
         return first
-    joined: dict[str, Any] = {name: _cat(rows, name) for name in ("q", "k", "v", "z") if _has(rows, name)}
-    if first.pattern is not None:
-        fills = {"scores": -torch.inf, "pattern": 0.0}
-        joined |= {name: _stacked(_all(rows, name), rows, fills[name]) for name in fills}
-        return replace(first, **joined)
-    if first.sinks is not None and first.sinks.ndim == 3:
-        joined["sinks"] = _cat(rows, "sinks")
-    if _has(rows, "bias"):
-        joined["bias"] = _stacked(_all(rows, "bias"), rows, 0.0)
-    joined["mask"] = _stacked([_mask_of(own) for own in rows], rows, -torch.inf)
-    return replace(first, **joined | {"causal": False})
+    joined: dict[str, Any] = {}
+    for name, own in first.tensors.items():
+        tensors = [getattr(call, name) for call in calls]
+        if any(tensor is None for tensor in tensors):
+            continue
+        if name in ("q", "k", "v", "z") or (name == "sinks" and own.ndim == 3):
+            joined[name] = torch.cat(tensors, dim=2)
+        elif name in ("scores", "pattern", "bias"):
+            joined[name] = _stacked(tensors, parts, -torch.inf if name == "scores" else 0.0)
+    if first.pattern is None:
+        joined |= {"mask": _stacked([_mask_of(*part) for part in parts], parts, -torch.inf), "causal": False}
+    return replace(first, **joined)
 
 
-def _has(rows: Sequence[_Rows], name: str) -> bool:
-    """Whether every pass of an attention has the tensor `name`."""
-    return all(getattr(own.call, name, None) is not None for own in rows)
-
-
-def _cat(rows: Sequence[_Rows], name: str) -> Tensor:
-    return torch.cat(_all(rows, name), dim=2)
-
-
-def _all(rows: Sequence[_Rows], name: str) -> list[Tensor]:
-    return [getattr(own.call, name) for own in rows]
-
-
-def _stacked(blocks: Sequence[Tensor], rows: Sequence[_Rows], fill: float) -> Tensor:
+def _stacked(blocks: Sequence[Tensor], parts: Sequence[_Part], fill: float) -> Tensor:
     """The cells of all passes in one matrix, `fill` where a pass has none."""
     batch, heads = (max(block.shape[axis] for block in blocks) for axis in (0, 1))
-    n_queries, n_keys = sum(own.call.shape[2] for own in rows), rows[-1].columns.stop
+    n_queries, n_keys = sum(call.shape[2] for call, _ in parts), parts[-1][1].stop
     whole, begin = blocks[0].new_full((batch, heads, n_queries, n_keys), fill), 0
-    for block, own in zip(blocks, rows, strict=True):
-        whole[:, :, begin : begin + own.call.shape[2], own.columns] = block
-        begin += own.call.shape[2]
+    for block, (call, columns) in zip(blocks, parts, strict=True):
+        end = begin + call.shape[2]
+        whole[:, :, begin:end, columns] = block
+        begin = end
     return whole
 
 
-def _mask_of(rows: _Rows) -> Tensor:
+def _mask_of(call: Call, columns: slice) -> Tensor:
     """The mask of a pass as numbers added to its scores, −∞ at masked cells."""
-    call, n_keys = rows.call, rows.columns.stop - rows.columns.start
-    added = torch.zeros(1, 1, call.shape[2], n_keys, device=call.device)
+    added = torch.zeros(1, 1, call.shape[2], columns.stop - columns.start, device=call.device)
     if call.causal:
-        added = added.masked_fill(torch.ones_like(added, dtype=torch.bool).triu(1), -torch.inf)
+        added = torch.full_like(added, -torch.inf).triu(1)
     if call.mask is None:
         return added
     mask = call.mask.reshape((1,) * (4 - call.mask.ndim) + tuple(call.mask.shape))

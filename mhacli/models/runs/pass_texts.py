@@ -32,7 +32,6 @@ class PassTexts:
     tokenizer: ModelTokenizer | None
     notes: list[str] = field(default_factory=list)
     _known: dict[Half, _Texts] = field(default_factory=dict)
-    _padded_to: dict[Half, int] = field(default_factory=dict)
 
     def go_on(self, more: ModelPass) -> None:
         """Appends the ids of a further pass."""
@@ -55,18 +54,13 @@ class PassTexts:
 
     def without_padding(self, call: Call) -> Call:
         """The attention without columns that no text reaches: a batch may be padded further than its longest text."""
-        parts = []
+        parts, is_cut = [], False
         for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
-            longest = max(len(text.ids) for text in self._known[half])
-            is_padded = half in self._padded_to and self._padded_to[half] == n and longest < n
-            parts.append(
-                slice(0, None)
-                if not is_padded
-                else slice(0, longest)
-                if self.side == "right"
-                else slice(n - longest, n)
-            )
-        return call if parts == [slice(0, None)] * 2 else call.cropped(*parts)
+            read, longest = self.read.halves.get(half), max(len(text.ids) for text in self._known[half])
+            n_real = longest if read is not None and read.ids.shape[1] == n else n
+            parts.append(slice(0, n_real) if self.side == "right" else slice(n - n_real, n))
+            is_cut |= n_real < n
+        return call.cropped(*parts) if is_cut else call
 
     @property
     def side(self) -> PaddingSide:
@@ -90,7 +84,6 @@ class PassTexts:
             return (places(n),) * n_texts
         elif size != (self.read.batch, n):
             self.notes.append(f"attention has {n} positions for {size[1]} ids: tokens are shown as positions")
-        self._padded_to[half] = read.ids.shape[1]
         if read.are_places:
             self.notes.append("the model was given vectors, not ids: tokens are shown as positions")
             return tuple(places(len(row)) for row in self._rows(read))

@@ -5,7 +5,7 @@ Each layer is reduced to statistics, or its matrices are kept, before the next o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -19,28 +19,18 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
-from mhacli.models.layer_names import (
-    LayerKey,
-    n_attentions_of,
-    size_of,
-)
-from mhacli.models.layers import (
-    KEPT,
-    LayerResults,
-    PassInspection,
-    axes_of,
-    entry_of,
-)
+from mhacli.models.layer_names import n_attentions_of, size_of
+from mhacli.models.layers import KEPT, PassInspection, axes_of, entry_of
 from mhacli.models.load import Loaded
 from mhacli.models.runs.memory import CheckpointFacts
 from mhacli.record.record import Generated, Record
 from mhacli.run import Run
-from mhacli.text.tokens import AttentionKind, LayerChoice
+from mhacli.text.tokens import AttentionKind
 
 
 @dataclass
 class CheckpointRun:
-    """A run of a checkpoint with inspection, started by `run`. `record` has the finished layers."""
+    """A run of a checkpoint with inspection, started by `run`, after which `layers` and `record` have the finished layers."""
 
     loaded: Loaded
     inputs: ModelInputs
@@ -50,28 +40,7 @@ class CheckpointRun:
     identical: bool | None = None
     compared_len: int = 0
     peak_bytes: int = 0
-    on_layer: Callable[[Call, Attention], None] | None = None
     layers: PassInspection = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Sets `layers`, without any finished one."""
-        self.layers = self._inspection(no_progress)
-
-    def _inspection(self, report_progress: Progress) -> PassInspection:
-        return PassInspection(
-            self.loaded.model,
-            self.inputs,
-            self.wanted,
-            self.n_layers,
-            on_layer=self.on_layer,
-            report_progress=report_progress,
-            peak_bytes=self.peak_bytes,
-        )
-
-    @property
-    def results(self) -> list[LayerResults]:
-        """The finished layers."""
-        return self.layers.results
 
     @property
     def n_layers(self) -> int:
@@ -108,17 +77,31 @@ class CheckpointRun:
         self.peak_bytes = self.facts().require(free_bytes(str(self.loaded.device)))
 
     @torch.no_grad()
-    def run(self, report_progress: Progress = no_progress, *, verify: bool = False) -> None:
-        """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits."""
+    def run(
+        self,
+        report_progress: Progress = no_progress,
+        *,
+        verify: bool = False,
+        on_layer: Callable[[Call, Attention], None] | None = None,
+    ) -> None:
+        """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits. `on_layer`
+        gets each requested attention before it is reduced."""
         self.foresee()  # the cells to keep may have changed since the last prediction
-        began = perf_counter()
-        self.layers = self._inspection(report_progress)
+        began, model, keywords = perf_counter(), self.loaded.model, self.inputs.keywords
+        self.layers = PassInspection(
+            model,
+            self.inputs,
+            self.wanted,
+            self.n_layers,
+            on_layer=on_layer,
+            report_progress=report_progress,
+            peak_bytes=self.peak_bytes,
+        )
         report_progress(0.0, "the first layer")
-        model, keywords = self.loaded.model, self.inputs.keywords
         with captured(model, self.layers.take, batch=len(self.inputs.sequences)):
             outputs = outputs_of(model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
-        if not self.results:
+        if not self.layers.results:
             raise self._nothing_seen()
         if verify or self.wanted.model.verify_outputs:
             began = perf_counter()
@@ -127,9 +110,24 @@ class CheckpointRun:
             self.seconds["comparison"] = perf_counter() - began
 
     def _nothing_seen(self) -> MhaError:
-        layers = self.layers
-        unfit = [reason for (kind, layer), reason in layers.unfit.items() if self.wanted.model.includes(layer, kind)]
-        return nothing_seen(self.loaded.config.model_type, self.wanted.model.layers, layers.found, unfit)
+        """The error if no requested attention can be shown: some were found but not requested, others are unfit."""
+        family, chosen, layers = self.loaded.config.model_type, self.wanted.model, self.layers
+        unfit = [reason for (kind, layer), reason in layers.unfit.items() if chosen.includes(layer, kind)]
+        if unfit:
+            return MhaError(
+                f"the attention of {family} is not laid out by tokens: {unfit[0]}",
+                hint="its queries and keys are not tokens of the text, so mha cannot label them",
+                code="not-tokens",
+            )
+        if layers.found and chosen.layers is not None:
+            numbers = ", ".join(str(n) for n in sorted({layer for _, layer in layers.found}))
+            asked = ",".join(str(n) for _, n in chosen.layers)
+            return MhaError(f"--layer {asked} has no attention; layers with attention: {numbers}", code="no-layer")
+        return MhaError(
+            f"no attention was found in {family}",
+            hint="layers without a matrix of queries × keys, such as state-space layers, cannot be inspected",
+            code="no-attention",
+        )
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
@@ -148,26 +146,3 @@ class CheckpointRun:
         checkpoint = loaded.checkpoint
         config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
         return replace(record, config=config, weights=checkpoint.path)
-
-
-def nothing_seen(
-    family: str, chosen: tuple[LayerChoice, ...] | None, found: Sequence[LayerKey], unfit: Sequence[str]
-) -> MhaError:
-    """The error if no requested attention can be shown: some were `found` but not requested, others `unfit`."""
-    if unfit:
-        return MhaError(
-            f"the attention of {family} is not laid out by tokens: {unfit[0]}",
-            hint="its queries and keys are not tokens of the text, so mha cannot label them",
-            code="not-tokens",
-        )
-    if found and chosen is not None:
-        numbers = ", ".join(str(n) for n in sorted({layer for _, layer in found}))
-        return MhaError(
-            f"--layer {','.join(str(n) for _, n in chosen)} has no attention; layers with attention: {numbers}",
-            code="no-layer",
-        )
-    return MhaError(
-        f"no attention was found in {family}",
-        hint="layers without a matrix of queries × keys, such as state-space layers, cannot be inspected",
-        code="no-attention",
-    )

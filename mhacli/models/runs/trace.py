@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mhacli.attention.core import per_query_head
+from mhacli.attention.head_statistics import Axes
 from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import step_of, summarise
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
+from mhacli.layer.trace import cell_of
 from mhacli.models.calls import Call
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.models.runs.run import CheckpointRun
@@ -28,109 +31,121 @@ _BUILDING = ("eager", "math", "softmax")
 _SILENT = ("Dropout", "Identity")
 """Modules that change nothing in evaluation."""
 
-
-class TracedTensor(NamedTuple):
-    """A tensor and how it was computed, by a `module` if there is one."""
-
-    name: str
-    tensor: Tensor
-    formula: str
-    meaning: str
-    module: nn.Module | None = None
-    built: bool = True
-
-
-@dataclass
-class _Collected:
-    """The tensors of the traced attention before and after its call; `is_done` after its last module."""
-
-    before: list[TracedTensor] = field(default_factory=list)
-    after: list[TracedTensor] = field(default_factory=list)
-    call: Call | None = None
-    attention: Attention | None = None
-    is_done: bool = False
+Heard = list[tuple[str, nn.Module | None, Tensor]]
+"""What enters an attention, `x`, and the outputs of its modules by their names in it."""
+Taken = list[tuple[Call, Attention, int]]
+"""The traced attention once it is computed, with the number of outputs heard before; empty until then."""
 
 
 def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None) -> Record:
     """The record of a pass with the trace of one attention, the first requested; with `values`, the numbers of each tensor; with
     `place`, the computation of this cell. Raises `MhaError` if there is no such layer."""
-    kind, layer = (run.wanted.model.layers or ((None, 0),))[0]
-    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, layer),)))
-    seen = _Collected()
-    with _watched(run, kind, seen):
-        run.run()
-    if seen.call is None or seen.attention is None:
-        raise MhaError(f"layer {layer} has no attention to trace", code="no-layer")
+    kind, number = (run.wanted.model.layers or ((None, 0),))[0]
+    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, number),)))
+    heard, taken = Heard(), Taken()
+
+    def take(call: Call, attention: Attention) -> None:
+        if not taken:
+            taken.append((call, attention, len(heard)))
+
+    with _listening(run.loaded.model, kind, heard, taken):
+        run.run(on_layer=take)
+    if not taken:
+        raise MhaError(f"layer {number} has no attention to trace", code="no-layer")
+    call, attention, n_before = taken[0]
     record = run.record()
-    name = record.layers[0].name
-    record = replace(
+    layer, model = record.layers[0], record.model
+    assert model is not None
+    theta = rope_theta_of(run.loaded.config, number) if model.positions.startswith("rope") else None
+    sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
+    sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}
+    steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in heard]
+    names = [name.rpartition(".")[2] for name, *_ in heard[:n_before]]
+    steps[n_before:n_before] = _inside(call, attention, layer, names, theta)
+    return replace(
         record,
-        layers=record.layers[:1],
-        heads=HeadTable(head for head in record.heads if head.attention == name),
-        arrays={array: tensor for array, tensor in record.arrays.items() if array.startswith("layers.0.")},
+        layers=(layer,),
+        heads=HeadTable(head for head in record.heads if head.attention == layer.name),
+        arrays={name: array for name, array in record.arrays.items() if name.startswith("layers.0.")},
+        trace=tuple(_with_memory(steps, values=values)),
+        cell=None if place is None else follow_call(call, attention, place, run.axes(layer.kind)),
+        timings={name: timing for name, timing in record.timings.items() if name != "total"},  # it includes other work
     )
-    words = _AxisSizes.of(record.layers[0], seen.attention, record.config.d_model)
-    assert record.model is not None
-    derivations = _Derivations.of(seen.before, record.model.positions, rope_theta_of(run.loaded.config, layer))
-    made = (*seen.before, *_inside(seen.call, seen.attention, record.layers[0], derivations), *seen.after)
-    steps = tuple(_step(one, words, _view_of(one, made), values=values) for one in made)
-    cell = None if place is None else follow_call(seen.call, seen.attention, place, record)
-    timings = {
-        name: timing for name, timing in record.timings.items() if name != "total"
-    }  # the total includes other work
-    return replace(record, trace=steps, cell=cell, timings=timings)
-
-
-def _roots_of(run: CheckpointRun, kind: AttentionKind | None) -> list[nn.Module]:
-    """The outermost attention modules of a kind, which include the output projection."""
-    numbers = LayerNumbers(run.loaded.model)
-    parts = {name: module for name, module in run.loaded.model.named_modules() if name and is_attention(name, module)}
-    names = [  # a norm has no parts, and a list never runs
-        name for name, module in parts.items()
-        if list(module.children()) and not isinstance(module, nn.ModuleList)
-        and kind in (None, numbers.kind_of(name))
-    ]  # fmt: skip
-    return [parts[name] for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
 
 @contextmanager
-def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Collected) -> Iterator[None]:
-    """A context that collects the tensors of each attention, until that of the traced one is complete."""
-
-    def enter(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
-        given = [t for t in (*inputs, *keywords.values()) if isinstance(t, Tensor) and t.ndim == 3]
-        if seen.call is None and given:
-            seen.before[:] = [TracedTensor("x", given[0], "what the layers before made", "a row of numbers per token")]
-
-    def leave(*_: Any) -> None:
-        seen.is_done = seen.call is not None
-
-    def take(call: Call, attention: Attention) -> None:
-        if seen.call is None:
-            seen.call, seen.attention = call, attention
-
+def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken: Taken) -> Iterator[None]:
+    """A context in which `heard` collects what enters an attention of this kind and its modules compute, of each anew, until
+    that of the `taken` one is complete. The outermost modules count, which include the output projection."""
+    numbers, names = LayerNumbers(model), dict[nn.Module, str]()
     handles: list[Any] = []
-    for top in _roots_of(run, kind):
-        handles += [top.register_forward_pre_hook(enter, with_kwargs=True), top.register_forward_hook(leave)]
-        for name, module in top.named_modules():
-            if not list(module.children()) and type(module).__name__ not in _SILENT and name:
-                handles.append(module.register_forward_hook(_listener(name, seen)))
-    run.on_layer = take
-    try:
-        yield
-    finally:
-        run.on_layer = None
+
+    def enter(_: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
+        given = [t for t in (*inputs, *keywords.values()) if isinstance(t, Tensor) and t.ndim == 3]
+        if given and not taken:
+            heard[:] = [("x", None, given[0])]
+
+    def hear(module: nn.Module, _: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            heard.append((names[module], module, output))
+
+    def stop() -> None:
         for handle in handles:
             handle.remove()
 
+    roots: list[str] = []
+    for name, root in model.named_modules():
+        has_parts = bool(list(root.children())) and not isinstance(
+            root, nn.ModuleList
+        )  # a norm has none, a list never runs
+        is_outermost = name and is_attention(name, root) and not any(name.startswith(f"{other}.") for other in roots)
+        if is_outermost and has_parts and kind in (None, numbers.kind_of(name)):
+            roots.append(name)
+            handles.append(root.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(root.register_forward_hook(lambda *_: stop() if taken else None))
+            parts = {part: own for own, part in root.named_modules() if own and not list(part.children())}
+            names |= {part: own for part, own in parts.items() if type(part).__name__ not in _SILENT}
+    handles += [part.register_forward_hook(hear) for part in names]
+    try:
+        yield
+    finally:
+        stop()
 
-def _listener(name: str, seen: _Collected) -> Any:
-    def hear(module: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and not seen.is_done:
-            one = TracedTensor(name, output, _formula(name, module), type(module).__name__, module)
-            (seen.before if seen.call is None else seen.after).append(one)
 
-    return hear
+def _with_memory(steps: list[tuple[Tensor, Step]], *, values: bool) -> Iterator[Step]:
+    """The steps, each as a view of the first whose memory it shares; with `values`, with a summary of their numbers."""
+    owners: dict[int, str] = {}
+    for tensor, step in steps:
+        address = tensor.untyped_storage().data_ptr()
+        owner = owners.get(address)
+        owners.setdefault(address, step.site)
+        layout: Any = "copy" if owner is None else "view"
+        yield replace(step, layout=layout, view_of=owner, values=summarise(tensor) if values else None)
+
+
+# ------------------------------------------------------------------------------------------------------------ the modules
+
+
+def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: Mapping[str, int]) -> Step:
+    """The step of a module's output, or of what enters the attention. Operations are counted as in the trace of a layer of mha:
+    2 per weight and row, 1 for other numbers."""
+    axes = _axes(name, tuple(tensor.shape), sizes)
+    if module is None:
+        formula, meaning = "what the layers before made", "a row of numbers per token"
+        return step_of(name, tensor, axes=axes, formula=formula, meaning=meaning, flops=0)
+    named = dict(module.named_parameters())
+    flops, matrix = tensor.numel(), next((p for p in named.values() if p.ndim == 2), None)
+    if matrix is not None:
+        flops = 2 * tensor.numel() // tensor.shape[-1] * matrix.numel() + (len(named) - 1) * tensor.numel()
+    return step_of(
+        name,
+        tensor,
+        axes=axes,
+        formula=_formula(name, module),
+        meaning=type(module).__name__,
+        flops=flops,
+        parameters=tuple(WeightShape(f"{name}.{own}", tuple(p.shape)) for own, p in named.items()),
+    )
 
 
 def _formula(name: str, module: nn.Module) -> str:
@@ -148,63 +163,84 @@ def _formula(name: str, module: nn.Module) -> str:
     return f"{short} = {kind}(x)"
 
 
+def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes of a module's output, by the module's name and the sizes of axes."""
+    short = name.rpartition(".")[2]
+    length = "key" if short.startswith(("k", "v")) and sizes["key"] in shape[1:3] else "query"
+    fitting = {sizes[axis]: axis for axis in ("kv_head", "head", "key", length)}
+    axes = [fitting.get(size, "width") for size in shape]
+    if shape[0] == sizes["batch"]:
+        axes[0], axes[-1] = "batch", _width(short, shape[-1], sizes)
+    elif shape[0] not in fitting:
+        axes[0] = "rows"
+    return tuple(axes)
+
+
+def _width(name: str, size: int, sizes: Mapping[str, int]) -> str:
+    """The word for the last axis: by the name of a projection, otherwise d_model if the size matches."""
+
+    def fits(word: str) -> bool:
+        return size == prod(sizes[axis] for axis in word.split("·"))
+
+    own = {"q": "head·d_head", "k": "kv_head·d_head", "v": "kv_head·d_v"}.get(name[:1])
+    if own is not None and fits(own):
+        return own
+    n_rows = sizes["head"] + 2 * sizes["kv_head"]
+    if size == n_rows * sizes["d_head"] and sizes["d_head"] == sizes["d_v"]:
+        return "(head+2·kv_head)·d_head"
+    return next((word for word in ("d_model", "head·d_v", "d_head") if fits(word)), "width")
+
+
 # ------------------------------------------------------------------------------------------------------- the attention itself
 
 
 def _inside(
-    call: Call, attention: Attention, layer: InspectedLayer, derivations: _Derivations
-) -> Iterator[TracedTensor]:
-    """The inputs of the attention and the matrices that follow from them; those that the kernel does not compute are computed
-    here."""
-    made, is_built = attention.matrices(), layer.kernel in _BUILDING
+    call: Call, attention: Attention, layer: InspectedLayer, before: list[str], theta: float | None
+) -> Iterator[tuple[Tensor, Step]]:
+    """The inputs of the attention and the matrices that follow from them, with their steps; those that the kernel does not
+    compute are computed here. `before` are the names of the modules that ran before, `theta` is the base of a rotation."""
+    made, cells, is_built = attention.matrices(), prod(attention.shape), layer.kernel in _BUILDING
+    matrix = "batch head query key"
+
+    def step(name: str, tensor: Tensor, axes: str, **described: Any) -> tuple[Tensor, Step]:
+        return tensor, step_of(name, tensor, axes=tuple(axes.split()), **{"flops": 0, **described})
+
     if call.q is not None:
         (q, k, v), shared = call.qkv, layer.n_heads // layer.n_kv_heads
-        yield TracedTensor(
-            "q",
-            q,
-            f"q = {derivations.of_queries}",
-            "the queries of each head, as attention reads them",
-        )
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
-        yield TracedTensor("k", k, f"k = {derivations.of_keys}", f"what each token is found by{said}")
-        yield TracedTensor("v", v, "v = its projection, split into heads", f"what each token contributes{said}")
-        met = "the dot product of every query with every key: how well they match"
-        yield TracedTensor("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
+        rotation = "" if theta is None else f", rotated by its position (RoPE, base {theta:g})"
+        for name, tensor, axes, meaning in (
+            ("q", q, "batch head query d_head", "the queries of each head, as attention reads them"),
+            ("k", k, "batch kv_head key d_head", f"what each token is found by{said}"),
+        ):
+            normed = ", normed" if any(own.startswith(name) and "norm" in own for own in before) else ""
+            formula = f"{name} = its projection{normed}, split into heads{rotation}"
+            flops = 3 * tensor.numel() if rotation else 0  # two products and a sum for each number
+            yield step(name, tensor, axes, formula=formula, meaning=meaning, flops=flops)
+        formula, meaning = "v = its projection, split into heads", f"what each token contributes{said}"
+        yield step("v", v, "batch kv_head key d_v", formula=formula, meaning=meaning)
+        meaning, flops = "the dot product of every query with every key: how well they match", 2 * cells * layer.d_head
+        yield step("qk", made["qk"], matrix, formula="qk = q kᵀ", meaning=meaning, flops=flops, built=is_built)
         if call.mask is not None:
-            is_bool = call.mask.dtype == torch.bool
-            yield TracedTensor("mask", call.mask, "True = may attend" if is_bool else "added to the scores", layer.mask)
+            formula = "True = may attend" if call.mask.dtype == torch.bool else "added to the scores"
+            yield step("mask", call.mask, matrix, formula=formula, meaning=layer.mask)
         if call.sinks is not None:
-            whose = "head" if call.sinks.ndim == 1 else "query"
-            yield TracedTensor(
-                "sinks", call.sinks, f"a score per {whose}", "takes part in the softmax and gives nothing"
-            )
-    seen = f"what a query sees: {layer.mask}"
-    yield TracedTensor("scores", made["scores"], _scores_formula(attention), seen, built=is_built)
-    sinks = " and the sink" if layer.sinks else ""
-    softmax = f"pattern = softmax(scores) over the keys{sinks}"
-    yield TracedTensor("pattern", made["pattern"], softmax, _pattern_meaning(layer), built=is_built)
+            axes, whose = ("head", "head") if call.sinks.ndim == 1 else ("batch head query", "query")
+            meaning = "takes part in the softmax and gives nothing"
+            yield step("sinks", call.sinks, axes, formula=f"a score per {whose}", meaning=meaning)
+    formula, meaning = _scores_formula(attention), f"what a query sees: {layer.mask}"
+    yield step("scores", made["scores"], matrix, formula=formula, meaning=meaning, flops=cells, built=is_built)
+    formula, meaning = "pattern = softmax(scores) over the keys", "each query's row sums to 1 over its keys"
+    if layer.sinks:
+        formula, meaning = f"{formula} and the sink", "they sum to less than 1, because the sink logit takes the rest"
+    meaning = f"the attention weights: {meaning}"
+    yield step("pattern", made["pattern"], matrix, formula=formula, meaning=meaning, flops=5 * cells, built=is_built)
     if call.z is not None:
-        seen = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
-        yield TracedTensor("z", call.z, "z = pattern v", seen)
-
-
-class _Derivations(NamedTuple):
-    """The formulas of queries and keys after their projections."""
-
-    of_queries: str
-    of_keys: str
-
-    @staticmethod
-    def of(made: Sequence[TracedTensor], positions: str, theta: float) -> _Derivations:
-        """The formulas that follow from the modules and the position encoding."""
-        names = [one.name.rpartition(".")[2] for one in made]
-        turned = f", rotated by its position (RoPE, base {theta:g})" if positions.startswith("rope") else ""
-
-        def way(short: str) -> str:
-            normed = ", normed" if any(name.startswith(short) and "norm" in name for name in names) else ""
-            return f"its projection{normed}, split into heads{turned}"
-
-        return _Derivations(way("q"), way("k"))
+        meaning, flops = (
+            f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})",
+            2 * cells * layer.d_v,
+        )
+        yield step("z", call.z, "batch head query d_v", formula="z = pattern v", meaning=meaning, flops=flops)
 
 
 def _scores_formula(attention: Attention) -> str:
@@ -215,146 +251,20 @@ def _scores_formula(attention: Attention) -> str:
     return f"scores = {capped}{'' if attention.bias is None else ' + position bias'}; −∞ where masked"
 
 
-def _pattern_meaning(layer: InspectedLayer) -> str:
-    if layer.sinks:
-        return "the attention weights: they sum to less than 1, because the sink logit takes the rest"
-    return "the attention weights: each query's row sums to 1 over its keys"
-
-
-# ------------------------------------------------------------------------------------------------------------- the steps
-
-
-@dataclass(frozen=True)
-class _AxisSizes:
-    """The sizes of a layer, by which axes are named."""
-
-    batch: int
-    q_len: int
-    k_len: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    d_v: int
-    d_model: int
-
-    @staticmethod
-    def of(layer: InspectedLayer, attention: Attention, d_model: int) -> _AxisSizes:
-        """The sizes of a captured layer."""
-        batch, _, q_len, k_len = attention.shape
-        return _AxisSizes(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
-
-    def axes(self, name: str, shape: tuple[int, ...], *, of_module: bool) -> tuple[str, ...]:
-        """The axes of a tensor by its name and shape. With `of_module`, the name is that of a module, which may equal that of
-        a site."""
-        known = {
-            "q": "batch head query d_head", "k": "batch kv_head key d_head", "v": "batch kv_head key d_v",
-            "qk": "batch head query key", "scores": "batch head query key", "pattern": "batch head query key",
-            "z": "batch head query d_v", "mask": "batch head query key",
-            "sinks": "head" if len(shape) == 1 else "batch head query",
-        }.get(name)  # fmt: skip
-        if known is not None and not of_module:
-            return tuple(known.split())
-        short = name.rpartition(".")[2]
-        is_of_keys = short.startswith(("k", "v")) and self.k_len in shape[1:3]
-        length, n = ("key", self.k_len) if is_of_keys else ("query", self.q_len)
-        words = {0: "batch", len(shape) - 1: self._width(short, shape[-1])} if shape[0] == self.batch else {}
-        fitting = {self.n_kv_heads: "kv_head", self.n_heads: "head", self.k_len: "key", n: length}
-        for place, size in enumerate(shape):
-            words.setdefault(place, fitting.get(size, "rows" if place == 0 else "width"))
-        return tuple(words[place] for place in range(len(shape)))
-
-    def _width(self, name: str, size: int) -> str:
-        """The word for the last axis: by the name of a projection, otherwise d_model if the size matches."""
-        own = {
-            "q": ("head·d_head", self.n_heads * self.d_head),
-            "k": ("kv_head·d_head", self.n_kv_heads * self.d_head),
-            "v": ("kv_head·d_v", self.n_kv_heads * self.d_v),
-        }
-        word, width = own.get(name[:1], ("", 0))
-        if size == width:
-            return word
-        if size == sum(width for _, width in own.values()) and self.d_head == self.d_v:
-            return "(head+2·kv_head)·d_head"
-        names = {self.d_head: "d_head", self.n_heads * self.d_v: "head·d_v", self.d_model: "d_model"}
-        return names.get(size, "width")
-
-
-def _view_of(made: TracedTensor, others: Sequence[TracedTensor]) -> str | None:
-    """The first tensor whose memory this one shares, None if there is none. All tensors must be alive."""
-    storage = made.tensor.untyped_storage().data_ptr()
-    first = next(other for other in others if other.tensor.untyped_storage().data_ptr() == storage)
-    return None if first is made else first.name
-
-
-def _step(made: TracedTensor, words: _AxisSizes, view_of: str | None, *, values: bool) -> Step:
-    """The trace entry of a tensor."""
-    tensor = made.tensor
-    weights = [] if made.module is None else list(made.module.named_parameters())
-    return step_of(
-        made.name,
-        tensor,
-        axes=words.axes(made.name, tuple(tensor.shape), of_module=made.module is not None),
-        formula=made.formula,
-        meaning=made.meaning,
-        is_view=view_of is not None,
-        flops=_flops(made, words),
-        view_of=view_of,
-        built=made.built,
-        parameters=tuple(WeightShape(f"{made.name}.{name}", tuple(p.shape)) for name, p in weights),
-        values=summarise(tensor) if values else None,
-    )
-
-
-def _flops(made: TracedTensor, words: _AxisSizes) -> int:
-    """The operations, counted as in the trace of a layer of mha: 2 per weight and row, 1 for other numbers."""
-    cells = words.batch * words.n_heads * words.q_len * words.k_len
-    own = {"qk": 2 * cells * words.d_head, "scores": cells, "pattern": 5 * cells, "z": 2 * cells * words.d_v}
-    if made.module is None:
-        is_rotated = "RoPE" in made.formula  # two products and a sum for each number
-        return own.get(made.name, 3 * made.tensor.numel() if is_rotated else 0)
-    weights = [p for p in made.module.parameters() if p.ndim == 2]
-    if weights:
-        rows, n_biases = made.tensor.numel() // made.tensor.shape[-1], len(list(made.module.parameters())) - 1
-        return 2 * rows * prod(weights[0].shape) + n_biases * made.tensor.numel()
-    return made.tensor.numel()
-
-
-# -------------------------------------------------------------------------------------------------------------- the cell
-
-
-def follow_call(call: Call, attention: Attention, place: CellIndex, record: Record) -> Cell:
+def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) -> Cell:
     """The computation of one cell of a captured attention. Raises `UsageError` for a cell outside, and if queries and keys
     were not captured."""
     if call.q is None:
         raise UsageError("--cell needs the layer's queries and keys, and only its softmax could be captured")
-    view = record.of_layer(0)
-    (q, k, v), z = call.qkv, call.z
-    assert z is not None
-    require_inside(place, q.shape[1], view.sequences, view.keys)
-    b, h, query, key = place
-    i, j = view.first_query(b) + query, view.first_key(b) + key
-    group = q.shape[1] // k.shape[1]
-    made, first, n_keys = attention.matrices(), view.first_key(b), len(view.keys[b].ids)
-    own = slice(first, first + n_keys)
-    scores, shares = made["scores"][b, h, i], made["pattern"][b, h, i]
-    allowed = bool(made["allowed"][b, min(h, made["allowed"].shape[1] - 1), i, j])
-    return Cell(
-        sequence=b, head=h, query=query, key=key,
-        q=_numbers(q[b, h, i]), k=_numbers(k[b, h // group, j]), v=_numbers(v[b, h // group, j]),
-        qk=finite(made["qk"][b, h, i, j].item()), scale=call.scale, softcap=call.softcap, allowed=allowed,
-        score=finite(scores[j].item()), scores_row=_numbers(scores[own]), pattern_row=_numbers(shares[own]),
-        share=finite(shares[j].item()), z=_numbers(z[b, h, i]), parts=_parts(attention, place, i, j),
-    )  # fmt: skip
-
-
-def _parts(attention: Attention, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
-    """The terms added to the score besides the product."""
-    if not isinstance(attention, ScoredAttention) or attention.bias is None:
-        return ()
-    sequence, head, *_ = place
-    added = attention.bias(sequence, range(head, head + 1), torch.tensor([i]), torch.tensor([j])).item()
-    return (ScorePart("position bias", "position", finite(added), added=True),)
-
-
-def _numbers(row: Tensor) -> tuple[float | None, ...]:
-    return tuple(finite(x) for x in row.double().tolist())
+    n_heads, (sequence, head, query, key), parts = call.shape[1], place, tuple[ScorePart, ...]()
+    require_inside(place, n_heads, axes.queries, axes.keys)
+    at = query + axes.first_query(sequence), key + axes.first_key(sequence)
+    if isinstance(attention, ScoredAttention) and attention.bias is not None:
+        row, column = (torch.tensor([index]) for index in at)
+        added = attention.bias(sequence, range(head, head + 1), row, column).item()
+        parts = (ScorePart("position bias", "position", finite(added), added=True),)
+    q, k, v = (per_query_head(tensor, n_heads) for tensor in call.qkv)
+    made = attention.matrices()
+    assert call.z is not None
+    tensors = made | {"q": q, "k": k, "v": v, "z": call.z, "shares": made["pattern"]}
+    return cell_of(axes, place, at, tensors, made["allowed"], scale=call.scale, softcap=call.softcap, parts=parts)
