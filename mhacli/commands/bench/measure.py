@@ -124,7 +124,8 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
     visible = cells - row.is_masked * n_tokens * row.n_heads * (row.q_len - 1) // 2
     tensors = 2 * n_tokens * width + 2 * row.batch * row.n_kv_heads * row.k_len * row.d_head
     n_products, n_passes, n_layers = {"forward": (2, 1, 1), "backward": (5, 2, 1), "both": (7, 3, 2)}[row.direction]
-    flops, moved, needed = 2 * visible * row.d_head * n_products, tensors * n_passes, tensors * (2 * item + 24)
+    flops, moved = 2 * visible * row.d_head * n_products, tensors * n_passes
+    needed = tensors * (2 * item + 24)
     if row.backend in LAYERS:
         flops += 8 * n_tokens * width * width * n_layers
         moved = (2 * n_tokens * width + 4 * width * width) * n_layers
@@ -234,7 +235,8 @@ def _ranked(
     certainly slower, and if they ran one kernel."""
     if not samples:
         return {}
-    first, ranked = min(samples, key=lambda name: statistics.median(samples[name])), {}
+    ranked: dict[str, BenchRow] = {}
+    first = min(samples, key=lambda name: statistics.median(samples[name]))
     for name, column in samples.items():
         median, low, high = median_interval(column)
         _, ratio_low, ratio_high = median_interval(map(truediv, column, samples[first]))
@@ -262,8 +264,9 @@ def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> 
         of_keys = (row.batch, row.n_kv_heads, row.k_len, row.d_head)
         shapes = [(row.batch, row.n_heads, row.q_len, row.d_head), of_keys, of_keys]
     kind: Any = {"generator": torch.Generator(device).manual_seed(seed), "dtype": getattr(torch, row.dtype)}
-    has_gradient, home = row.direction != "forward", "cpu" if device.type == "mps" else device  # MPS has no float64
+    has_gradient = row.direction != "forward"
     leaves = tuple(torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes)
+    home = "cpu" if device.type == "mps" else device  # MPS has no float64
     needed = 32 * row.batch * row.n_heads * row.q_len * row.k_len  # scores, weights, and their gradients
     if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(str(home))):
         return leaves, None

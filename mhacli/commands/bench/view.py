@@ -239,6 +239,7 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }}
 caption, th.word, td.word {{ text-align: left }}
 caption {{ font-weight: bold }}
+td:last-child {{ white-space: normal; min-width: 12rem }}
 </style></head><body>
 <h1>mha bench</h1>
 {body}

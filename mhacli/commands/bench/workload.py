@@ -191,9 +191,11 @@ class Sweep:
         """
         is_gpu = kind == "cuda"
         width, n_tokens = (2048, 16_384) if is_gpu else (512, 1024)
-        suited, lengths = BACKENDS if is_gpu else (*_ON_CPU, *LAYERS), "512..32k" if is_gpu else "256..2k"
+        suited = BACKENDS if is_gpu else (*_ON_CPU, *LAYERS)
+        lengths = "512..32k" if is_gpu else "256..2k"
         if self.decode:
-            suited, lengths = suited[: -len(LAYERS)], "1k..64k" if is_gpu else "512..8k"
+            suited = suited[: -len(LAYERS)]
+            lengths = "1k..64k" if is_gpu else "512..8k"
         backends = BACKENDS if "all" in self.backends else self.backends or suited
         dtypes: tuple[Dtype, ...] = self.dtypes or ("bfloat16" if is_gpu else "float32",)
         full = replace(self, backends=backends, d_head=self.d_head or (64,), dtypes=dtypes)

@@ -72,7 +72,8 @@ def doctor(
 def _installation(device: str, dtype: Dtype | None, seed: int, began: float) -> Report:
     libraries, checks = _libraries()
     about = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": device}
-    about["platform"], devices = f"{platform.system()} {platform.machine()}", tuple[Mapping[str, Any], ...]()
+    about["platform"] = f"{platform.system()} {platform.machine()}"
+    devices: tuple[Mapping[str, Any], ...] = ()
     try:
         from mhacli.commands.doctor.machine import examine_machine
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
@@ -103,6 +104,8 @@ def _libraries() -> tuple[tuple[Mapping[str, str | None], ...], list[HealthCheck
             if version is None or not SpecifierSet(needs).contains(version, prereleases=True):
                 unfit.append(name)
                 is_fault = is_fault or version is not None or name in _REQUIRED
-        ok = False if is_fault else None if unfit else True
+        ok: bool | None = True
+        if unfit:
+            ok = False if is_fault else None
         checks.append(HealthCheck(row, ok, ", ".join(words), advice=installing(*unfit) if unfit else ""))
     return tuple(libraries), checks
