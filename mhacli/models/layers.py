@@ -20,7 +20,7 @@ from mhacli.attention.devices import environment, one_thread, shared_out
 from mhacli.attention.head_results import joined, results_of
 from mhacli.attention.head_statistics import Axes, make_statistics_request
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
-from mhacli.attention.statistics import StatisticsRequest, head_groups
+from mhacli.attention.statistics import StatisticsRequest
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.attention.uniform import Baseline, make_baseline
 from mhacli.io.progress import Progress, no_progress
@@ -145,13 +145,12 @@ class PassInspection:
             attention, baseline = self._masked(call, axes, request)
             if self.on_layer is not None:
                 self.on_layer(call, attention)
-            n_heads, group = attention.shape[1], attention.shape[1] // attention.n_kv_heads
-            most = -(-n_heads // torch.get_num_threads()) if is_on_cpu else n_heads
-            parts = [range(head, head + 1) for head in chosen.heads or ()]
+            n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
+            step = n_heads // n_kv_heads * -(-n_kv_heads // (torch.get_num_threads() if is_on_cpu else 1))
+            parts = [range(start, min(start + step, n_heads)) for start in range(0, n_heads, step)]
+            parts = [range(head, head + 1) for head in chosen.heads] if chosen.heads is not None else parts
             reduce = partial(results_of, axes, attention, statistics_request=request, wanted=wanted, baseline=baseline)
-            results = shared_out(
-                [partial(reduce, part) for part in parts or head_groups(range(n_heads), group, most=most)]
-            )
+            results = shared_out([partial(reduce, part) for part in parts])
             matrices = self._matrices(call, attention) if keeps else {}
         whole, survey = joined(
             results,
@@ -169,7 +168,8 @@ class PassInspection:
     def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Baseline]:
         """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
         real = axes.real_queries()
-        key = (call.kind, call.causal, call.device, call.shape, state_of(call.mask), state_of(call.bias))
+        n_first = len(axes.queries[0].ids)
+        key = (call.kind, call.causal, call.device, call.shape, n_first, state_of(call.mask), state_of(call.bias))
         known = None if call.q is None else self._known.get(key)
         masking = None if call.q is None else masking_of(call, real) if known is None else known[0]
         attention = as_attention(call, real, masking)

@@ -156,7 +156,7 @@ def load_model(
     if device_map is not None:
         devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
         notes.append(f"the weights are on: {', '.join(sorted(devices or {str(device_of(model))}))}")
-    return replace(found, model=model, notes=(*checkpoint.notes, *notes))
+    return replace(found, config=model.config, model=model, notes=(*checkpoint.notes, *notes))
 
 
 _HEADS = {
