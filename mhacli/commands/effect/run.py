@@ -101,12 +101,10 @@ class EffectRun:
     @cached_property
     def start(self) -> int:
         """The position at which passes begin, 0 if rows cannot continue from the keys and values before it."""
-        firsts = [min(removal.queries, default=0) for item in self.plan for removal in item]
-        start = min([*firsts, self.position])
-        cache, n_run = self.parts.reading.cache, (self.position + 1 - start) * LEAST_ROWS
-        if not start or cache is None or n_run > PACKED_TOKENS:
-            return 0
-        if not {type(layer).__name__ for layer in cache.layers} <= _GROWING:
+        cache, changed = self.parts.reading.cache, [removal.queries for item in self.plan for removal in item]
+        start = min(min(queries, default=0) for queries in (*changed, (self.position,)))
+        kinds = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
+        if not start or (self.position + 1 - start) * LEAST_ROWS > PACKED_TOKENS or not kinds or not kinds <= _GROWING:
             return 0
         try:
             cache.crop(start - _n_tokens(self.inputs))
@@ -138,13 +136,12 @@ class EffectRun:
         width = ids.shape[1]
         own = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         seen = torch.nn.functional.pad(torch.block_diag(*[own] * n_rows), (start, 0), value=True)
-        mask = torch.zeros(seen.shape, dtype=dtype_of(self.model), device=ids.device)
-        cache = copy.copy(self.parts.reading.cache)
+        dtype, cache = dtype_of(self.model), copy.copy(self.parts.reading.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         inputs = {
             "input_ids": ids.repeat(1, n_rows),
             "position_ids": torch.arange(start, self.position + 1, device=ids.device).repeat(n_rows)[None],
-            "attention_mask": mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None],
+            "attention_mask": torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[None, None],
             "past_key_values": cache,
         }
         return read(self.model, inputs, range(width - 1, n_rows * width, width))
@@ -200,14 +197,13 @@ class EffectRun:
 
     def _run_batch(self, items: Sequence[int]) -> None:
         """The changes by some items, from the last row of the same pass, or from the plain pass of a model without batches."""
-        layers, computed, seen, is_packed = self._layers_of(items), set[LayerKey](), set[int](), self.start > 0
+        layers, seen, is_packed = self._layers_of(items), set[int](), self.start > 0
         rows, n_rows = dict(enumerate(items, is_packed)), len(items) + is_packed + self.has_batches
 
         def take(call: Call) -> Tensor | None:
             key = (call.kind, call.layer)
             if key not in layers or call.part or call.z is None:
                 return None
-            computed.add(key)
             here, width = {row: self.plan[item] for row, item in rows.items()}, self._width if is_packed else 0
             z, visible, emptied = without(call, here, start=self.start, width=width, of_text=self.parts.z.get(key))
             seen.update(visible)
@@ -221,8 +217,6 @@ class EffectRun:
                 with self.parts.skipped(self.parts.n_skipped(layers), n_rows):
                     inputs = {name: repeated(value, n_rows) for name, value in self.inputs.items()}
                     reading = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
-        if computed != layers:
-            raise MhaError("an attention was not computed, and nothing could be removed", code="no-attention")
         last = reading.row(-1) if self.has_batches else self.untouched
         found = changes(reading, last, self.target)
         for name, moved in changes(last, self.untouched, self.target).items():

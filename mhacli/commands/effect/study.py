@@ -88,11 +88,6 @@ class EffectStudy:
     metric: GivenMetric | None = None
     effects: EffectRun = field(init=False)
 
-    @property
-    def sequence(self) -> TokenSequence:
-        """The text of the measured positions; of a pair, that of the decoder."""
-        return self.record.sequences[0]
-
     @torch.no_grad()
     def foresee(self) -> tuple[int, float, int]:
         """The number of removals, the predicted seconds, and the largest memory in addition to the weights. Raises `MhaError`
@@ -183,12 +178,13 @@ class EffectStudy:
     # --------------------------------------------------------------------------------------------- where it is measured
 
     def _position(self) -> int:
-        asked, n = self.settings.position, len(self.sequence.ids)
-        if asked is not None:
-            if not -n <= asked < n:
-                raise UsageError(out_of_range(self._named("position"), asked, n))
-            return asked % n
-        return next((i for i, token in enumerate(self.sequence.tokens) if token.strip() in _MASKS), n - 1)
+        asked, tokens = self.settings.position, self.record.sequences[0].tokens  # of a pair, those of the decoder
+        n = len(tokens)
+        if asked is None:
+            return next((i for i, token in enumerate(tokens) if token.strip() in _MASKS), n - 1)
+        if not -n <= asked < n:
+            raise UsageError(out_of_range(self._named("position"), asked, n))
+        return asked % n
 
     def _target(self) -> Target | None:
         asked, reading = self.settings, self.effects.untouched
@@ -209,10 +205,10 @@ class EffectStudy:
         if isinstance(word, str) and measured == "token" and self.tokenizer is not None:
             return self._token(name, word, self.tokenizer.sequence(word, special=False))
         if isinstance(word, str):
-            names = {} if measured == "token" else {self._outcome(i): i for i in range(scores.shape[1])}
+            names = {self._outcome(i): i for i in range(scores.shape[1] if measured != "token" else 0)}
             if word not in names and not word.isdecimal():
-                known = f"the {measured} is one of: {', '.join([*names][:20])}" if names else "give its id"
-                raise UsageError(f"{name} {word!r} is not known", hint=known)
+                hint = f"the {measured} is one of: {', '.join([*names][:20])}" if names else "give its id"
+                raise UsageError(f"{name} {word!r} is not known", hint=hint)
             word = names[word] if word in names else int(word)
         if not 0 <= word < scores.shape[1]:
             raise UsageError(out_of_range(name, word, scores.shape[1]))
@@ -233,8 +229,9 @@ class EffectStudy:
         """The name of a token, class, tag or answer."""
         measured = self.effects.untouched.measured
         if measured == "span":
-            start, end = divmod(n, len(self.sequence.ids))
-            return " ".join(self.sequence.tokens[start : end + 1]) or f"{start} to {end}"
+            tokens = self.record.sequences[0].tokens
+            start, end = divmod(n, len(tokens))
+            return " ".join(tokens[start : end + 1]) or f"{start} to {end}"
         if measured in ("score", "metric"):
             return measured
         if measured != "token":
