@@ -85,10 +85,10 @@ def _bordered(tokens: Int[Tensor, " text"]) -> Int[Tensor, " bordered"]:
     return torch.cat([border, tokens.clamp(min=_NO_TOKEN), border])
 
 
-def _all(planes: Iterable[_Plane]) -> _Plane:
-    """Where all hold. One by one, so that few are held; as bytes, for joining a column to a plane of bool takes torch eighteen
-    times as long."""
-    return reduce(torch.bitwise_and, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
+def _joined(planes: Iterable[_Plane], join: Callable[[Tensor, Tensor], Tensor] = torch.bitwise_and) -> _Plane:
+    """Where all hold, or what another operation makes of them. One by one, so that few are held; as bytes, for joining a column
+    to a plane of bool takes torch eighteen times as long."""
+    return reduce(join, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
 
 
 def _known(*sides: _Values) -> list[_Plane]:
@@ -99,14 +99,14 @@ def _where(node: ast.expr, block: _Block) -> _Plane:
     """Where a condition holds."""
     match node:
         case ast.BoolOp(op=ast.And()):
-            return _all(_where(part, block) for part in node.values)
+            return _joined(_where(part, block) for part in node.values)
         case ast.BoolOp():
-            return ~_all(~_where(part, block) for part in node.values)
+            return _joined((_where(part, block) for part in node.values), torch.bitwise_or)
         case ast.UnaryOp(operand=part):
             return ~_where(part, block)
         case ast.Compare():
             sides = pairwise((node.left, *node.comparators))
-            return _all(_compared(op, *pair, block) for op, pair in zip(node.ops, sides, strict=True))
+            return _joined(_compared(op, *pair, block) for op, pair in zip(node.ops, sides, strict=True))
     raise AssertionError(ast.dump(node))
 
 
@@ -117,11 +117,11 @@ def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, block: _Block) -> 
         words = [word.value for word in right.elts if isinstance(word, ast.Constant)]
         ids = [i for word, i in block.ids.items() if word in words and i >= 0]
         listed = torch.tensor(ids, dtype=torch.int64, device=value.values.device)
-        return _all([torch.isin(value.values, listed, invert=isinstance(op, ast.NotIn)), *_known(value)])
+        return _joined([torch.isin(value.values, listed, invert=isinstance(op, ast.NotIn)), *_known(value)])
     other = _evaluated(right, block)
     if is_token(left) and isinstance(op, ast.Eq):
         return value.values == torch.where(other.values < 0, _NOR_THIS, other.values)
-    return _all([RELATIONS[type(op)](value.values, other.values), *_known(value, other)])
+    return _joined([RELATIONS[type(op)](value.values, other.values), *_known(value, other)])
 
 
 def _evaluated(node: ast.expr, block: _Block) -> _Values:
@@ -150,5 +150,5 @@ def _evaluated(node: ast.expr, block: _Block) -> _Values:
                 planes.append(divisor != 0)
                 divisor = torch.where(divisor == 0, 1, divisor)
             values = OPERATIONS[type(node.op)](left.values, divisor)
-            return _Values(values, _all(planes) if planes else None)
+            return _Values(values, _joined(planes) if planes else None)
     raise AssertionError(ast.dump(node))
