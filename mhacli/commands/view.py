@@ -24,7 +24,7 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import uncollected
-from mhacli.io.scan_folder import is_scan
+from mhacli.record.storage import is_scan
 from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Mode, Reading, setting
 

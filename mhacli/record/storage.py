@@ -15,10 +15,11 @@ from mhacli.io import memory
 from mhacli.io.data import decode, json_checksum, with_earlier_config
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, read_tensor_header
-from mhacli.io.scan_folder import summary_of
 from mhacli.record.arrays import Array, StoredArrays, checksum
 from mhacli.record.record import SCHEMA, Record
 
+MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
+"""The files in the folder of a scan that other commands know; the summary is a record."""
 MAX_FILE_BYTES = 64 << 30
 _CHANGED = "was changed or damaged after it was saved"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
@@ -27,7 +28,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64",
 def load(path: str | os.PathLike[str]) -> Record:
     """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
     no record, or was changed."""
-    record = _record(read_tensor_file(summary_of(os.fspath(path)), MAX_FILE_BYTES))
+    record = _record(read_tensor_file(_summary_of(os.fspath(path)), MAX_FILE_BYTES))
     return replace(record, arrays=dict(record.arrays))
 
 
@@ -36,7 +37,23 @@ def load_late(path: str) -> Record:
 
     Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
     """
-    return _record(read_tensor_header(summary_of(path)))
+    return _record(read_tensor_header(_summary_of(path)))
+
+
+def is_scan(path: str) -> bool:
+    """Whether `path` is the folder of a scan, finished or not."""
+    return "\0" not in path and os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def _summary_of(path: str) -> str:
+    """The path of a record: `path` itself, or the summary if it is the folder of a scan."""
+    if not is_scan(path):
+        return path
+    summary = os.path.join(path, SUMMARY)
+    if not os.path.lexists(summary):
+        hint = "the same mha scan command resumes the scan"
+        raise MhaError(f"{path} has no summary: its scan is not finished", hint=hint, code="unfinished", path=path)
+    return summary
 
 
 def _record(file: TensorFile) -> Record:

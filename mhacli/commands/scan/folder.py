@@ -21,9 +21,9 @@ from mhacli.commands.scan.totals import MAX_FILE_BYTES, Totals, read_totals
 from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import decode, json_checksum, load_json
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
-from mhacli.io.scan_folder import MANIFEST, SUMMARY
 from mhacli.record.corpus import named
 from mhacli.record.record import Record
+from mhacli.record.storage import MANIFEST, SUMMARY
 from mhacli.text.corpus import Document
 
 Settings = Mapping[str, Any]
