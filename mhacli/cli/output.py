@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_by
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mhacli.record.checks import Check
     from mhacli.record.record import Record
     from mhacli.run import Run
 
@@ -151,15 +150,20 @@ def print_result(
 ) -> None:
     """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of the files. `run` has the
     weights to save, `view` prints in place of the usual view of the terminal, `check` is by default the self-check, and `after`
-    suggests what to type next on a terminal."""
-    save_files(record, output, run)
-    write_pictures(record, options, output)
+    suggests what to type next on a terminal. Raises `MhaError` for a file that cannot be written."""
+    if output.save_weights is not None and run is not None:
+        from mhacli.layer.run import weights_content
+
+        write_whole(output.save_weights, weights_content(run), force=output.force)
+    if output.save is not None:
+        record.save(output.save, force=output.force)
+    _write_pictures(record, options, output)
     if view is not None and output.format is None:
         view()
     else:
         print_record(record, options, output)
     (check or require_self_check)(record)
-    print_notes(record, notes)
+    _print_notes(record, notes)
     note_written(output)
     if after is not None and output.on_terminal and not options.brief:
         after(record, options, output)
@@ -202,18 +206,7 @@ def json_document(value: Any) -> list[str]:
     return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
 
 
-def save_files(record: Record, output: Output, run: Run | None = None) -> None:
-    """Saves the record, and the weights of the `run` of a layer, if files are given. Raises `MhaError` if one cannot be
-    written."""
-    if output.save_weights is not None and run is not None:
-        from mhacli.layer.run import weights_content
-
-        write_whole(output.save_weights, weights_content(run), force=output.force)
-    if output.save is not None:
-        record.save(output.save, force=output.force)
-
-
-def write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
+def _write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
     """Writes the requested pictures. Raises `MhaError` if the record lacks the data, or a file cannot be written."""
     if not output.pictures:
         return
@@ -241,7 +234,7 @@ def note_written(output: Output, *also: str | None) -> None:
                 note(f"saved {path}, {format_size(os.path.getsize(path))}")
 
 
-def print_notes(record: Record, notes: Sequence[str]) -> None:
+def _print_notes(record: Record, notes: Sequence[str]) -> None:
     """Prints the notes of a successful run on stderr. It follows the checks, so that an error is printed alone."""
     from mhacli.record.record import NOT_SEEN
     from mhacli.render.json import nonfinite
@@ -264,32 +257,22 @@ def print_notes(record: Record, notes: Sequence[str]) -> None:
 def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 if a check of the record failed. Errors in a user's attention are not errors of its
     trace, which has no checks."""
-    for check, message, hint in _checks(record):
-        if check.ok:
-            continue
-        if check.error is None and check.tolerance:
-            message += ": it has numbers that are not finite"
-        elif check.tolerance:
-            message += f": a difference of {check.error:.3g} is above the tolerance of {check.tolerance:.3g}"
-        raise MhaError(message, hint=hint, code="self-check", exit_code=EXIT_CHECK)
-
-
-def _checks(record: Record) -> Iterator[tuple[Check, str, str | None]]:
-    """The checks of a record, each with the message if it fails, and a hint."""
-    from mhacli.record.checks import Check
-
     if record.module is not None:
         return
-    for check in () if record.survey is None else record.survey.checks:
-        yield check, f"the check '{check.name}' fails", None
-    if record.model is not None and record.model.identical_outputs is False:
-        hint = "a model whose outputs change from pass to pass cannot be compared"
-        differs = Check(error=None, tolerance=0.0, ok=False)
-        yield differs, "the model's outputs with inspection differ from those without", hint
+    checks = (
+        [] if record.survey is None else [(f"the check '{each.name}' fails", each) for each in record.survey.checks]
+    )
     if record.effect is not None:
-        message = "a second computation of the removals disagrees with the first"
-        is_short = record.config.dtype in ("bfloat16", "float16")
-        rounding = "in 16 bits rounding can hide such changes; --dtype float32 shows whether it does"
-        yield record.effect.verified, message, rounding if is_short else None
+        checks.append(("a second computation of the removals disagrees with the first", record.effect.verified))
+    if record.model is not None and record.model.identical_outputs is False:
+        message = "the model's outputs with inspection differ from those without"
+        hint = "a model whose outputs change from pass to pass cannot be compared"
+        raise MhaError(message, hint=hint, code="self-check", exit_code=EXIT_CHECK)
     also = "" if record.decoding is None else ", or is not that of a full recomputation"
-    yield record.self_check, f"the output does not follow from the pattern shown{also}", None
+    checks.append((f"the output does not follow from the pattern shown{also}", record.self_check))
+    for message, check in checks:
+        if not check.ok:
+            reason = "it has numbers that are not finite"
+            if check.error is not None:
+                reason = f"a difference of {check.error:.3g} is above the tolerance of {check.tolerance:.3g}"
+            raise MhaError(f"{message}: {reason}", code="self-check", exit_code=EXIT_CHECK)

@@ -24,6 +24,12 @@ LAST_PANELS = (VIEW, OUTPUT, PICTURES)
 """The panels that end the help of every command, in this order; others stand in the order of the groups."""
 _Parameter = tuple[Option, inspect.Parameter]
 _Filler = Callable[[Mapping[str, Any]], Any]
+_OBSTACLES: Mapping[Mode, str] = {
+    "model": "--model, which brings its own",
+    "record": "a record, which is already computed",
+    "code": "code of your own, of which --arg and --call-arg set the arguments",
+}
+"""By mode, why it lacks an option."""
 _REAL = r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?"
 
 
@@ -141,21 +147,11 @@ def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mo
 
 def _not_in_mode(mode: Mode, option: Option, name: str) -> UsageError:
     """The error for an option that the mode does not have."""
-    if mode == "model":
-        return UsageError(f"{name} does not work with --model, which brings its own", hint=f"leave out {name}")
-    if mode == "record":
-        return UsageError(f"{name} does not work with a record, which is already computed", hint=f"leave out {name}")
-    if mode == "code":
-        return UsageError(
-            f"{name} does not work with code of your own, which sets this itself",
-            hint="--arg NAME=VALUE sets an argument of its constructor, --call-arg NAME=VALUE one of its call",
-        )
+    if mode in _OBSTACLES:
+        return UsageError(f"{name} does not work with {_OBSTACLES[mode]}", hint=f"leave out {name}")
     if "model" in option.modes:
         return UsageError(f"{name} needs --model", hint="add --model DIR")
-    return UsageError(
-        f"{name} needs code of your own, FILE.py:NAME or package.module:NAME",
-        hint="try mha trace my.py:Attention --arg d_model=64",
-    )
+    return UsageError(f"{name} needs code of your own, FILE.py:NAME or package.module:NAME")
 
 
 # -------------------------------------------------------------------------------------------------- Typer's parameters

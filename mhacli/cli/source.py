@@ -76,12 +76,10 @@ def _of_layer(run: Run, what: Computation) -> Run:
     vocabulary, origin = None, "the vocabulary"
     if what.vocab is not None:
         vocabulary, origin = vocabularies.load(what.vocab), what.vocab
-    elif (
-        weights is not None
-        and (saved := saved_metadata(weights.path, weights.metadata)) is not None
-        and saved.vocabulary
-    ):
-        vocabulary, origin = Vocabulary(saved.vocabulary), weights.path
+    elif weights is not None:
+        saved = saved_metadata(weights.path, weights.metadata)
+        if saved is not None and saved.vocabulary:
+            vocabulary, origin = Vocabulary(saved.vocabulary), weights.path
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)
     with show_activity("reading the text"):
@@ -146,9 +144,7 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
     model = replace(what.model, **{name: what.given[name] for name in names if name in what.given})
     checkpoint = local_checkpoint(model)
     texts = () if reading.chat is not None else tuple(read_texts(what))
-    for text_idx, text in enumerate(texts):
-        if not text.strip():
-            raise MhaError(f"text {text_idx} is only white space", code="no-tokens")
+    require_not_blank(texts)
     return replace(
         run,
         model=model,
@@ -218,31 +214,36 @@ def argument_texts(words: Iterable[str], source: Source, *, option: str = "") ->
     return texts
 
 
-def source_paths(source: Source) -> list[str]:
-    """The files to read, `-` for stdin. Raises `UsageError` if stdin is named twice or no text is given."""
+def texts_of(source: Source) -> list[tuple[str, Iterable[str]]]:
+    """Each text in pieces, with the name of its file, `stdin`, or, for those of the command line, which come first, no name.
+    Raises `UsageError` for an argument that is an existing path, if stdin is named twice, or if no text is given."""
+    if not (source.typed or source.text or source.file):
+        raise UsageError("no text is given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
     paths = [*(word for word in source.typed if word == "-"), *source.file]
     if paths.count("-") > 1:
         raise UsageError("stdin (-) is named twice")
-    if not (source.typed or source.text or source.file):
-        raise UsageError("no text is given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
-    return paths
-
-
-def typed_texts(source: Source) -> list[str]:
-    """The texts of the command line. Raises `UsageError` for an argument that is an existing path."""
     typed = argument_texts((word for word in source.typed if word != "-"), source)
-    return typed + [argument_text(word, source) for word in source.text]
+    typed += [argument_text(word, source) for word in source.text]
+    return [*(("", [text]) for text in typed), *((describe(path), stream_text(path, source)) for path in paths)]
 
 
 def read_texts(source: Source) -> list[str]:
     """One text per sequence, arguments first. Raises `MhaError` for a text that cannot be read or is empty."""
-    paths, texts = source_paths(source), typed_texts(source)
-    for path in paths:
-        with show_activity(f"reading {describe(path)}"):
-            text = "".join(stream_text(path, source))
-        lines = [line for line in text.split("\n") if line.strip()] if source.lines else []  # only LF ends a line
+    texts = []
+    for name, pieces in texts_of(source):
+        with show_activity(f"reading {name or 'the text'}"):
+            text = "".join(pieces)
+        has_lines = source.lines and name
+        lines = [line for line in text.split("\n") if line.strip()] if has_lines else []  # only LF ends a line
         texts.extend(lines or [text])
     return texts
+
+
+def require_not_blank(texts: Sequence[str]) -> None:
+    """Raises `MhaError` for a text of white space, which a tokenizer of a checkpoint may read as no token."""
+    for place, text in enumerate(texts):
+        if not text.strip():
+            raise MhaError(f"text {place} is empty or white space", code="no-tokens")
 
 
 def record_command() -> tuple[str, ...]:

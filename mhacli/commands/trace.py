@@ -63,10 +63,9 @@ class Walk:
     # fmt: on
 
 
-def _target(typed: tuple[str, ...], values: Mapping[str, Any]) -> str | None:
+def _target(typed: tuple[str, ...]) -> str | None:
     """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
-    has_options = bool(values.get("arg") or values.get("call_arg"))
-    if not typed or are_literal() or not names_code(typed[0], has_options=has_options):
+    if not typed or are_literal() or not _names_code(typed[0]):
         return None
     if len(typed) > 1:
         raise UsageError(
@@ -76,26 +75,28 @@ def _target(typed: tuple[str, ...], values: Mapping[str, Any]) -> str | None:
     return typed[0]
 
 
-def names_code(word: str, *, has_options: bool = False) -> bool:
+def _names_code(word: str) -> bool:
     """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file has no blanks in its name,
-    unless it exists; a module without a dot must exist, unless options of code are given (`has_options`).
+    unless it exists; a module without a dot must exist.
 
-    >>> [names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
+    >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
     [True, True, False, False, False]
     """
     place, _, name = word.rpartition(":")
     if word.endswith(".py"):
         return isfile(word)
-    is_name, is_module = (all(part.isidentifier() for part in path.split(".")) for path in (name, place))
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
     if place.endswith(".py"):
-        return is_name and (isfile(place) or len(place.split()) == 1)
-    is_sure = "." in place or has_options or isfile(f"{place}.py") or isdir(place)
-    return is_name and is_module and (is_sure or find_spec(place) is not None)  # imports nothing
+        return isfile(place) or " " not in place
+    is_module = all(part.isidentifier() for part in place.split("."))
+    exists = isfile(f"{place}.py") or isdir(place)
+    return is_module and ("." in place or exists or find_spec(place) is not None)  # imports nothing
 
 
 def _mode(given: Mapping[str, Any]) -> Mode:
     """Code of the user's own if the first word names it, else a checkpoint or a layer of mha."""
-    is_code = "path" not in given and _target(given.get("typed", ()), given)
+    is_code = "path" not in given and _target(given.get("typed", ()))
     return "code" if is_code else layer_or_model(given)
 
 
@@ -113,17 +114,17 @@ def trace(
     output: Annotated[Output, offers("json", *SAVED, *DRAWN, *COLOUR)],
 ) -> None:
     """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
-    from mhacli.cli.next_steps import suggest, suggest_cell
+    from mhacli.cli.next_steps import suggest_cell
     from mhacli.cli.source import make_run, require_one_layer
 
     has_keys = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
     if walk.step and (output.format is not None or not has_keys):
         raise UsageError("--step needs a terminal to read keys from", hint="leave out --step")
     require_output(options, output, figure="walk")
-    target = _target(what.typed, vars(walk)) if what.model.path is None else None
+    target = _target(what.typed) if what.model.path is None else None
     run, notes = None, tuple[str, ...]()
     if target is not None:
-        record = walk_code(target, walk, what.given)
+        record = _walk_code(target, walk, what.given)
     else:
         require_one_layer(what.model, "mha trace")
         run = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
@@ -139,10 +140,7 @@ def trace(
         run=run,
         view=lambda: _print_steps(record, output.screen, walk),
     )
-    if output.on_terminal and target is not None:
-        arguments = [word for argument in walk.arg for word in ("--arg", argument)]
-        suggest(["mha", "check", target, *arguments], "whether it is right, and if not, which mistake it makes")
-    elif output.on_terminal and record.model is None and walk.cell is None:
+    if output.on_terminal and target is None and record.model is None and walk.cell is None:
         suggest_cell(record, ViewOptions())
 
 
@@ -194,18 +192,14 @@ def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
     if record.cell is not None and not has_blocks:
         draw(cell_view(record, record.cell, on), on)
         return
-    if not has_blocks:
-        draw(step_lines(record, on), on)
-        draw(closing(record, on), on)
-        return
-    for n, block in enumerate(step_blocks(record, on)):
+    for n, block in enumerate(step_blocks(record, on) if has_blocks else [step_lines(record, on)]):
         draw(block, on)
         if walk.step and n and read_key("(any key: next site, q: to the end)") in ("q", "Q", "\x1b"):
             break
     draw(closing(record, on), on)
 
 
-def walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
+def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
     """The record of code of the user's own, made in a child process. Raises `MhaError` for code that cannot be imported or
     called."""
     from mhacli.cli.source import record_command

@@ -6,20 +6,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 from mhacli.cli.console import colour_system, wants_colour
-from mhacli.cli.output import (
-    COLOUR,
-    SAVED,
-    Output,
-    note_written,
-    print_notes,
-    require_output,
-    require_self_check,
-    save_files,
-)
+from mhacli.cli.output import COLOUR, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
@@ -80,16 +72,15 @@ def view(
     from mhacli.record.consistency import require_agreement
 
     _require_terminal()
-    layers, path, notes = what.model.layers, _record_path(what.typed), tuple[str, ...]()
+    layers, path, notes, run = what.model.layers, _record_path(what.typed), tuple[str, ...](), None
+    options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
     if path is not None:
         with uncollected():
             record = storage.load_late(path)
     else:
-        options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
         require_output(options, output)
         run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
         record, notes = computed(run, options)
-        save_files(record, output, run)
     with uncollected():
         from mhacli.viewer.app import run_viewer
         from mhacli.viewer.head_table import head_table
@@ -100,13 +91,12 @@ def view(
     where = head_table(record).place_of(head, layers)
     has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "standard"
     start = ViewerOptions(has_shades, map_scale, hide_sinks, sequence, place=where, is_open=head is not None)
-    run_viewer(record, start)
     if path is not None:
+        run_viewer(record, start)
         require_agreement(record)
     else:
-        require_self_check(record)
-        print_notes(record, notes)
-        note_written(output)
+        view = partial(run_viewer, record, start)
+        print_result(record, notes, options=options, output=output, run=run, view=view)
 
 
 def _require_terminal() -> None:

@@ -11,7 +11,7 @@ from mhacli.cli.console import show_activity
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
-from mhacli.io.files import describe, write_whole
+from mhacli.io.files import write_whole
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import OUTPUT, TOKENIZER, TOP, VIEW, Config, Source, like, setting
 from mhacli.text.escape import token_label
@@ -40,25 +40,22 @@ def vocab(
     output: Annotated[Output, offers("json", "force", *COLOUR, save=_SAVE)],
 ) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
-    from mhacli.cli.source import source_paths, typed_texts
+    from mhacli.cli.source import texts_of
     from mhacli.text import vocabulary as vocabularies
     from mhacli.text.encode import make_tokenizer, no_tokens
-    from mhacli.text.reading import stream_text
 
     if source.lines:
         raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
     require_writable(output.files, force=output.force)
-    paths = source_paths(source)
     tokenizer = make_tokenizer(config, source.max_token_len)
     source = replace(source, max_bytes=source.max_bytes or DEFAULT_MAX_BYTES)
-    texts = [("the text", iter([text])) for text in typed_texts(source)]
-    texts += [(describe(path), stream_text(path, source)) for path in paths]
+    texts = texts_of(source)
     counts: Counter[str] = Counter()
     with show_activity("counting"):
         for name, pieces in texts:
             tokens = tokenizer.count(pieces)
             if not tokens:
-                raise no_tokens(name)
+                raise no_tokens(name or "the text")
             counts.update(tokens)
     rows = vocabularies.entries(counts, tokenizer.vocabulary, of_bytes=config.tokenizer == "byte")
     if output.save is not None:

@@ -159,11 +159,6 @@ def info(
     print_report(output, view=lambda on: contents_view(contents, on), json=lambda: json_document(contents))
     for text in contents["notes"]:
         note(text)
-    if output.on_terminal and contents["attentions"]:
-        from mhacli.cli.next_steps import suggest
-
-        option = "--weights" if contents["kind"] == "layer" else "--model"
-        suggest(["mha", "run", "the cat sat on the mat", option, contents["path"]])
 
 
 def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:

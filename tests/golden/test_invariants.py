@@ -38,9 +38,6 @@ def test_no_line_is_wider_than_the_screen(section: str) -> None:
             assert [line for line in text.split("\n") if width(line) > command.columns] == [], command.line
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the line `more: …` and the place of the suggested cell are not broken on 50 columns"
-)
 def test_what_is_suggested_is_no_wider_than_a_narrow_terminal(tmp_path: Path) -> None:
     words = ("run", "one two three four", "--heads", "2", "--d-model", "8", "--view", "none")
     ended = run(tmp_path, *words, terminal=(50, 24), env={"COLUMNS": None, "TERM": "dumb"})

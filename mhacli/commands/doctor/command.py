@@ -10,8 +10,8 @@ import typer
 from mhacli.cli.console import loading_torch, progress
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import local_checkpoint, record_command, typed_texts
-from mhacli.errors import EXIT_CHECK, MhaError
+from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
+from mhacli.errors import EXIT_CHECK
 from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 
 _TYPED = "Texts for the checkpoint to read, preferably of different lengths."
@@ -32,12 +32,10 @@ def doctor(
 ) -> None:
     """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
     Config(d_model=1, n_heads=1, device=device).resolved()
-    texts = typed_texts(Source(typed=typed, text=text))
+    texts = read_texts(Source(typed=typed, text=text)) if typed or text else []
     if model.path is not None:
         local_checkpoint(model)
-        for place, read in enumerate(texts):
-            if not read.strip():
-                raise MhaError(f"text {place} is empty or white space", code="no-tokens")
+        require_not_blank(texts)
     with loading_torch():
         from mhacli.commands.doctor.run import doctor as examine
     with progress() as report_progress:

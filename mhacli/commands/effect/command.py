@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from mhacli.cli.console import loading_torch, note, progress, show_activity
-from mhacli.cli.next_steps import after_effect
 from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.commands.effect.settings import EffectSettings
@@ -51,4 +50,4 @@ def effect(
         note(f"{count_of(n_removals, 'removal', grouped=True)}: about {seconds_text(seconds)}, and {most}")
     with progress() as report_progress:
         study.effects.run(report_progress)
-    print_result(study.with_effects(), notes, options=options, output=output, after=after_effect)
+    print_result(study.with_effects(), notes, options=options, output=output)
