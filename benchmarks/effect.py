@@ -1,16 +1,16 @@
 """Removing every head of a model of GPT-2-small's shape, beside a plain loop of hooked forward passes.
 
-    python benchmarks/effect.py [ROUNDS]
+    python benchmarks/effect.py [ROUNDS] [THREADS]
 
-12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with two threads. Times are those that the
-processor worked, which other load moves little. The loop is what people write by hand: for each head one pass of the whole text
-with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at every token, as a
-call of the model does by itself. `loop of TransformerLens` is the second one by its run_with_hooks, where it is installed. They
-are measured on every twelfth head, and scaled to all. `attribution patching` estimates the same effects to first order, by two
-forward passes and one backward pass. The encoder is of the shape of BERT-base with its language head; its loop makes all logits.
-Runs alternate; the ratios are medians of the ratios of each round. `products` compares the floating-point operations of matrix
-products and attentions, which no load changes. `with proof` is what `mha effect` does: four removals are
-computed a second time.
+12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with 2 threads, or THREADS. Times are those
+that the processor worked, which other load moves little. The loop is what people write by hand: for each head one pass of the
+whole text with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at
+every one, as a call of the model does by itself. `loop of TransformerLens` is the second one by its run_with_hooks, where it
+is installed. They are measured on every twelfth head, and scaled to all. `attribution patching` estimates the same effects to
+first order, by two forward passes and one backward pass. The encoder is of the shape of BERT-base with its language head; its
+loop makes all logits. Runs alternate; the ratios are medians of the ratios of each round. `products` compares the floating-
+point operations of matrix products and attentions, which no load changes. `with proof` is what `mha effect` does: four
+removals are computed a second time.
 
 Memory: the largest resident size of a fresh process that removes the heads at all positions, less that of one that only loads the
 model, beside the same of one plain batch with as many rows.
@@ -228,7 +228,7 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(sys.argv[2]) if sys.argv[2:] and sys.argv[1] != "peak" else 2)
     if sys.argv[1:2] == ["peak"]:
         peak(sys.argv[2])
     else:
