@@ -110,8 +110,11 @@ def joined(
     heads, and of each check the one that came nearest to its tolerance, or passed it most; and how they were reduced."""
     heads, first = tuple(head for part in parts for head in part.heads), parts[0]
     arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in first.arrays}
-    for name, array in _uniform_arrays(baseline, axes, statistics_request).items():
-        arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
+    means = _means(baseline.statistics, axes, statistics_request)
+    means = {"map": means["map"], "received": baseline.statistics["received"]} | means
+    uniform = {"visible": baseline.visible.long()} | {f"uniform_{name}": array for name, array in means.items()}
+    for name, array in uniform.items():
+        arrays[name] = (array if array.shape[1] == 1 else array[:, [head.head for head in heads]]).cpu()
     checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
     summary = HeadsSummary(
         block=statistics_request.block,
@@ -157,35 +160,21 @@ def _arrays(reduced: Reduced, axes: Axes, statistics_request: StatisticsRequest)
     }
 
 
-def _uniform_arrays(baseline: Baseline, axes: Axes, statistics_request: StatisticsRequest) -> dict[str, Tensor]:
-    """What a record keeps of uniform attention, with a head axis of 1 where it holds for all."""
-    means = _means(baseline.statistics, axes, statistics_request)
-    arrays = {"map": means["map"], "received": baseline.statistics["received"], **means}
-    return {
-        "visible": baseline.visible.to(torch.int64).cpu(),
-        **{f"uniform_{name}": array.cpu() for name, array in arrays.items()},
-    }
-
-
 def _means(statistics: Statistics, axes: Axes, request: StatisticsRequest) -> dict[str, Tensor]:
     """The map: the mean weight that the queries of a block give a block of keys; the profile: the share of all weight at the
-    distances of each step; and between spans the mean weight. Queries without keys do not count."""
+    distances up to each step, in bins that double; and between spans the mean weight. Queries without keys do not count."""
     seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block
     n_seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block)).unflatten(-1, (-1, block)).sum(dim=-1)
-    rows = [_in_steps(distances_folded(profile, axes.q_len - 1), _steps(axes)) for profile in statistics["profile"]]
+    folded = torch.stack([distances_folded(profile, axes.q_len - 1) for profile in statistics["profile"]])
+    within = torch.nn.functional.pad(folded.double().cumsum(dim=-1), (1, 0))
+    ends = torch.tensor([min(step + 1, folded.shape[-1]) for step in _steps(axes)], device=folded.device)
+    steps = within[..., ends].diff(dim=-1, prepend=within[..., :1])
     totals = statistics["mass"].double().sum(dim=-1)[..., None].clamp(min=1)
-    means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": torch.stack(rows) / totals}
+    means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": steps / totals}
     if request.q_spans is not None:
         n_queries = ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None]).sum(dim=-1).clamp(min=1)
         means["span_mass"] = statistics["between"] / n_queries[..., None]
     return means
-
-
-def _in_steps(folded: Float[Tensor, "head absolute"], steps: Sequence[int]) -> Float[Tensor, "head step"]:
-    """The weight at distances up to each of the steps, and beyond the step before: a profile in bins that double."""
-    within = torch.nn.functional.pad(folded.double().cumsum(dim=1), (1, 0))
-    ends = torch.tensor([min(step + 1, folded.shape[1]) for step in steps], device=folded.device)
-    return within[:, ends].diff(dim=1, prepend=within[:, :1])
 
 
 def _steps(axes: Axes) -> tuple[int, ...]:
@@ -269,13 +258,17 @@ def _check_z(reduced: Reduced, axes: Axes, rounding: float) -> Check:
     assert reduced.z is not None
     group = attention.shape[1] // attention.v.shape[1]
     for b in range(batch):
-        queries = _checked(axes.first_query(b), len(axes.queries[b].ids))
-        rows = torch.tensor(queries, device=reduced.lse.device)
+        n = len(axes.queries[b].ids)
+        n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
+        rows = axes.first_query(b) + torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
+        rows = rows.to(reduced.lse.device)
         for h in range(n_heads):
             weights = reduced.weights_of(b, h, rows, reduced.keys)
             values = attention.v[b, reduced.heads[h] // group].to(weights.dtype)
             values = values.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
-            errors.append(_apart(reduced.z[b, h, rows].to(weights.dtype), weights @ values).cpu())
+            z, again = reduced.z[b, h, rows].to(weights.dtype), weights @ values
+            apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
+            errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
             moved.append(_moved(reduced, (b, h), rows, weights, values).cpu())
             magnitude = max(magnitude, (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
     usual = rounding * magnitude * max(1.0, (attention.shape[3] / MEASURED_KEYS) ** 0.5)
@@ -288,13 +281,6 @@ def _check_z(reduced: Reduced, axes: Axes, rounding: float) -> Check:
         name=HEAD_OUTPUTS,
         rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
     )
-
-
-def _apart(z: Tensor, other: Tensor) -> Float[Tensor, " query"]:
-    """How far z of some queries is from another computation of it; ∞ where only one of both is finite."""
-    both = z.isfinite() & other.isfinite()
-    apart = torch.where(both, (other - z).abs(), 0.0)
-    return torch.where(z.isfinite() != other.isfinite(), torch.inf, apart).amax(dim=1)
 
 
 def _moved(
@@ -319,11 +305,3 @@ def _moved(
     sums = torch.stack([(p * e.expm1() * away).sum() for p, e, away in zip(weights, off, apart, strict=True)])
     farthest = torch.stack([away.amax() for away in apart])
     return torch.minimum(sums / least.clamp(min=torch.finfo(wide).tiny), farthest)
-
-
-def _checked(first: int, n: int) -> list[int]:
-    """Of `n` columns from the first one on all of a few, or some, evenly spread."""
-    if n <= CHECKED_WHOLE:
-        return list(range(first, first + n))
-    positions: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
-    return [first + position for position in positions]

@@ -22,12 +22,12 @@ def sinusoidal(places: Int[Tensor, "*rows"], width: int, *, dtype: torch.dtype) 
     >>> sinusoidal(torch.tensor([1]), 2, dtype=torch.float64)[0].tolist()  # sin(1), cos(1)
     [0.8414709848078965, 0.5403023058681398]
     """
-    column = torch.arange(width, dtype=_finest(places), device=places.device)
-    rate = 10000.0 ** -(2 * (column // 2) / width)
+    pair = torch.arange((width + 1) // 2, dtype=_finest(places), device=places.device)
+    rate = 10000.0 ** -(2 * pair / width)
 
     def waves(part: Tensor) -> Tensor:
         angle = part[:, None] * rate
-        return torch.where(column % 2 == 0, angle.sin(), angle.cos()).to(dtype)
+        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width].to(dtype)
 
     parts = places.flatten().split(max(1, WAVES_AT_ONCE // width))  # a long text at once would take gigabytes
     whole: Tensor = torch.cat([waves(part) for part in parts]).unflatten(0, places.shape)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -58,12 +58,6 @@ class StatisticsRequest:
     matches: tuple[tuple[Matches, ...], ...] = ()
     q_spans: Bool[Tensor, "batch span query"] | None = None
     k_spans: Bool[Tensor, "batch span key"] | None = None
-
-    def on(self, device: torch.device | str) -> StatisticsRequest:
-        """The same with its tensors on a device."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {name: value.to(device) for name, value in found.items() if isinstance(value, Tensor)}
-        return replace(self, **moved)
 
 
 class Block:

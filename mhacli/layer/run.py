@@ -145,7 +145,7 @@ def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[Head
         allowed=masks.from_tensor(observed.visible),
         wide=True,
     )
-    request = make_statistics_request(setup.axes).on("cpu")
+    request = make_statistics_request(replace(setup.axes, device=torch.device("cpu")))
     baseline = make_baseline(attention, request)
     reduced = reduce_heads(attention, request, range(setup.config.n_heads))
     top_score = attention.scores.amax(dim=-1)
