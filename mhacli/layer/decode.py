@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -125,22 +125,28 @@ class Decoder:
         new, words = _span(start, end), (" W_oᵀ" + " + b_o" * config.bias) * config.out_proj
         return decode_step(
             number,
-            span,
             seen["out"],
-            prompt_len=self.prompt_len,
-            tokens=[
-                text.tokens[max(0, start - axes.first_query(b)) : max(0, end - axes.first_query(b))]
-                for b, text in enumerate(axes.queries)
-            ],
             n_keys=end,
-            shapes=[tuple(seen[name].shape) for name in ("q", "k", "v")],
-            token_bytes=token,
-            moved_bytes=moved_bytes(config, **cost),
-            cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
-            difference=difference,
             axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
             formula=f"out = softmax(scale · q[{new}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]{words}",
             flops=step_flops(config, **cost),
+            cache=CacheStep(
+                phase=phase_of(number, self.prompt_len),
+                start=start,
+                tokens=tuple(
+                    text.tokens[max(0, start - axes.first_query(b)) : max(0, end - axes.first_query(b))]
+                    for b, text in enumerate(axes.queries)
+                ),
+                q_shape=tuple(seen["q"].shape),
+                k_shape=tuple(seen["k"].shape),
+                v_shape=tuple(seen["v"].shape),
+                n_past=start,
+                read_bytes=end * token,
+                appended_bytes=(end - start) * token,
+                moved_bytes=moved_bytes(config, **cost),
+                cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
+                max_abs_difference=finite(difference),
+            ),
         )
 
 
@@ -162,48 +168,23 @@ def site_of(number: int) -> str:
     return f"step {number}"
 
 
-def decode_step(
-    number: int,
-    span: tuple[int, int],
-    out: TokenVectors,
-    *,
-    prompt_len: int,
-    tokens: Sequence[tuple[str, ...]],
-    n_keys: int,
-    shapes: Sequence[tuple[int, ...]],
-    token_bytes: int,
-    moved_bytes: int,
-    cache_bytes: int,
-    difference: float,
-    **described: Any,
-) -> Step:
-    """A step of the trace with its output. Its new tokens have queries, keys and values of these `shapes`, and read `n_keys` keys
-    and values of `token_bytes` each. `described` are further arguments of `step_of`."""
-    (start, end), is_prompt = span, number == 0 < prompt_len
-    cache = CacheStep(
-        phase="prefill" if is_prompt else "decode",
-        start=start,
-        tokens=tuple(tokens),
-        q_shape=shapes[0],
-        k_shape=shapes[1],
-        v_shape=shapes[2],
-        n_past=n_keys - (end - start),
-        read_bytes=n_keys * token_bytes,
-        appended_bytes=(end - start) * token_bytes,
-        moved_bytes=moved_bytes,
-        cache_bytes=cache_bytes,
-        max_abs_difference=finite(difference),
-    )
-    new = "the prompt at once" if is_prompt else "one new token"
+def phase_of(number: int, prompt_len: int) -> Literal["prefill", "decode"]:
+    """The phase of a step: `prefill` for the prompt, else `decode`."""
+    return "prefill" if number == 0 < prompt_len else "decode"
+
+
+def decode_step(number: int, out: TokenVectors, *, n_keys: int, cache: CacheStep, **described: Any) -> Step:
+    """A step of the trace with its output and the size of the `cache`. `described` are further arguments of `step_of`."""
+    new = "the prompt at once" if cache.phase == "prefill" else "one new token"
     return step_of(site_of(number), out, meaning=f"{new} over {n_keys} keys and values", cache=cache, **described)
-
-
-def weight_bytes(module: nn.Module) -> int:
-    """The bytes of a module's weights, which each step reads."""
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def largest_of(steps: Sequence[Step]) -> float:
     """The largest difference of a step's output from the full recomputation; infinite if one is not finite."""
     differences = [step.cache.max_abs_difference for step in steps if step.cache is not None]
     return max((math.inf if error is None else error for error in differences), default=0.0)
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """The bytes of a module's weights, which each step reads."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())

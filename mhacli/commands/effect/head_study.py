@@ -122,10 +122,10 @@ class HeadStudy:
         record = self.inspected.record()
         for number, text in enumerate(texts, 1 + self.control):
             inputs, of_text = self._inputs(text), replace(record, sequences=text.sequences, context=text.context)
-            facts = CheckpointRun(self.inspected.loaded, inputs, self.request).facts()
+            run = CheckpointRun(self.inspected.loaded, inputs, self.request)
             settings = EffectSettings()
             study = EffectStudy(
-                self.loaded.model, inputs.keywords, settings, self.request, of_text, self.loaded.tokenizer, facts
+                self.loaded.model, inputs.keywords, settings, self.request, of_text, self.loaded.tokenizer, run
             )
             study.foresee()
             study.effects.run(part(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, islice
 from time import perf_counter
@@ -24,7 +24,7 @@ from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.rounding import TIMES_SHAKEN, dtype_of, shaken_parts
-from mhacli.models.runs.memory import LEAST_ROWS, CheckpointFacts
+from mhacli.models.runs.run import LEAST_ROWS, CheckpointRun
 from mhacli.record.checks import TOLERANCES, SelfCheck
 
 TOKENS_AT_ONCE = 4096
@@ -153,23 +153,24 @@ class EffectRun:
         """The change by which removals are ranked."""
         return "d_output" if self.target is None else "d_logit"
 
-    def foresee(self, facts: CheckpointFacts | None, available: int) -> tuple[int, float, int]:
+    def foresee(self, inspected: CheckpointRun | None, available: int) -> tuple[int, float, int]:
         """Sets the number of rows of a pass; the number of removals, the predicted seconds, and the largest memory in addition
         to the weights. Raises `MhaError` if not even the smallest batch fits in memory."""
         n_tokens, n_removals = _n_tokens(self.inputs), len(self.plan)
         passes = float(self.settings.verify + _N_SHAKEN)
         if self.settings.screen is not None:
             n_removals, passes = min(2 * self.settings.screen, n_removals), passes + _PASSES_OF_GRADIENT
-        if facts is not None:
-            scores = self.untouched.scores
-            facts = replace(facts, n_vocabulary=0 if scores is None else scores.shape[1])
-            self.most_rows = facts.rows_that_fit(self._rows_at_once, available, n_run=self._width)
+        n_run, n_logits = self._width, 0 if self.untouched.scores is None else self.untouched.scores.shape[1]
+        if inspected is not None:
+            self.most_rows = inspected.rows_that_fit(self._rows_at_once, available, n_run=n_run, n_logits=n_logits)
         most = 0
         for batch in self._batches(range(n_removals)):
             n_skipped = 0 if self.start else self.parts.n_skipped(self._layers_of(batch))
             most = max(most, len(batch) + 1)
             passes += (len(batch) + 1) * self._width / n_tokens * (1 - n_skipped / max(1, len(self.parts.blocks)))
-        n_bytes = 0 if facts is None else facts.removal_bytes(most, self._width)
+        n_bytes = 0
+        if inspected is not None:
+            n_bytes = inspected.removal_bytes(most, n_run=n_run, n_logits=n_logits, length=inspected.length)
         return n_removals, passes * self._pass_seconds, n_bytes
 
     def _layers_of(self, items: Sequence[int]) -> set[LayerKey]:

@@ -20,7 +20,6 @@ from mhacli.errors import UsageError, out_of_range
 from mhacli.layer.run import prepare, record_run
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.prepare import read
-from mhacli.models.runs.memory import CheckpointFacts
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.models.tokenizer import ModelTokenizer
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
@@ -43,7 +42,7 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
     run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, every)
     run.seconds["loading"] = perf_counter() - began
     run.run()
-    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), loaded.tokenizer, run.facts())
+    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), loaded.tokenizer, run)
     return study, (*loaded.notes, *inputs.notes)
 
 
@@ -74,8 +73,8 @@ def _require_one_text(n: int) -> None:
 class EffectStudy:
     """The effects of removals from one text: call `foresee`, then `effects.run`; `with_effects` gives the record.
 
-    `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them. `facts` determine the
-    memory of a checkpoint.
+    `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them. `inspected` is the run
+    of a checkpoint, which foresees memory.
     """
 
     model: Any
@@ -84,7 +83,7 @@ class EffectStudy:
     request: Run
     record: Record
     tokenizer: ModelTokenizer | None = None
-    facts: CheckpointFacts | None = None
+    inspected: CheckpointRun | None = None
     metric: GivenMetric | None = None
     effects: EffectRun = field(init=False)
 
@@ -98,7 +97,7 @@ class EffectStudy:
         )
         self.effects.target = self._target()
         self.effects.plan = self._plan()
-        return self.effects.foresee(self.facts, free_bytes(self.request.model.device))
+        return self.effects.foresee(self.inspected, free_bytes(self.request.model.device))
 
     # ------------------------------------------------------------------------------------------------ what is removed
 

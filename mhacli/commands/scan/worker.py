@@ -155,7 +155,7 @@ class Worker:
         if not self._scan.effect:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
-        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record, facts=run.facts())
+        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record, inspected=run)
         study.foresee()
         if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
             message = "the removals of its heads need more memory than is free"

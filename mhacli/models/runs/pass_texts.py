@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,13 +15,11 @@ from mhacli.settings import PaddingSide
 from mhacli.text.tokens import AttentionKind, TokenSequence, named_by_ids, places
 
 _Texts = tuple[TokenSequence, ...]
-READERS: Mapping[AttentionKind, tuple[Half, Half]] = {
-    "self": ("decoder", "decoder"),
-    "encoder": ("encoder", "encoder"),
-    "decoder": ("decoder", "decoder"),
-    "cross": ("decoder", "encoder"),
-}
-"""For each kind of attention, the half of the model that queries come from, and that of the keys."""
+
+
+def _halves(kind: AttentionKind) -> tuple[Half, Half]:
+    """The half of the model from which the queries of a kind of attention come, and that of its keys."""
+    return "encoder" if kind == "encoder" else "decoder", "encoder" if kind in ("encoder", "cross") else "decoder"
 
 
 @dataclass
@@ -44,7 +42,7 @@ class PassTexts:
 
     def inputs(self, call: Call) -> ModelInputs:
         """The inputs of the pass as far as this attention shows them."""
-        for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
+        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
             if half not in self._known:
                 self._known[half] = self._texts(half, n, call)
         context = self._known.get("encoder")
@@ -55,7 +53,7 @@ class PassTexts:
     def without_padding(self, call: Call) -> Call:
         """The attention without columns that no text reaches: a batch may be padded further than its longest text."""
         parts, is_cut = [], False
-        for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
+        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
             read, longest = self.read.halves.get(half), max(len(text.ids) for text in self._known[half])
             n_real = longest if read is not None and read.ids.shape[1] == n else n
             parts.append(slice(0, n_real) if self.side == "right" else slice(n - n_real, n))

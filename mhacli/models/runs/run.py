@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import torch
 
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.head_statistics import Axes
+from mhacli.attention.memory import FLOAT32_BYTES, require_room, statistics_bytes
 from mhacli.attention.scores import Attention
 from mhacli.errors import MhaError
+from mhacli.io import memory
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
@@ -22,10 +25,12 @@ from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.models.layer_names import n_attentions_of, size_of
 from mhacli.models.layers import KEPT, PassInspection, axes_of, entry_of
 from mhacli.models.load import Loaded
-from mhacli.models.runs.memory import CheckpointFacts
 from mhacli.record.record import Generated, Record
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind
+
+LEAST_ROWS = 2
+"""The rows of the smallest batch of removals: one removal and an untouched row."""
 
 
 @dataclass
@@ -43,6 +48,19 @@ class CheckpointRun:
     layers: PassInspection = field(init=False)
 
     @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """The number of heads, the widths of a row inside and between layers, and the bytes of a number."""
+        config, n_bytes = self.loaded.text_config, self.loaded.model.dtype.itemsize
+        d_model = size_of(config, "hidden_size") or 1
+        d_inner = size_of(config, "intermediate_size") or 4 * d_model
+        return size_of(config, "num_attention_heads") or 1, d_inner, d_model, n_bytes
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the longest text."""
+        return max(len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ())))
+
+    @property
     def n_layers(self) -> int:
         """The expected number of attentions, according to the config."""
         config = self.loaded.config
@@ -50,31 +68,59 @@ class CheckpointRun:
             return max(1, n_attentions_of(config))
         return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.model.layers)
 
-    def facts(self) -> CheckpointFacts:
-        """The sizes that determine the memory of a pass."""
-        config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
-        name = getattr(self.loaded.config, "_attn_implementation", None)
-        d_model = size_of(config, "hidden_size") or 1
-        kept, keep = self.wanted.kept, KEPT if self.wanted.keep is None else self.wanted.keep
+    # ------------------------------------------------------------------------------------------------------- its memory
+
+    def pass_bytes(self, batch: int, length: int) -> int:
+        """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
+        assembled."""
+        (n_heads, d_inner, d_model, item), kept = self._sizes, self.wanted.kept
+        n_kept = self.n_layers * len(KEPT if self.wanted.keep is None else self.wanted.keep)
         corner = 0 if kept.corner is None else kept.corner.n_queries * kept.corner.n_keys
-        return CheckpointFacts(
-            batch=len(self.inputs.sequences),
-            length=max(len(text.ids) for family in families for text in family),
-            d_model=d_model,
-            d_inner=size_of(config, "intermediate_size") or 4 * d_model,
-            n_layers=self.n_layers,
-            n_heads=size_of(config, "num_attention_heads") or 1,
-            item_bytes=torch.empty(0, dtype=self.loaded.model.dtype).element_size(),
-            holds_matrices=name != "sdpa",
-            kept_matrices=len(keep) * self.n_layers,
-            kept_cells=self.n_layers * (corner + 2 * len(kept.queries) * kept.top),
-            keep_limit=self.wanted.keep_limit,
-            on_gpu=self.loaded.device.type != "cpu",
-        )
+        n_kept_cells = self.n_layers * (corner + 2 * len(kept.queries) * kept.top)
+        cells = batch * length * length
+        builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
+        kept_bytes = min(self.wanted.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
+        matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
+        rows = batch * length * (8 * d_model + 3 * d_inner) * item
+        cell_bytes = 4 * n_kept_cells * batch * n_heads * FLOAT32_BYTES
+        on_gpu = self.loaded.device.type != "cpu"
+        statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
+        return rows + matrices + 3 * cells + kept_bytes + cell_bytes + statistics
 
     def foresee(self) -> None:
         """Predicts the memory of the pass. Raises `MhaError` if it does not fit."""
-        self.peak_bytes = self.facts().require(free_bytes(str(self.loaded.device)))
+        batch, length = len(self.inputs.sequences), self.length
+        self.peak_bytes = require_room(
+            lambda n: self.pass_bytes(batch, n),
+            length,
+            free_bytes(str(self.loaded.device)),
+            what=f"{length} tokens, {self._sizes[0]} heads, batch {batch}",
+        )
+
+    def removal_bytes(self, n_rows: int, *, n_run: int, n_logits: int, length: int) -> int:
+        """The larger peak, without the weights, of the pass over `length` tokens and of a batch of `n_rows` removals from it.
+
+        A row runs `n_run` tokens and gives `n_logits`. Outputs of blocks and heads are kept twice, and keys and values once."""
+        (*_, d_model, item), n_run = self._sizes, min(n_run, length)
+        row_bytes, logit_bytes = length * d_model * item, max(FLOAT32_BYTES, item) + 32
+        removals = self.pass_bytes(n_rows, length) * n_run // length + 2 * n_rows * row_bytes
+        kept = 5 * self.n_layers * row_bytes + n_rows * n_logits * logit_bytes
+        return max(self.pass_bytes(len(self.inputs.sequences), length), removals) + kept
+
+    def rows_that_fit(self, most: int, available: int, *, n_run: int, n_logits: int) -> int:
+        """The number of rows, at most `most`, that a batch of removals may have. Raises `MhaError` as `require_room` does if
+        `LEAST_ROWS` do not fit."""
+        needed = partial(self.removal_bytes, n_run=n_run, n_logits=n_logits)
+        require_room(
+            lambda n: needed(LEAST_ROWS, length=n),
+            self.length,
+            available,
+            what=f"{LEAST_ROWS} copies of {self.length} tokens, {self._sizes[0]} heads, {n_logits} logits",
+        )
+        rows = range(max(most, LEAST_ROWS), LEAST_ROWS, -1)
+        return next((n for n in rows if memory.fits(needed(n, length=self.length), available)), LEAST_ROWS)
+
+    # --------------------------------------------------------------------------------------------------------- the pass
 
     @torch.no_grad()
     def run(

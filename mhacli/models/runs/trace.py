@@ -170,25 +170,16 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
     fitting = {sizes[axis]: axis for axis in ("kv_head", "head", "key", length)}
     axes = [fitting.get(size, "width") for size in shape]
     if shape[0] == sizes["batch"]:
-        axes[0], axes[-1] = "batch", _width(short, shape[-1], sizes)
+        own = {"q": ("head", "d_head"), "k": ("kv_head", "d_head"), "v": ("kv_head", "d_v")}.get(
+            short[:1], ("d_model",)
+        )
+        all_sizes = {**sizes, "(head+2·kv_head)": sizes["head"] + 2 * sizes["kv_head"]}  # q, k and v by one projection
+        words = (own, ("(head+2·kv_head)", "d_head"), ("d_model",), ("head", "d_v"), ("d_head",))
+        fitting_words = ["·".join(word) for word in words if prod(all_sizes[axis] for axis in word) == shape[-1]]
+        axes[0], axes[-1] = "batch", next(iter(fitting_words), "width")
     elif shape[0] not in fitting:
         axes[0] = "rows"
     return tuple(axes)
-
-
-def _width(name: str, size: int, sizes: Mapping[str, int]) -> str:
-    """The word for the last axis: by the name of a projection, otherwise d_model if the size matches."""
-
-    def fits(word: str) -> bool:
-        return size == prod(sizes[axis] for axis in word.split("·"))
-
-    own = {"q": "head·d_head", "k": "kv_head·d_head", "v": "kv_head·d_v"}.get(name[:1])
-    if own is not None and fits(own):
-        return own
-    n_rows = sizes["head"] + 2 * sizes["kv_head"]
-    if size == n_rows * sizes["d_head"] and sizes["d_head"] == sizes["d_v"]:
-        return "(head+2·kv_head)·d_head"
-    return next((word for word in ("d_model", "head·d_v", "d_head") if fits(word)), "width")
 
 
 # ------------------------------------------------------------------------------------------------------- the attention itself
