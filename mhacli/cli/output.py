@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,15 +59,10 @@ class Output:
         return "json" if self.json else "csv" if self.csv else None
 
     @property
-    def pictures(self) -> tuple[tuple[str, str], ...]:
-        """The pictures to write, each with its option."""
-        return tuple((name, path) for name in ("html", "svg", "png") if (path := getattr(self, name)) is not None)
-
-    @property
-    def files(self) -> tuple[tuple[str, str], ...]:
-        """The files to write, each with its option."""
-        saved = (("save", self.save), ("save-weights", self.save_weights))
-        return (*((name, path) for name, path in saved if path is not None), *self.pictures)
+    def files(self) -> dict[str, str]:
+        """The files to write by their options."""
+        named = {name: getattr(self, name) for name in ("save", "save_weights", *DRAWN)}
+        return {name.replace("_", "-"): path for name, path in named.items() if path is not None}
 
     @property
     def on_terminal(self) -> bool:
@@ -106,7 +101,8 @@ def require_output(
     Raises `UsageError` for pictures that cannot be drawn, and for a file that is read or written twice. Raises `MhaError` for
     files that cannot be written.
     """
-    if options.map_scale and not (output.pictures or options.maps or options.view == "heatmap"):
+    has_pictures = not output.files.keys().isdisjoint(DRAWN)
+    if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
     has_figure = output.svg is not None or output.png is not None
     needs_pattern = has_figure and (options.figure or figure) not in ("walk", "effects")
@@ -122,11 +118,11 @@ def require_output(
         require_png()
 
 
-def require_writable(files: Iterable[tuple[str, str]], *, force: bool, read: str | None = None) -> None:
+def require_writable(files: Mapping[str, str], *, force: bool, read: str | None = None) -> None:
     """Raises `UsageError` for stdout, for two options that name the same file, also by different paths, and for the file that
     is read. Raises `MhaError` for a file that cannot be written."""
     options_by_path = {} if read is None else {os.path.realpath(read): "record"}
-    for name, path in files:
+    for name, path in files.items():
         if path == "-":
             raise UsageError(f"--{name} writes a file, and - names none", hint=f"try --{name} ./-, or a name")
         other = options_by_path.setdefault(check_target(path, force=force), name)
@@ -208,8 +204,6 @@ def json_document(value: Any) -> list[str]:
 
 def _write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
     """Writes the requested pictures. Raises `MhaError` if the record lacks the data, or a file cannot be written."""
-    if not output.pictures:
-        return
     contents: dict[str, bytes] = {}
     with show_activity("drawing"):
         if output.html is not None:
@@ -229,7 +223,7 @@ def _write_pictures(record: Record, options: ViewOptions, output: Output) -> Non
 def note_written(output: Output, *also: str | None) -> None:
     """Prints the names and sizes of the written files on stderr, unless stdout is a format for programs."""
     if output.format is None:
-        for path in filter(None, (*also, *(path for _, path in output.files))):
+        for path in filter(None, (*also, *output.files.values())):
             with suppress(OSError):
                 note(f"saved {path}, {format_size(os.path.getsize(path))}")
 

@@ -135,23 +135,17 @@ def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mo
         if value == "" and not option.argument:
             raise UsageError(f"{name} is empty", hint=f"leave out {name}, or give it a value")
         if mode is not None and mode not in option.modes:
-            raise _not_in_mode(mode, option, name)
+            if mode in _OBSTACLES:
+                raise UsageError(f"{name} does not work with {_OBSTACLES[mode]}", hint=f"leave out {name}")
+            needed = "--model" if "model" in option.modes else "code of your own, such as my.py:Attention"
+            raise UsageError(f"{name} needs {needed}")
         for other in option.excludes:
             if other in given:
                 partner = options[other].name(other, given[other])
                 raise UsageError(f"{name} and {partner} exclude each other", hint=f"leave out {name} or {partner}")
-        needed = [options[other].name(other) for other in option.needs if other in options]
-        if needed and given.keys().isdisjoint(option.needs):
-            raise UsageError(f"{name} changes nothing without {' or '.join(needed)}", hint=f"add {needed[0]}")
-
-
-def _not_in_mode(mode: Mode, option: Option, name: str) -> UsageError:
-    """The error for an option that the mode does not have."""
-    if mode in _OBSTACLES:
-        return UsageError(f"{name} does not work with {_OBSTACLES[mode]}", hint=f"leave out {name}")
-    if "model" in option.modes:
-        return UsageError(f"{name} needs --model", hint="add --model DIR")
-    return UsageError(f"{name} needs code of your own, FILE.py:NAME or package.module:NAME")
+        partners = [options[other].name(other) for other in option.needs if other in options]
+        if partners and given.keys().isdisjoint(option.needs):
+            raise UsageError(f"{name} changes nothing without {' or '.join(partners)}", hint=f"add {partners[0]}")
 
 
 # -------------------------------------------------------------------------------------------------- Typer's parameters

@@ -140,8 +140,7 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
     for name in run.keep or ():
         if name not in MATRICES:
             raise UsageError(f"--keep: {name!r} is not one of {', '.join(MATRICES)}")
-    names = ("device", "dtype", "threads", "padding", "tokenizer")
-    model = replace(what.model, **{name: what.given[name] for name in names if name in what.given})
+    model = replace(what.model, **what.given)
     checkpoint = local_checkpoint(model)
     texts = () if reading.chat is not None else tuple(read_texts(what))
     require_not_blank(texts)
@@ -185,8 +184,7 @@ def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     with loading_torch():
         from mhacli.models.prepare import prepare_checkpoint
     with show_activity("loading the checkpoint"), uncollected():
-        prepared, notes = prepare_checkpoint(run)
-    return prepared, tuple(notes)
+        return prepare_checkpoint(run)
 
 
 def require_one_layer(model: ModelSettings, command: str) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.errors import UsageError
+from mhacli.errors import UsageError, out_of_range
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.settings import MAX_LENGTH, Computation, Config, Reading, setting
+from mhacli.settings import MAX_LENGTH, Computation, Reading, setting
 from mhacli.sites import CacheKind
 
 if TYPE_CHECKING:
     from mhacli.run import Run
-    from mhacli.text.encode import Encoded
 
 _DECODING = "Decoding"
 _PROMPT_LEN = "Read the first N tokens in one pass (prefill), then decode."
@@ -69,10 +68,8 @@ def decode(
 def _decodable(run: Run, prompt_len: int) -> Run:
     """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
     encoded, config, longest = run.encoded, run.config, run.encoded.q_len
-    if not 0 <= prompt_len <= longest:
-        raise UsageError(
-            f"--prompt-len {prompt_len} is out of range: the text has {longest} token{'s' * (longest != 1)}"
-        )
+    if prompt_len > longest:
+        raise UsageError(out_of_range("--prompt-len", prompt_len, longest + 1))
     if encoded.context is not None:
         raise UsageError(
             "--context does not work with mha decode, which follows one text", hint="mha run shows cross-attention"
@@ -82,20 +79,14 @@ def _decodable(run: Run, prompt_len: int) -> Run:
             "--train does not work with mha decode: with dropout a step differs from the full recomputation",
             hint="leave out --train",
         )
-    needed = _prefix_end(config, encoded)
+    needed = 0  # the end of the last token of a prefix that an earlier one sees: a step must not split these
+    for sequence in encoded.sequences:
+        first = config.first_column(len(sequence.tokens), longest)
+        seen = [first + i for i, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
+        needed = max([needed, *(column + 1 for column in seen)])
     if needed > prompt_len:
         raise UsageError(
             f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once",
             hint=f"try --prompt-len {needed}",
         )
     return run if config.prefix is not None else replace(run, config=replace(config, causal=True))
-
-
-def _prefix_end(config: Config, encoded: Encoded) -> int:
-    """The end of the last prefix token that an earlier token sees; 0 without one. A step must not split these tokens."""
-    end = 0
-    for sequence in encoded.sequences:
-        first = config.first_column(len(sequence.tokens), encoded.q_len)
-        seen = [index for index, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
-        end = max(end, first + seen[-1] + 1) if seen else end
-    return end

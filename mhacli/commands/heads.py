@@ -107,7 +107,10 @@ def heads(
         prepared, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
     else:
         if effect or control:
-            prepared, notes = _study(run, effect=effect, control=control)
+            with loading_torch():
+                from mhacli.commands.effect.head_study import head_study
+            with show_activity("loading the checkpoint"), uncollected():
+                prepared, notes = head_study(run, effect=effect, control=control)
             inspected = prepared.inspected
         else:
             prepared, notes = load_checkpoint(run)
@@ -141,14 +144,6 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
         from mhacli.layer.heads import HeadsRun
     with show_activity("projecting"):
         return HeadsRun(run)
-
-
-def _study(run: Run, *, effect: bool, control: bool) -> tuple[HeadStudy, tuple[str, ...]]:
-    """The table of the heads of a checkpoint, ready to run, and notes."""
-    with loading_torch():
-        from mhacli.commands.effect.head_study import head_study
-    with show_activity("loading the checkpoint"), uncollected():
-        return head_study(run, effect=effect, control=control)
 
 
 def _kept_of_checkpoint(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:

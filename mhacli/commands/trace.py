@@ -209,18 +209,13 @@ def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
     from mhacli.usercode.target import TargetRequest, require_readable
 
     require_readable(target)
-    device = given.get("device", "cpu")
-    request = TargetRequest(
-        target=target,
-        arguments=pairs(walk.arg, "arg"),
-        call_arguments=pairs(walk.call_arg, "call-arg"),
-        causal=given.get("causal", False),
-        device="cpu" if device == "auto" else device,
-        seed=given.get("seed", 0),
-    )
+    arguments, call_arguments = pairs(walk.arg, "arg"), pairs(walk.call_arg, "call-arg")
+    request = TargetRequest(target, arguments, call_arguments, **given)
+    if request.device == "auto":
+        request = replace(request, device="cpu")
     job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
         outcome = run_in_child("mhacli.usercode.trace.trace:trace_request", job, time_limit_s=walk.time_limit)
     record = decode(Record, load_json(outcome.result, target), target)
-    module = record.module
-    return replace(record, module=None if module is None else replace(module, printed=outcome.printed))
+    assert record.module is not None, "the record of code has its module"
+    return replace(record, module=replace(record.module, printed=outcome.printed))

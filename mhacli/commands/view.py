@@ -10,7 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
-from mhacli.cli.console import colour_system, wants_colour
+from mhacli.cli.console import colour_system, is_interactive, wants_colour
 from mhacli.cli.output import COLOUR, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
@@ -101,12 +101,9 @@ def view(
 
 def _require_terminal() -> None:
     """Raises `MhaError` if there is no terminal to draw on and read keys from, or no textual. Textual draws on stderr."""
-    streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
-    lack = [f"{name} is redirected" for name, stream in streams.items() if stream is None or not stream.isatty()]
-    if os.environ.get("TERM", "dumb") == "dumb":
-        lack.append("TERM is dumb")
-    if lack:
-        message = f"mha view needs a terminal: {', '.join(lack)}"
+    has_keys = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    if not (has_keys and is_interactive()):
+        message = "mha view needs a terminal: stdin, stdout or stderr is redirected, or TERM is dumb"
         raise MhaError(message, hint="mha show RECORD prints a record", code="no-terminal")
     if find_spec("textual") is None:
         raise missing_library("textual", "mha view")

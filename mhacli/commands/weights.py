@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import prod
 from os.path import getsize
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.render.base.options import Screen
+    from mhacli.views.doc import Unit
 
 SCHEMA = "mha.weights-info/1"
 _EXAMPLE = "mha weights info MiniLM\n"
@@ -167,6 +169,8 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     from rich.text import Text
 
     from mhacli.render.base.format import count_of, filled
+    from mhacli.views.doc import Column, Table
+    from mhacli.views.terminal import table
 
     parts = [
         "a layer of mha" if contents["kind"] == "layer" else f"family {contents['family'] or 'unknown'}",
@@ -177,41 +181,36 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     ]
     known = [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
     lines = ["\n".join(filled([visible(part) for part in parts], on.width)), " · ".join(known)]
-    tables = (_table(noun, contents[f"{noun}s"]) for noun in _COLUMNS if contents.get(f"{noun}s"))
-    return Group(Text(visible(contents["path"]), style="bold"), *(Text(line) for line in lines if line), *tables)
+    shown: list[RenderableType] = [Text(line) for line in lines if line]
+    for part, headings in _COLUMNS.items():
+        columns = [
+            Column(heading=heading, value=partial(_value, name), unit=_UNITS.get(name, "integer"))
+            for name, heading in headings.items()
+        ]
+        rows = contents.get(part)
+        shown += table(Table(columns=columns, rows=rows), on.width) if rows else ()
+    return Group(Text(visible(contents["path"]), style="bold"), *shown)
 
 
 _COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "attention": {
+    "attentions": {
         "stack": "attention", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv heads", "d_head": "d_head",
         "d_model": "d_model", "biases": "biases", "cache_bytes": "KV cache per token",
     },
-    "dtype": {"dtype": "dtype", "n_tensors": "tensors", "n_parameters": "parameters", "n_bytes": "bytes"},
-    "file": {"name": "file", "n_bytes": "bytes"},
-    "tensor": {"name": "tensor", "dtype": "dtype", "shape": "shape", "n_bytes": "bytes"},
+    "dtypes": {"dtype": "dtype", "n_tensors": "tensors", "n_parameters": "parameters", "n_bytes": "bytes"},
+    "files": {"name": "file", "n_bytes": "bytes"},
+    "tensors": {"name": "tensor", "dtype": "dtype", "shape": "shape", "n_bytes": "bytes"},
 }  # fmt: skip
-"""The heading of each field in the tables."""
+"""The heading of each field in the tables of the parts of a document."""
+_UNITS: Mapping[str, Unit] = {
+    "stack": "word", "name": "word", "dtype": "word", "shape": "word", "biases": "id", "cache_bytes": "bytes", "n_bytes": "bytes",
+}  # fmt: skip
+"""What a field is, if it is not a whole number."""
 
 
-def _table(noun: str, rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """The table of a part of the document. Its first column shrinks on a narrow screen."""
-    from rich.text import Text
-
-    from mhacli.render.base.format import plain_table
-
-    fields = _COLUMNS[noun]
-    table = plain_table(*((word, name not in ("stack", "name", "dtype", "shape")) for name, word in fields.items()))
-    table.columns[0].no_wrap = False
-    for row in rows:
-        table.add_row(*(Text(visible(_cell(name, row[name])), no_wrap=True, overflow="ellipsis") for name in fields))
-    return table
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if name.endswith("_bytes"):
-        return format_size(value)
+def _value(name: str, row: Mapping[str, Any]) -> Any:
+    """What the cell of a field shows."""
+    value = row[name]
     if name == "shape":
         return " × ".join(map(str, value)) or "scalar"
-    return f"{value:,}" if isinstance(value, int) else value or "none"
+    return (visible(value) or "none") if isinstance(value, str) else value

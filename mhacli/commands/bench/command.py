@@ -55,9 +55,9 @@ def bench(
 ) -> None:
     """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken. Sizes that are not given are
     those of the baseline."""
-    saved = [] if save_baseline is None else [("save-baseline", save_baseline)]
+    saved = {} if save_baseline is None else {"save-baseline": save_baseline}
     baseline, sweep = None, Sweep(**given).checked()
-    require_writable([*saved, *output.files], force=output.force)
+    require_writable(saved | output.files, force=output.force)
     if compare_with is not None:
         baseline = read_benchmark(compare_with)
         known = tuple(name for name in baseline.sweep.backends if name in BACKENDS)
