@@ -27,11 +27,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import masks
+from mhacli.attention.axes import StatisticsRequest, block_of
 from mhacli.attention.devices import shared_out
-from mhacli.attention.head_statistics import block_of
 from mhacli.attention.scores import ScoredAttention
-from mhacli.attention.statistics import Reduced, StatisticsRequest, head_groups, reduce_heads
-from mhacli.attention.uniform import make_baseline
+from mhacli.attention.statistics import Reduced, head_groups, make_baseline, reduce_heads
 from mhacli.layer.heads import HeadsRun
 from mhacli.run import Run
 from mhacli.settings import Config

@@ -8,17 +8,14 @@ import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.masks import Band, Mask
 from mhacli.attention.scores import LOG2_E, ScoredAttention, large, own_cells
-
-if TYPE_CHECKING:
-    from mhacli.attention.statistics import StatisticsRequest
 
 _POINTER, _WHOLE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 IN_C = (

@@ -1,143 +1,69 @@
-"""What a record holds of each head: means, extremes and its type, from the sums of a pass, beside those of uniform attention.
+"""What a record holds of heads, from the sums of a pass: means, extremes and a type, beside those of uniform attention; arrays;
+and the checks that all of them are right.
 The table of all statistics is `mhacli.record.heads.STATISTICS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.attention.conditions import Matches, matcher
-from mhacli.attention.scores import own_cells
-from mhacli.attention.statistics import PerQuery, Reduced, Statistics, StatisticsRequest
-from mhacli.attention.uniform import Baseline
+from mhacli.attention.axes import Axes, StatisticsRequest
+from mhacli.attention.scores import BLOCKS, Attention, GivenAttention, ScoredAttention, own_cells
+from mhacli.attention.statistics import (
+    Baseline,
+    PerQuery,
+    Reduced,
+    Statistics,
+    reduce_heads,
+    torch_because,
+)
+from mhacli.attention.taps import not_finite
+from mhacli.errors import MhaError
 from mhacli.io.data import finite
+from mhacli.record.checks import (
+    COLUMN_TOTALS,
+    HEAD_OUTPUTS,
+    MAP_TOTALS,
+    MEASURED_KEYS,
+    ROW_SUMS,
+    TOLERANCES,
+    Check,
+    worst_check,
+)
 from mhacli.record.heads import (
     MAX_LARGEST,
     MAX_SINKS,
     NEAR,
     SINK_LIFT,
     Averages,
+    HeadsSummary,
     HeadStatistics,
+    Kept,
     Sink,
     StrongCell,
     is_sink,
     with_kind,
 )
-from mhacli.record.record import SpanTokens
-from mhacli.settings import SINK_SHARE, SINK_TOKENS, PaddingSide
-from mhacli.text.conditions import Condition
-from mhacli.text.tokens import TokenSequence
+from mhacli.run import Run
+from mhacli.settings import SINK_SHARE
 
-MAP_CELLS = 192
-"""Cells of a map along its longer side, at most."""
 _NOTHING = 1e-6
 """Weight that may be rounding."""
 _PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
 _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The texts on the query axis, of length `q_len`, and on the key axis, with padding on a `side` of the shorter ones.
-
-    `is_self` where both are the same tokens; `id_of` gives the id of a word, or a number below 0; `dtype` is that of the
-    computation, which says how far two ways of doing it may be apart.
-    """
-
-    queries: tuple[TokenSequence, ...]
-    keys: tuple[TokenSequence, ...]
-    q_len: int
-    k_len: int
-    side: PaddingSide
-    is_self: bool
-    id_of: Callable[[str], int]
-    dtype: str
-    device: torch.device
-
-    def first_query(self, sequence: int) -> int:
-        """The column in which a sequence's queries begin."""
-        return self._first(len(self.queries[sequence].ids), self.q_len)
-
-    def first_key(self, sequence: int) -> int:
-        """The column in which its keys begin."""
-        return self._first(len(self.keys[sequence].ids), self.k_len)
-
-    def on_queries(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch query"]:
-        """A number for every query of every text, and `fill` for padding."""
-        return self._filled(rows, fill, self.q_len)
-
-    def on_keys(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch key"]:
-        """The same for the keys."""
-        return self._filled(rows, fill, self.k_len)
-
-    def real_queries(self) -> Bool[Tensor, "batch query"]:
-        """Which columns of the query axis hold a token."""
-        return self.on_queries([[1] * len(text.ids) for text in self.queries], 0) > 0
-
-    def _first(self, n_tokens: int, length: int) -> int:
-        return length - n_tokens if self.side == "left" else 0
-
-    def _filled(self, rows: Sequence[Sequence[int]], fill: int, length: int) -> Int[Tensor, "batch length"]:
-        full = []
-        for row in rows:
-            first = self._first(len(row), length)
-            full.append([fill] * first + list(row) + [fill] * (length - len(row) - first))
-        return torch.tensor(full, dtype=torch.int64, device=self.device)
-
-
-def block_of(longest: int) -> int:
-    """How many queries and keys make a cell of a map: the least power of two that leaves at most `MAP_CELLS`."""
-    return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
-
-
-def make_statistics_request(
-    axes: Axes, patterns: Sequence[Condition] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
-) -> StatisticsRequest:
-    """The request for the statistics of heads over these tokens.
-
-    Patterns count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
-    parts of the queries' texts and of the keys'.
-    """
-    places = axes.on_keys([text.places for text in axes.keys], -1)
-    k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
-    return StatisticsRequest(
-        block=block_of(max(axes.q_len, axes.k_len)),
-        q_tokens=axes.on_queries([text.ids for text in axes.queries], -1),
-        k_tokens=k_tokens,
-        before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
-        first=places == 0,
-        leading=(places >= 0) & (places < sink_tokens),
-        is_self=axes.is_self,
-        matches=tuple(_matches(pattern, axes) for pattern in patterns),
-        q_spans=_marked(spans, [len(t.ids) for t in axes.queries], axes.on_queries) if spans else None,
-        k_spans=_marked(spans, [len(t.ids) for t in axes.keys], axes.on_keys) if spans else None,
-    )
-
-
-def _marked(
-    spans: Sequence[SpanTokens], lengths: Sequence[int], placed: Callable[[list[list[int]], int], Tensor]
-) -> Bool[Tensor, "batch span idx"]:
-    """Which columns belong to each span."""
-    rows = []
-    for span in spans:
-        own = [set(tokens) for tokens in span.tokens]
-        rows.append(placed([[int(i in of) for i in range(n)] for of, n in zip(own, lengths, strict=True)], 0) > 0)
-    return torch.stack(rows, dim=1)
-
-
-def _matches(pattern: Condition, axes: Axes) -> tuple[Matches, ...]:
-    """The pattern as a predicate of columns, for each sequence: places are counted from the first token of its text."""
-
-    def of_sequence(b: int, queries: TokenSequence, keys: TokenSequence) -> Matches:
-        q_tokens, k_tokens = (torch.tensor(s.ids, dtype=torch.int32, device=axes.device) for s in (queries, keys))
-        return matcher(pattern, q_tokens, k_tokens, axes.id_of, first=(axes.first_query(b), axes.first_key(b)))
-
-    pairs = zip(axes.queries, axes.keys, strict=True)
-    return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))
+CHECKED_WHOLE, CHECKED_ROWS = 128, 16
+"""Up to so many queries z is computed again from their weights for all of them, of more for some that are evenly spread."""
+_HUGE, _LARGE = 1e4, 64.0
+"""Scores that may be too large to be told apart; and those whose rounding in a kernel's float32 shows in z."""
+_MOST_OF_SUMS = 1e-2
+"""The largest tolerance of a row's sum: beyond it a row is no row of weights."""
+_MOST_OFF = 300.0
+"""An exponent beyond which nothing is known of a weight; e to its power is still a number."""
 
 
 # ------------------------------------------------------------------------------------------------------------ each head
@@ -160,13 +86,13 @@ def head_statistics(
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
     found = []
     for index, head in enumerate(reduced.heads):
-        score, where = _top(reduced, top_score, index)
+        score, where = _top(reduced, top_score, index, axes)
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
         of_head = HeadStatistics(
             head=head,
             **asdict(own[index]) | {"learned_sink": None if learned is None else finite(learned)},
             max_score=score,
-            max_score_at=None if where is None else _own_place(where, axes),
+            max_score_at=where,
             sinks=_sinks(reduced, baseline, index, sink_share, axes),
             largest=_largest(reduced, baseline, index, axes),
             uniform=uniformly[index],
@@ -209,7 +135,7 @@ def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor,
     at_offset = profile.gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
     rows = {
         "entropy": _mean(entropy, seen),
-        "entropy_share": _mean(_entropy_share(entropy, visible), seen & (visible > 1)),
+        "entropy_share": _mean(entropy / visible.double().log().masked_fill(visible <= 1, 1.0), seen & (visible > 1)),
         "effective_keys": _mean(entropy.exp(), seen),
         "participation": _mean(torch.where(seen, 1 / wide["squares"], 0.0), seen),
         "distance": _mean(wide["distance"], seen),
@@ -236,11 +162,6 @@ def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor,
     ]
 
 
-def _entropy_share(entropy: PerQuery, visible: Shaped[Tensor, "#batch #head query"]) -> PerQuery:
-    """Entropy divided by its largest possible value, `ln(visible keys)`: 1 is uniform. Rows with one key or none: 0."""
-    return torch.where(visible > 1, entropy / visible.double().log(), 0.0)
-
-
 def _mean(per_query: PerQuery, queries: Bool[Tensor, "#batch #head query"]) -> Float[Tensor, " head"]:
     """The mean over the queries marked True, per head; NaN where there is none."""
     weight = queries.double().expand(per_query.shape)
@@ -263,21 +184,17 @@ def _window_of(folded: Float[Tensor, "head absolute"], weight: float) -> Int[Ten
     return torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
 
 
-def _top(reduced: Reduced, top_score: Tensor, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
-    """The largest score of a head, and its sequence, query and key, counted with padding."""
+def _top(
+    reduced: Reduced, top_score: Tensor, index: int, axes: Axes
+) -> tuple[float | None, tuple[int, int, int] | None]:
+    """The largest score of a head, and its sequence, query and key, counted from the first token of the text."""
     scores = top_score[:, index]
     batch, query = divmod(int(scores.nan_to_num(nan=-torch.inf).argmax()), scores.shape[1])
     score = finite(scores[batch, query].item())
     if score is None:
         return None, None
     row = reduced.weights_of(batch, index, torch.tensor([query], device=scores.device), reduced.keys)
-    return score, (batch, query, int(row.argmax()))
-
-
-def _own_place(place: tuple[int, int, int], axes: Axes) -> tuple[int, int, int]:
-    """A place counted from the first token of its own text."""
-    batch, query, key = place
-    return batch, query - axes.first_query(batch), key - axes.first_key(batch)
+    return score, (batch, query - axes.first_query(batch), int(row.argmax()) - axes.first_key(batch))
 
 
 def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
@@ -333,6 +250,278 @@ def _largest(reduced: Reduced, baseline: Baseline, index: int, axes: Axes) -> tu
     for batch, query in best:
         n_keys = visible[batch, query].item()
         for weight, key in zip(*rows[batch, query], strict=True) if n_keys > 1 else ():
-            _, own_query, own_key = _own_place((batch, query, key), axes)
-            cells.append(StrongCell(batch, own_query, own_key, weight, weight * n_keys))
+            own = query - axes.first_query(batch), key - axes.first_key(batch)
+            cells.append(StrongCell(batch, *own, weight, weight * n_keys))
     return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+class HeadResults(NamedTuple):
+    """The results of some heads: their statistics, arrays `[batch, head, …]` on the CPU, the kernel that made z, the checks,
+    and why torch computed the statistics, if it did."""
+
+    heads: tuple[HeadStatistics, ...]
+    arrays: Mapping[str, Tensor]
+    kernel: str
+    checks: tuple[Check, ...]
+    torch_because: str | None
+
+
+def results_of(
+    axes: Axes,
+    attention: Attention,
+    heads: range,
+    *,
+    statistics_request: StatisticsRequest,
+    wanted: Run,
+    baseline: Baseline,
+    report_progress: Callable[[int], None] = lambda cells: None,
+) -> HeadResults:
+    """The statistics of some heads, the arrays that are kept of them, and the checks.
+
+    The `baseline` is that of all heads; `report_progress` receives numbers of reduced cells. Raises `MhaError` where scores
+    overflow.
+    """
+    reduced, own = reduce_heads(attention, statistics_request, heads, report_progress), baseline.of_heads(heads)
+    seen, lse = reduced.has_keys, reduced.lse
+    is_lost = (own.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
+    if not wanted.allow_nonfinite and bool(is_lost.any()):
+        raise _overflow(heads, is_lost, axes)
+    top_score = torch.where(seen, _top_scores(reduced), -torch.inf)
+    arrays = {
+        "lse": torch.where(seen, lse, torch.nan).to(attention.dtype),
+        "max_score": torch.where(seen, top_score, torch.nan).to(attention.dtype),
+        **_arrays(reduced, axes, statistics_request),
+        **_cells(reduced, wanted.kept),
+    }
+    if wanted.kept.z and reduced.z is not None:
+        arrays["z"] = reduced.z
+    of_heads = head_statistics(
+        reduced, top_score=top_score, baseline=own, axes=axes, sink_share=wanted.statistics.sink_weight
+    )
+    checks = check_heads(reduced, top_score, axes)
+    kept = {name: array.cpu() for name, array in arrays.items()}
+    return HeadResults(of_heads, kept, attention.kernel, checks, torch_because(attention))
+
+
+def _top_scores(reduced: Reduced) -> Float[Tensor, "batch head query"]:
+    """The largest score of each query: of those that were given, or by its weight, in which a sink logit takes part."""
+    attention, lse = reduced.attention, reduced.lse
+    if isinstance(attention, GivenAttention):
+        return attention.matrices()["scores"].amax(dim=-1)[:, reduced.heads.start : reduced.heads.stop]
+    if attention.sink_logits is not None:
+        lse = torch.logaddexp(lse, attention.sink_logits[:, reduced.heads.start : reduced.heads.stop].to(lse.dtype))
+    return reduced.statistics["peak"] + lse
+
+
+def joined(
+    parts: Sequence[HeadResults],
+    baseline: Baseline,
+    wanted: Run,
+    *,
+    axes: Axes,
+    statistics_request: StatisticsRequest,
+    peak_bytes: int,
+    full_bytes: int,
+) -> tuple[HeadResults, HeadsSummary]:
+    """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
+    heads, and of each check the one that came nearest to its tolerance, or passed it most; and how they were reduced."""
+    heads, first = tuple(head for part in parts for head in part.heads), parts[0]
+    arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in first.arrays}
+    means = _means(baseline.statistics, axes, statistics_request)
+    means = {"map": means["map"], "received": baseline.statistics["received"]} | means
+    uniform = {"visible": baseline.visible.long()} | {f"uniform_{name}": array for name, array in means.items()}
+    for name, array in uniform.items():
+        arrays[name] = (array if array.shape[1] == 1 else array[:, [head.head for head in heads]]).cpu()
+    checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
+    summary = HeadsSummary(
+        block=statistics_request.block,
+        steps=_steps(axes),
+        patterns=tuple(pattern.text for pattern in wanted.statistics.conditions),
+        sink_tokens=wanted.statistics.first_tokens,
+        sink_share=wanted.statistics.sink_weight,
+        kernel=first.kernel,
+        reducer="c" if first.torch_because is None else "torch",
+        torch_because=first.torch_because,
+        checks=checks,
+        peak_bytes=peak_bytes,
+        full_bytes=full_bytes,
+        kept=wanted.kept,
+    )
+    return first._replace(heads=heads, arrays=arrays, checks=checks), summary
+
+
+def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:
+    """The error for scores so large that the weights of a query do not add up, with the heads."""
+    of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
+    named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
+    message = f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1"
+    return not_finite(message, axes.dtype)
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+
+
+def _arrays(reduced: Reduced, axes: Axes, statistics_request: StatisticsRequest) -> dict[str, Tensor]:
+    """The vectors, the map and the weights between spans as records keep them; NaN for queries without keys."""
+    statistics = with_sink(reduced)
+    per_query = {
+        "entropy": statistics["entropy"],
+        "participation": 1 / statistics["squares"],
+        "distance": statistics["distance"],
+        "sink": statistics["first"],
+    }
+    return {
+        **{name: torch.where(reduced.has_keys, row, torch.nan) for name, row in per_query.items()},
+        "received": statistics["received"],
+        **_means(statistics, axes, statistics_request),
+    }
+
+
+def _means(statistics: Statistics, axes: Axes, request: StatisticsRequest) -> dict[str, Tensor]:
+    """The map: the mean weight that the queries of a block give a block of keys; the profile: the share of all weight at the
+    distances up to each step, in bins that double; and between spans the mean weight. Queries without keys do not count."""
+    seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block
+    n_seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block)).unflatten(-1, (-1, block)).sum(dim=-1)
+    folded = torch.stack([distances_folded(profile, axes.q_len - 1) for profile in statistics["profile"]])
+    within = torch.nn.functional.pad(folded.double().cumsum(dim=-1), (1, 0))
+    ends = torch.tensor([min(step + 1, folded.shape[-1]) for step in _steps(axes)], device=folded.device)
+    steps = within[..., ends].diff(dim=-1, prepend=within[..., :1])
+    totals = statistics["mass"].double().sum(dim=-1)[..., None].clamp(min=1)
+    means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": steps / totals}
+    if request.q_spans is not None:
+        n_queries = ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None]).sum(dim=-1).clamp(min=1)
+        means["span_mass"] = statistics["between"] / n_queries[..., None]
+    return means
+
+
+def _steps(axes: Axes) -> tuple[int, ...]:
+    """The upper ends of the bins 0, 1, 2, 3–4, 5–8, … of distances, up to the longest."""
+    longest = max(axes.q_len, axes.k_len) - 1
+    powers = (1 << power for power in range((longest - 1).bit_length())) if longest else ()
+    return (0, *powers, longest) if longest else (0,)
+
+
+def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
+    """The requested cells, by sequence and head: a corner, and the strongest keys of queries, −1 where a weight is 0."""
+    arrays, (batch, n_heads, _), device = {}, reduced.lse.shape, reduced.lse.device
+    dtype = reduced.attention.dtype
+
+    def of_all(queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query key"]:
+        rows = [[reduced.weights_of(b, h, queries, keys).to(dtype) for h in range(n_heads)] for b in range(batch)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    if kept.corner is not None:
+        c = kept.corner
+        queries = torch.arange(c.first_query, c.first_query + c.n_queries, device=device)
+        keys = torch.arange(c.first_key, c.first_key + c.n_keys, device=device)
+        seen = reduced.attention.visible(queries, keys)
+        seen = seen if seen.shape[1] == 1 else seen[:, reduced.heads.start : reduced.heads.stop]
+        arrays["corner"] = torch.where(seen, of_all(queries, keys), torch.nan)
+    if kept.queries:
+        rows = of_all(torch.tensor(kept.queries, device=device), reduced.keys)
+        weights, found = rows.topk(min(kept.top, rows.shape[-1]), dim=-1)
+        arrays |= {"top_shares": weights, "top_keys": torch.where(weights > 0, found, -1)}
+    return arrays
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_heads(reduced: Reduced, top_score: Tensor, axes: Axes) -> tuple[Check, ...]:
+    """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
+
+    Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and the maps add up to the
+    rest; and z of some queries, from their weights, is what was computed. The tolerance is that of weights whose scores are
+    rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
+    passed over.
+    """
+    attention, statistics, seen, sink_mass = reduced.attention, reduced.statistics, reduced.has_keys, reduced.sink_mass
+    given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
+    n_given = given.sum(dim=-1)
+    largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
+    rounding = _rounding(attention.dtype, largest)
+    sums = {
+        ROW_SUMS: (statistics["mass"] - given).abs().amax(dim=-1).double(),
+        COLUMN_TOTALS: (statistics["received"].double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
+        MAP_TOTALS: (statistics["map"].double().sum(dim=(-1, -2)) - n_given).abs() / n_given.clamp(min=1),
+    }
+    if attention.v is not None and not attention.is_finite:
+        sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
+    checks = [Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items()]
+    if attention.v is None:
+        return tuple(checks)
+    is_single = axes.dtype != "float64" or attention.kernel == "eager"  # whose softmax is in float32 whatever the dtype
+    of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
+    return (*checks, _check_z(reduced, axes, max(rounding, of_kernel) + TOLERANCES[axes.dtype].output))
+
+
+def _rounding(dtype: torch.dtype, largest: float) -> float:
+    """How far weights in a dtype may be off whose scores, the largest of this size, are rounded in it."""
+    of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output
+    return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(dtype).eps * largest)
+
+
+def _check_z(reduced: Reduced, axes: Axes, rounding: float) -> Check:
+    """z of spread queries from the values and their weights, which are computed again cell by cell, in float64 where the
+    device has it. The rounding of a sum grows with the square root of its length. Source: Higham and Mary 2019, "A new
+    approach to probabilistic rounding error analysis", theorem 3.1.
+
+    Where a kernel's scores are large, a query may be as far off besides as their rounding in float32 can move it; where that was
+    needed, the check says how much of the tolerance it is.
+    """
+    attention, errors, moved, magnitude = reduced.attention, [], [], 0.0
+    batch, n_heads, _ = reduced.lse.shape
+    assert attention.v is not None
+    assert reduced.z is not None
+    group = attention.shape[1] // attention.v.shape[1]
+    for b in range(batch):
+        n = len(axes.queries[b].ids)
+        n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
+        rows = axes.first_query(b) + torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
+        rows = rows.to(reduced.lse.device)
+        for h in range(n_heads):
+            weights = reduced.weights_of(b, h, rows, reduced.keys)
+            values = attention.v[b, reduced.heads[h] // group].to(weights.dtype)
+            values = values.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
+            z, again = reduced.z[b, h, rows].to(weights.dtype), weights @ values
+            apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
+            errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
+            moved.append(_moved(reduced, (b, h), rows, weights, values).cpu())
+            magnitude = max(magnitude, (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
+    usual = rounding * magnitude * max(1.0, (attention.shape[3] / MEASURED_KEYS) ** 0.5)
+    error, tolerance = torch.cat(errors), usual + torch.cat(moved)
+    worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
+    of_scores = (tolerance - usual)[error > usual]
+    return Check.of(
+        error[worst].item(),
+        tolerance[worst].item(),
+        name=HEAD_OUTPUTS,
+        rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
+    )
+
+
+def _moved(
+    reduced: Reduced, place: tuple[int, int], queries: Tensor, weights: Tensor, values: Tensor
+) -> Float[Tensor, " query"]:
+    """How far z of some queries may move when a kernel rounds their scores in float32, where these are large; else 0.
+
+    A dot product of n numbers is off by E = n u Σ|q||k| at most, whatever the order of summing, with u = 2⁻²⁴. So a weight is
+    off by a factor between e^−E and e^E, and z by Σ p (e^E − 1) |v − z| / Σ p e^−E. Source: Higham 2002, "Accuracy and
+    Stability of Numerical Algorithms", section 3.1. Two more roundings are those of the scale and of the score itself.
+    """
+    attention, (b, h), none = reduced.attention, place, weights.new_zeros(len(weights))
+    is_large = reduced.lse[b, h].abs().amax() > _LARGE
+    if not isinstance(attention, ScoredAttention) or attention.kernel == BLOCKS or not bool(is_large):
+        return none
+    head, wide = reduced.heads[h], weights.dtype
+    q, k = attention.q[b, head, queries], attention.k[b, head // (attention.shape[1] // attention.n_kv_heads)]
+    products = q.to(wide).abs() @ k.to(wide).abs().mT
+    off = ((q.shape[1] + 2) * torch.finfo(torch.float32).eps / 2 * abs(attention.scale) * products).clamp(max=_MOST_OFF)
+    least = (weights * (-off).exp()).sum(dim=1)
+    apart = [(values - z).abs().amax(dim=1) for z in weights @ values]
+    sums = torch.stack([(p * e.expm1() * away).sum() for p, e, away in zip(weights, off, apart, strict=True)])
+    farthest = torch.stack([away.amax() for away in apart])
+    return torch.minimum(sums / least.clamp(min=torch.finfo(wide).tiny), farthest)

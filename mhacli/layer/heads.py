@@ -13,13 +13,12 @@ from time import perf_counter
 
 import torch
 
+from mhacli.attention.axes import make_statistics_request
 from mhacli.attention.devices import choose_device, free_bytes, shared_out
-from mhacli.attention.head_results import HeadResults, joined, results_of
-from mhacli.attention.head_statistics import make_statistics_request
+from mhacli.attention.head_statistics import HeadResults, joined, results_of
 from mhacli.attention.memory import require_memory
-from mhacli.attention.statistics import blocks_of, head_groups
+from mhacli.attention.statistics import Baseline, blocks_of, head_groups, make_baseline
 from mhacli.attention.taps import not_finite, stage_timings, to_array
-from mhacli.attention.uniform import Baseline, make_baseline
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.setup import Setup
 from mhacli.record.checks import SelfCheck

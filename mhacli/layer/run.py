@@ -12,15 +12,15 @@ from torch.nn.functional import linear
 
 from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
+from mhacli.attention.axes import make_statistics_request
 from mhacli.attention.core import Tap, per_query_head
 from mhacli.attention.devices import free_bytes
-from mhacli.attention.head_statistics import head_statistics, make_statistics_request
+from mhacli.attention.head_statistics import head_statistics
 from mhacli.attention.layer import merge_heads
 from mhacli.attention.memory import require_memory
 from mhacli.attention.scores import GivenAttention, strongest_key
-from mhacli.attention.statistics import reduce_heads
+from mhacli.attention.statistics import make_baseline, reduce_heads
 from mhacli.attention.taps import Stopwatch, largest_difference, require_finite, time_stages, to_array
-from mhacli.attention.uniform import make_baseline
 from mhacli.errors import UsageError
 from mhacli.layer.setup import Setup
 from mhacli.record.checks import TOLERANCES, SelfCheck

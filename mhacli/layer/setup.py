@@ -12,13 +12,12 @@ from torch import Tensor
 
 from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
+from mhacli.attention.axes import Axes
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
 from mhacli.attention.devices import choose_device, environment
-from mhacli.attention.head_statistics import Axes
-from mhacli.attention.layer import KeyRows, Places, TokenVectors
+from mhacli.attention.layer import KeyRows, Places, TokenVectors, run_route
 from mhacli.attention.masks import Mask
 from mhacli.attention.positions import sinusoidal
-from mhacli.attention.routes import run_route
 from mhacli.attention.scores import ScoredAttention, distance_bias, sum_of_biases, tensor_bias
 from mhacli.attention.taps import Capture
 from mhacli.attention.weights_file import read_bias_file

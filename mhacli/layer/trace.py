@@ -12,9 +12,9 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, linear
 
+from mhacli.attention.axes import Axes
 from mhacli.attention.core import per_query_head
 from mhacli.attention.devices import choose_device
-from mhacli.attention.head_statistics import Axes
 from mhacli.attention.masks import both
 from mhacli.errors import MhaError
 from mhacli.io.data import finite

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.attention.axes import Axes, StatisticsRequest, make_statistics_request
 from mhacli.attention.devices import environment, one_thread, shared_out
-from mhacli.attention.head_results import joined, results_of
-from mhacli.attention.head_statistics import Axes, make_statistics_request
+from mhacli.attention.head_statistics import joined, results_of
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
-from mhacli.attention.statistics import StatisticsRequest
+from mhacli.attention.statistics import Baseline, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
-from mhacli.attention.uniform import Baseline, make_baseline
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.heads import SMALL_CELLS
 from mhacli.models.calls import DROPOUT, Call, Masking, as_attention, masking_of, state_of

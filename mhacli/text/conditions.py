@@ -10,7 +10,7 @@ A condition is written in a part of Python's notation:
 - `and`, `or`, `not` and parentheses.
 
 The text is parsed, never executed. A token outside the text and a division by zero have no value, and every comparison
-with them is false. `mhacli.attention.conditions` finds the cells of a condition.
+with them is false. `mhacli.attention.axes` finds the cells of a condition.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from time import perf_counter
 
 import torch
 
+from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
-from mhacli.attention.head_statistics import Axes
 from mhacli.attention.memory import FLOAT32_BYTES, require_room, statistics_bytes
 from mhacli.attention.scores import Attention
 from mhacli.errors import MhaError

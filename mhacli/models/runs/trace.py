@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhacli.attention.axes import Axes
 from mhacli.attention.core import per_query_head
-from mhacli.attention.head_statistics import Axes
 from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import step_of, summarise
 from mhacli.errors import MhaError, UsageError
