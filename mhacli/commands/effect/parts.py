@@ -23,7 +23,7 @@ from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import LayerKey, is_numbered
 
-_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o_proj|out_proj|c_proj|dense|out_lin|wo|o|out)$")
+_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o_proj|out_proj|c_proj|dense|out_lin|wo|o|out)$", re.IGNORECASE)
 """The usual names of the output projection."""
 _MASKS = ("attention_mask", "mask", "allowed", "attn_mask")
 """The names of the mask parameter in attention modules. `allowed` is that of a layer of mha, a predicate; `attn_mask` is that of
