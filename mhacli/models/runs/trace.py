@@ -170,13 +170,11 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
     fitting = {sizes[axis]: axis for axis in ("kv_head", "head", "key", length)}
     axes = [fitting.get(size, "width") for size in shape]
     if shape[0] == sizes["batch"]:
-        own = {"q": ("head", "d_head"), "k": ("kv_head", "d_head"), "v": ("kv_head", "d_v")}.get(
-            short[:1], ("d_model",)
-        )
-        all_sizes = {**sizes, "(head+2·kv_head)": sizes["head"] + 2 * sizes["kv_head"]}  # q, k and v by one projection
-        words = (own, ("(head+2·kv_head)", "d_head"), ("d_model",), ("head", "d_v"), ("d_head",))
-        fitting_words = ["·".join(word) for word in words if prod(all_sizes[axis] for axis in word) == shape[-1]]
-        axes[0], axes[-1] = "batch", next(iter(fitting_words), "width")
+        all_heads = {"q": "head d_head", "k": "kv_head d_head", "v": "kv_head d_v"}.get(short[:1], "d_model")
+        known = {**sizes, "(head+2·kv_head)": sizes["head"] + 2 * sizes["kv_head"]}  # q, k and v by one projection
+        words = (all_heads, "(head+2·kv_head) d_head", "d_model", "head d_v", "d_head")
+        fits = [word for word in words if prod(known[axis] for axis in word.split()) == shape[-1]]
+        axes[0], axes[-1] = "batch", "·".join(fits[0].split()) if fits else "width"
     elif shape[0] not in fitting:
         axes[0] = "rows"
     return tuple(axes)
@@ -190,11 +188,14 @@ def _inside(
 ) -> Iterator[tuple[Tensor, Step]]:
     """The inputs of the attention and the matrices that follow from them, with their steps; those that the kernel does not
     compute are computed here. `before` are the names of the modules that ran before, `theta` is the base of a rotation."""
-    made, cells, is_built = attention.matrices(), prod(attention.shape), layer.kernel in _BUILDING
-    matrix = "batch head query key"
+    made, cells = attention.matrices(), prod(attention.shape)
 
-    def step(name: str, tensor: Tensor, axes: str, **described: Any) -> tuple[Tensor, Step]:
-        return tensor, step_of(name, tensor, axes=tuple(axes.split()), **{"flops": 0, **described})
+    def step(name: str, tensor: Tensor, axes: str, flops: int, *words: str, built: bool = True) -> tuple[Tensor, Step]:
+        described: dict[str, Any] = dict(zip(("formula", "meaning"), words, strict=True))
+        return tensor, step_of(name, tensor, axes=tuple(axes.split()), flops=flops, built=built, **described)
+
+    def matrix(name: str, flops: int, *words: str) -> tuple[Tensor, Step]:
+        return step(name, made[name], "batch head query key", flops, *words, built=layer.kernel in _BUILDING)
 
     if call.q is not None:
         (q, k, v), shared = call.qkv, layer.n_heads // layer.n_kv_heads
@@ -205,33 +206,29 @@ def _inside(
             ("k", k, "batch kv_head key d_head", f"what each token is found by{said}"),
         ):
             normed = ", normed" if any(own.startswith(name) and "norm" in own for own in before) else ""
-            formula = f"{name} = its projection{normed}, split into heads{rotation}"
             flops = 3 * tensor.numel() if rotation else 0  # two products and a sum for each number
-            yield step(name, tensor, axes, formula=formula, meaning=meaning, flops=flops)
-        formula, meaning = "v = its projection, split into heads", f"what each token contributes{said}"
-        yield step("v", v, "batch kv_head key d_v", formula=formula, meaning=meaning)
-        meaning, flops = "the dot product of every query with every key: how well they match", 2 * cells * layer.d_head
-        yield step("qk", made["qk"], matrix, formula="qk = q kᵀ", meaning=meaning, flops=flops, built=is_built)
+            yield step(
+                name, tensor, axes, flops, f"{name} = its projection{normed}, split into heads{rotation}", meaning
+            )
+        meaning = f"what each token contributes{said}"
+        yield step("v", v, "batch kv_head key d_v", 0, "v = its projection, split into heads", meaning)
+        meaning = "the dot product of every query with every key: how well they match"
+        yield matrix("qk", 2 * cells * layer.d_head, "qk = q kᵀ", meaning)
         if call.mask is not None:
             formula = "True = may attend" if call.mask.dtype == torch.bool else "added to the scores"
-            yield step("mask", call.mask, matrix, formula=formula, meaning=layer.mask)
+            yield step("mask", call.mask, "batch head query key", 0, formula, layer.mask)
         if call.sinks is not None:
-            axes, whose = ("head", "head") if call.sinks.ndim == 1 else ("batch head query", "query")
-            meaning = "takes part in the softmax and gives nothing"
-            yield step("sinks", call.sinks, axes, formula=f"a score per {whose}", meaning=meaning)
-    formula, meaning = _scores_formula(attention), f"what a query sees: {layer.mask}"
-    yield step("scores", made["scores"], matrix, formula=formula, meaning=meaning, flops=cells, built=is_built)
+            axes = "head" if call.sinks.ndim == 1 else "batch head query"
+            formula, meaning = f"a score per {axes.split()[-1]}", "takes part in the softmax and gives nothing"
+            yield step("sinks", call.sinks, axes, 0, formula, meaning)
+    yield matrix("scores", cells, _scores_formula(attention), f"what a query sees: {layer.mask}")
     formula, meaning = "pattern = softmax(scores) over the keys", "each query's row sums to 1 over its keys"
     if layer.sinks:
         formula, meaning = f"{formula} and the sink", "they sum to less than 1, because the sink logit takes the rest"
-    meaning = f"the attention weights: {meaning}"
-    yield step("pattern", made["pattern"], matrix, formula=formula, meaning=meaning, flops=5 * cells, built=is_built)
+    yield matrix("pattern", 5 * cells, formula, f"the attention weights: {meaning}")
     if call.z is not None:
-        meaning, flops = (
-            f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})",
-            2 * cells * layer.d_v,
-        )
-        yield step("z", call.z, "batch head query d_v", formula="z = pattern v", meaning=meaning, flops=flops)
+        meaning = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
+        yield step("z", call.z, "batch head query d_v", 2 * cells * layer.d_v, "z = pattern v", meaning)
 
 
 def _scores_formula(attention: Attention) -> str:
