@@ -101,7 +101,16 @@ def main() -> int:
         _application(os.environ.get("COMP_WORDS", "").split()[1:]).main(prog_name="mha")
     code = 0
     try:
-        code = _run_app()
+        require_stdout()
+        words = sys.argv[1:]
+        if words[:1] == ["help"]:  # `help COMMAND` is `COMMAND --help`
+            words = [*(word for word in words[1:] if not word.startswith("-")), "--help"]
+        app = _application(words)
+        try:
+            with app.make_context("mha", words) as context:  # app.main would return 1 for a broken pipe
+                app.invoke(context)
+        except typer.Exit as end:
+            code = end.exit_code
         flush()  # the interpreter's flush at exit would report a full disk too late
     except MhaError as fault:
         code = _print_error(fault)
@@ -110,22 +119,6 @@ def main() -> int:
     except Exception as fault:
         code = _print_error(_as_error(fault))
     return code
-
-
-def _run_app() -> int:
-    """Runs the command that the arguments name; `help COMMAND` is `COMMAND --help`. Typer would return 1 for a broken
-    pipe."""
-    require_stdout()
-    words = sys.argv[1:]
-    if words[:1] == ["help"]:
-        words = [*(word for word in words[1:] if not word.startswith("-")), "--help"]
-    app = _application(words)
-    try:
-        with app.make_context("mha", words) as context:
-            app.invoke(context)
-    except typer.Exit as end:
-        return end.exit_code
-    return 0
 
 
 def _as_error(fault: Exception) -> MhaError:

@@ -133,16 +133,16 @@ def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mo
     for field_name, value in given.items():
         option, name = options[field_name], options[field_name].name(field_name, value)
         if value == "" and not option.argument:
-            raise UsageError(f"{name} is empty", hint=f"leave out {name}, or give it a value")
+            raise UsageError(f"{name} is empty")
         if mode is not None and mode not in option.modes:
             if mode in _OBSTACLES:
-                raise UsageError(f"{name} does not work with {_OBSTACLES[mode]}", hint=f"leave out {name}")
+                raise UsageError(f"{name} does not work with {_OBSTACLES[mode]}")
             needed = "--model" if "model" in option.modes else "code of your own, such as my.py:Attention"
             raise UsageError(f"{name} needs {needed}")
         for other in option.excludes:
             if other in given:
                 partner = options[other].name(other, given[other])
-                raise UsageError(f"{name} and {partner} exclude each other", hint=f"leave out {name} or {partner}")
+                raise UsageError(f"{name} and {partner} exclude each other")
         partners = [options[other].name(other) for other in option.needs if other in options]
         if partners and given.keys().isdisjoint(option.needs):
             raise UsageError(f"{name} changes nothing without {' or '.join(partners)}", hint=f"add {partners[0]}")

@@ -167,9 +167,7 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     if is_hub_id(path):
         return None
     if model.revision is not None:
-        raise UsageError(
-            f"--revision is for checkpoints on a hub, and {path} is not the id of one", hint="leave out --revision"
-        )
+        raise UsageError(f"--revision is for checkpoints on a hub, and {path} is not the id of one")
     checkpoint = read_checkpoint(path)
     for kind, n in model.layers or ():
         count = size_of(checkpoint.config, "n_layers", kind or "self")

@@ -71,14 +71,9 @@ def _decodable(run: Run, prompt_len: int) -> Run:
     if prompt_len > longest:
         raise UsageError(out_of_range("--prompt-len", prompt_len, longest + 1))
     if encoded.context is not None:
-        raise UsageError(
-            "--context does not work with mha decode, which follows one text", hint="mha run shows cross-attention"
-        )
+        raise UsageError("--context does not work with mha decode, which follows one text")
     if config.train:
-        raise UsageError(
-            "--train does not work with mha decode: with dropout a step differs from the full recomputation",
-            hint="leave out --train",
-        )
+        raise UsageError("--train does not work with mha decode: with dropout a step differs from a full computation")
     needed = 0  # the end of the last token of a prefix that an earlier one sees: a step must not split these
     for sequence in encoded.sequences:
         first = config.first_column(len(sequence.tokens), longest)

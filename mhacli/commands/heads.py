@@ -127,17 +127,12 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
     from mhacli.attention.memory import require_memory
 
     if run.config.train:
-        raise UsageError(
-            "--train does not work with mha heads, which never builds the patterns that dropout acts on",
-            hint="leave out --train",
-        )
+        raise UsageError("--train does not work with mha heads, which has no patterns that dropout acts on")
     facts = run.facts
     is_shifted = bool(facts.padded) and run.config.padding == "left"
     run = replace(run, kept=cells.kept(facts.q_len, facts.k_len, z=keep_z, is_shifted=is_shifted))
     for head in {*options.maps}.difference(cells.head or options.maps):
-        raise UsageError(
-            f"--map {head}: head {head} is not among the heads chosen with --head", hint=f"add {head} to --head"
-        )
+        raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
     require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     require_memory(run, has_matrices=False)
     with loading_torch():

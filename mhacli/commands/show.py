@@ -33,19 +33,12 @@ def show(
     record = storage.load(path)
     model = record.model
     if record.survey is None and model is None and (options.maps or options.sort != "head"):
-        raise UsageError(
-            f"--map and --sort need a record of mha heads, which {path} is not", hint="leave out --map and --sort"
-        )
+        raise UsageError(f"--map and --sort need a record of mha heads, which {path} is not")
     if model is None and (options.layers or options.words or options.rows):
-        raise UsageError(
-            f"--layer, --words and --from need a record of a checkpoint, which {path} is not",
-            hint="leave out --layer, --words and --from",
-        )
+        raise UsageError(f"--layer, --words and --from need a record of a checkpoint, which {path} is not")
     for name in ("shapes", "timings"):
         if getattr(options, name) and (model is not None or record.survey is not None):
-            raise UsageError(
-                f"--{name} is for runs of mha's own layer", hint="mha trace prints the steps of a checkpoint"
-            )
+            raise UsageError(f"--{name} is for runs of mha's own layer, whose steps {path} does not have")
     require_choices(record.config.n_heads, len(record.sequences), options)
     if model is not None and options.rows is not None:
         require_generated(options.rows, is_generated=model.generated is not None)

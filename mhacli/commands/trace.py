@@ -119,7 +119,7 @@ def trace(
 
     has_keys = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
     if walk.step and (output.format is not None or not has_keys):
-        raise UsageError("--step needs a terminal to read keys from", hint="leave out --step")
+        raise UsageError("--step needs a terminal to read keys from")
     require_output(options, output, figure="walk")
     target = _target(what.typed) if what.model.path is None else None
     run, notes = None, tuple[str, ...]()

@@ -30,7 +30,7 @@ def _record_path(typed: Sequence[str]) -> str | None:
     if are_literal() or not any(map(_is_record, typed)):
         return None
     if len(typed) > 1:
-        raise UsageError("mha view opens one record, and nothing else with it", hint="put -- before texts")
+        raise UsageError("mha view opens one record, and nothing else with it; -- stands before texts")
     return typed[0]
 
 

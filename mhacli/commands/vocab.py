@@ -45,7 +45,7 @@ def vocab(
     from mhacli.text.encode import make_tokenizer, no_tokens
 
     if source.lines:
-        raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
+        raise UsageError("--lines changes nothing in a vocabulary")
     require_writable(output.files, force=output.force)
     tokenizer = make_tokenizer(config, source.max_token_len)
     source = replace(source, max_bytes=source.max_bytes or DEFAULT_MAX_BYTES)
