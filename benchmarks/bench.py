@@ -40,7 +40,8 @@ def heads(length: int, device: str) -> tuple[torch.Tensor, ...]:
 
 def beside_torch(length: int, device: str) -> None:
     """Prints the median of our clock over that of torch's, for the fused kernel."""
-    call = partial(torch.nn.functional.scaled_dot_product_attention, *heads(length, device))
+    q, k, v = heads(length, device)
+    call = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
     clock = partial(seconds_of, call, device=torch.device(device))
     n_calls = 1 if device == "cuda" else max(1, round(0.02 / clock(n_calls=5)))
     ratios = []
@@ -88,12 +89,14 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     allowed = torch.arange(k.shape[-2], device=k.device)[None, :] <= torch.arange(q.shape[-2], device=q.device)[:, None]
     scores = q @ k.mT * q.shape[-1] ** -0.5
     scores = scores.masked_fill(~allowed, -torch.inf)
-    return scores.softmax(dim=-1) @ v
+    z: torch.Tensor = scores.softmax(dim=-1) @ v
+    return z
 
 
 def unmasked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The same without a mask."""
-    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
+    z: torch.Tensor = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
+    return z
 
 
 def agree_twice(device: str) -> None:

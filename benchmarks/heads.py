@@ -121,8 +121,9 @@ def time_all(rounds: int) -> None:
         for causal in (False, True):
             attention = made(n, causal=causal)
             q, k, v = attention.q, attention.k, attention.v
+            assert v is not None
             words, characters = request_of(n), request_of(n, of_characters=True)
-            calls = {
+            calls: dict[str, Callable[[], object]] = {
                 "fused": partial(scaled_dot_product_attention, q, k, v, is_causal=causal),
                 "c": partial(overview, "c", attention, words),
                 "characters": partial(overview, "c", attention, characters),
@@ -138,6 +139,7 @@ def time_command(rounds: int) -> None:
     words = " ".join(f"w{token}" for token in request_of(COMMAND_LENGTH).q_tokens[0].tolist())
     run = Run(encoded=encode([words], config), config=config)
     attention = made(COMMAND_LENGTH, causal=True)
+    assert attention.v is not None
 
     def study() -> None:
         prepared = HeadsRun(run)

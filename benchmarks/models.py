@@ -45,7 +45,7 @@ def small(implementation: str | None = None) -> Any:
     """GPT-2-small's shape, random weights."""
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=MOST_POSITIONS, bos_token_id=0, eos_token_id=0)
     torch.manual_seed(0)
-    return AutoModel.from_config(config, attn_implementation=implementation).eval()  # type: ignore[no-untyped-call]
+    return AutoModel.from_config(config, attn_implementation=implementation).eval()
 
 
 def tokens(length: int) -> torch.Tensor:
