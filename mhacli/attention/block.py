@@ -74,6 +74,7 @@ class CompiledHeads:
         assert library is not None
         self._reduce = library.mha_reduce
         self._attention, self._heads, self._sums, self._memory = attention, heads, sums, torch.empty(0)
+        self._place: tuple[tuple[range, range], Tensor, _Block] | None = None
         of_queries = torch.where(request.q_tokens < 0, -2, request.q_tokens)
         self._tokens = [t.to(torch.int32).contiguous() for t in (of_queries, request.k_tokens, request.before_k)]
         self._marked = [[row.nonzero().flatten() for row in marks] for marks in (request.first, request.leading)]
@@ -100,13 +101,10 @@ class CompiledHeads:
         """The weights of a block `(sequence, one head, queries, keys)`, whose statistics are added; None where scores are not
         finite, or so large beside a sink that torch has to do it. `hidden` makes the cells that the mask hides."""
         attention, (batch, head, queries, keys) = self._attention, place
-        n_cells, of_head = len(queries) * len(keys), self._of_head[batch][head.start - self._heads.start]
-        if self._memory.numel() < n_cells:
-            self._memory = torch.empty(n_cells)
-        scores = self._memory[:n_cells].view(1, len(queries), len(keys))
-        block = _Block(
-            scores.data_ptr(), None, 0, *scores.shape[1:], queries.start, keys.start, large(scores.device) * LOG2_E
-        )
+        index = head.start - self._heads.start
+        scores, block = self._of_place(queries, keys)
+        of_head = self._of_head[batch][index]
+        block.limit = large(scores.device) * LOG2_E
         if not attention.is_band and (cells := hidden()) is not None:
             own = own_cells(cells, batch, head.start)
             own = own if own.stride(1) == 1 else own.contiguous()
@@ -117,6 +115,17 @@ class CompiledHeads:
         reference = attention.masked_scores_into(scores, *place, hidden=hidden(), sink=None)
         if reference is None or attention.sink_logits is not None:
             return None
-        self._sums["lse"][batch, head.start - self._heads.start, queries.start : queries.stop] = reference[0, :, 0]
+        self._sums["lse"][batch, index, queries.start : queries.stop] = reference[0, :, 0]
         block.limit = math.inf
         return scores if self._reduce(block, of_head) else None
+
+    def _of_place(self, queries: range, keys: range) -> tuple[Float[Tensor, "1 query key"], _Block]:
+        """The scores of a block, which heads use in turn, and its description for C."""
+        if self._place is None or self._place[0] != (queries, keys):
+            n_cells = len(queries) * len(keys)
+            if self._memory.numel() < n_cells:
+                self._memory = torch.empty(n_cells)
+            scores = self._memory[:n_cells].view(1, len(queries), len(keys))
+            described = _Block(scores.data_ptr(), None, 0, *scores.shape[1:], queries.start, keys.start)
+            self._place = (queries, keys), scores, described
+        return self._place[1:]

@@ -373,6 +373,10 @@ def _add_z(block: Block, z: Float[Tensor, "head query d_v"]) -> None:
     """Writes the product of the weights with the values."""
     attention = block.attention
     assert attention.v is not None
+    if len(z) == 1 and attention.v.dtype == z.dtype == block.weights.dtype and attention.has_finite_values:
+        own = attention.v[block.batch, block.heads.start * attention.v.shape[1] // attention.shape[1], block.columns]
+        torch.mm(block.weights[0], own, out=z[0])  # few calls of torch
+        return
     values = of_heads(attention.v, block.batch, block.heads, attention.shape[1], block.keys).to(block.weights.dtype)
     if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
         values = values.masked_fill((block.weights == 0).all(dim=1).unsqueeze(-1), 0.0)
