@@ -296,13 +296,7 @@ class Config:
     def resolved(self) -> Config:
         """This config with all derived widths filled in. Raises `UsageError` with the broken rule."""
         require_ranges(self)
-        if self.d_head is None and self.d_model % self.n_heads:
-            nearest = as_option("n_heads", _nearest_divisor(self.d_model, self.n_heads))
-            raise UsageError(
-                f"{as_option('n_heads', self.n_heads)} does not divide d_model {self.d_model}",
-                hint=f"try {nearest}, or set --d-head",
-            )
-        d_head = self.d_model // self.n_heads if self.d_head is None else self.d_head
+        d_head = self.d_head if self.d_head is not None else _split_evenly(self)
         full = replace(
             self,
             d_head=d_head,
@@ -313,7 +307,8 @@ class Config:
             prefix=self.prefix or None,
             sink=self.sink or None,
         )
-        _require_rules(full)
+        _require_layer(full)
+        _require_mask(full)
         return full
 
 
@@ -340,8 +335,7 @@ def require_ranges(settings: Any) -> None:
             raise UsageError(f"{typed} is not in the range {option.range_text}")
 
 
-def _require_rules(full: Config) -> None:
-    """Raises `UsageError` for fields that contradict each other, or that a range does not describe."""
+def _require_layer(full: Config) -> None:
     n_kv_heads, d_head = full.n_kv_heads or 0, full.d_head or 0
     if full.n_heads % n_kv_heads:
         nearest = _nearest_divisor(full.n_heads, n_kv_heads)
@@ -358,6 +352,9 @@ def _require_rules(full: Config) -> None:
             f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd",
             hint=f"try {as_option('d_head', d_head + 1)}",
         )
+
+
+def _require_mask(full: Config) -> None:
     if full.window is not None and min(full.window) < 0:
         left, right = full.window
         raise UsageError(f"--window {left},{right} counts fewer than 0 keys")
@@ -366,9 +363,25 @@ def _require_rules(full: Config) -> None:
             f"{as_option('sink', full.sink)} exempts tokens from a window, and there is none",
             hint=f"try {as_option('window', 8)} {as_option('sink', full.sink)}",
         )
+    if full.documents == "":
+        raise UsageError(f"{as_option('documents', '')} is empty", hint="try --documents '|'")
     if full.random is not None and not all(1 <= n <= MAX_RANDOM for n in full.random):
         shape = ",".join(map(str, full.random))
         raise UsageError(f"{as_option('random', shape)} is no batch and length in the range 1<=x<={MAX_RANDOM}")
+
+
+def _split_evenly(config: Config) -> int:
+    """The width of each of `n_heads` equal parts of `d_model`; its halves are whole with rotary positions."""
+    d_model, n_heads, parts = config.d_model, config.n_heads, 2 if config.positions in ROPE else 1
+    if d_model % n_heads == 0:
+        return d_model // n_heads
+    step = n_heads * parts
+    width = as_option("d_model", min(max(1, (d_model + step // 2) // step), MAX_WIDTH // step) * step)
+    fewer = "" if d_model % parts else f"{as_option('n_heads', _nearest_divisor(d_model // parts, n_heads))} or "
+    raise UsageError(
+        f"{as_option('n_heads', n_heads)} does not divide d_model {d_model}",
+        hint=f"try {fewer}{width}, or set --d-head",
+    )
 
 
 def _nearest_divisor(of: int, to: int) -> int:

@@ -107,10 +107,7 @@ def require_output(
     has_figure = output.svg is not None or output.png is not None
     needs_pattern = has_figure and (options.figure or figure) not in ("walk", "effects")
     if needs_pattern and keep is not None and "pattern" not in keep:
-        words = ",".join(keep)
-        raise UsageError(
-            f"--keep {words} lacks the pattern, which a picture of heads needs", hint=f"try --keep pattern,{words}"
-        )
+        raise UsageError(f"--keep {','.join(keep)} lacks the pattern, which a picture of heads needs")
     require_writable(output.files, force=output.force, read=read)
     if output.png is not None:
         from mhacli.render.figures.document import require_png
@@ -169,11 +166,8 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
     """Prints a record in the chosen format, or the view of the terminal. Raises `UsageError` for a table of a record without
     patterns."""
     if output.format is not None:
-        if record.module is not None and output.format != "json":
-            raise UsageError(
-                f"--{output.format} needs attention weights, which the trace of a module does not have",
-                hint="try --json",
-            )
+        if record.module is not None and output.csv:
+            raise UsageError("--csv needs attention weights, which the trace of a module does not have")
         from mhacli.render import csv, json
 
         sys.stdout.writelines(json.pieces(record) if output.json else csv.pieces(record, options))
@@ -260,8 +254,7 @@ def require_self_check(record: Record) -> None:
         checks.append(("a second computation of the removals disagrees with the first", record.effect.verified))
     if record.model is not None and record.model.identical_outputs is False:
         message = "the model's outputs with inspection differ from those without"
-        hint = "a model whose outputs change from pass to pass cannot be compared"
-        raise MhaError(message, hint=hint, code="self-check", exit_code=EXIT_CHECK)
+        raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
     also = "" if record.decoding is None else ", or is not that of a full recomputation"
     checks.append((f"the output does not follow from the pattern shown{also}", record.self_check))
     for message, check in checks:

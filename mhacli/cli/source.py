@@ -112,10 +112,7 @@ def _config(what: Computation) -> tuple[Config, TensorFile | None]:
         weights, config = read_layer_file(what.weights, given)
     for name, positions in (("rope_theta", ROPE), ("max_positions", ("learned",))):
         if name in given and config.positions not in positions:
-            raise UsageError(
-                f"{as_option(name, given[name])} changes nothing with --positions {config.positions}",
-                hint=f"add --positions {positions[0]}",
-            )
+            raise UsageError(f"{as_option(name, given[name])} changes nothing without --positions {positions[0]}")
     return config, weights
 
 
