@@ -198,6 +198,8 @@ def json_document(value: Any) -> list[str]:
 
 def _write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
     """Writes the requested pictures. Raises `MhaError` if the record lacks the data, or a file cannot be written."""
+    if output.files.keys().isdisjoint(DRAWN):
+        return
     contents: dict[str, bytes] = {}
     with show_activity("drawing"):
         if output.html is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -55,6 +56,8 @@ def explain(
 
 def _hint(words: Sequence[str]) -> str:
     """The terms with the most similar spelling."""
+    if len(words) > 1 and all(map(os.path.lexists, words)):
+        return "the shell puts file names in place of *: mha explain star"
     names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
     near = get_close_matches(_plain(" ".join(words)), names, n=3)
     return f"try mha explain {', or '.join(names[name] for name in near)}" if near else "mha explain lists every term"
