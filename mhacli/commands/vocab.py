@@ -76,9 +76,9 @@ def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, wid
     from rich.console import Group
     from rich.text import Text
 
+    from mhacli.render.base.doc import Column, Table
     from mhacli.render.base.format import count_of
-    from mhacli.views.doc import Column, Table
-    from mhacli.views.terminal import table
+    from mhacli.render.base.terminal import table
 
     columns: list[Column[Entry]] = [
         Column(heading="id", value=lambda row: row.id, unit="id"),

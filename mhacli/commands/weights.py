@@ -28,8 +28,8 @@ from mhacli.text.escape import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from mhacli.render.base.doc import Unit
     from mhacli.render.base.options import Screen
-    from mhacli.views.doc import Unit
 
 SCHEMA = "mha.weights-info/1"
 _EXAMPLE = "mha weights info MiniLM\n"
@@ -168,9 +168,9 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from mhacli.render.base.doc import Column, Table
     from mhacli.render.base.format import count_of, filled
-    from mhacli.views.doc import Column, Table
-    from mhacli.views.terminal import table
+    from mhacli.render.base.terminal import table
 
     parts = [
         "a layer of mha" if contents["kind"] == "layer" else f"family {contents['family'] or 'unknown'}",

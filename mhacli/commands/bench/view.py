@@ -20,13 +20,12 @@ from rich.text import Text
 from mhacli.commands.bench.result import Benchmark, Comparison
 from mhacli.commands.bench.workload import LAYERS, BenchRow
 from mhacli.io.files import write_whole
+from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, filled, or_dash, plain_table, seconds_text, short_text
 from mhacli.render.base.options import Screen
 from mhacli.render.csv import cell_text
-from mhacli.render.page.elements import Html, tag, text
+from mhacli.render.page.elements import Html, table, tag, text
 from mhacli.text.escape import visible
-from mhacli.views.doc import Column, Table, column
-from mhacli.views.html import table
 
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
 

@@ -19,6 +19,7 @@ from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
+from mhacli.render.base import doc
 from mhacli.render.base.cells import CHANGES, WEIGHTS, Ramp, cell, change_levels, levels, range_text, ticks
 from mhacli.render.base.format import (
     count_of,
@@ -37,7 +38,6 @@ from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.render.heads.heatmap import AXES
 from mhacli.text.escape import token_label, visible
-from mhacli.views import doc
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 

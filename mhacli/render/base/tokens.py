@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.record.record import Record
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import count_of, fitted, token_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions
+from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label
 from mhacli.text.tokens import UNKNOWN
-from mhacli.views.doc import Column, Table
-from mhacli.views.terminal import table
 
 MAX_TOKEN_ROWS = 16
 _LEAST_TOKEN, _MOST_BYTES = 12, 18

@@ -11,6 +11,7 @@ from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSumma
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
+from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.format import (
     count_of,
     flowing,
@@ -21,9 +22,8 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, short_name
+from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
-from mhacli.views.doc import Column, Row, Table
-from mhacli.views.terminal import table
 
 MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8
 """The largest number of sink tokens, of cells of a head, and of effects listed."""

@@ -13,6 +13,7 @@ from rich.text import Text
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.cells import CHANGES, cell
+from mhacli.render.base.doc import Column, Table, Unit, column, shown
 from mhacli.render.base.format import (
     count_of,
     flowing,
@@ -22,10 +23,9 @@ from mhacli.render.base.format import (
     type_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
 from mhacli.text.escape import token_label
-from mhacli.views.doc import Column, Table, Unit, column, shown
-from mhacli.views.terminal import table
 
 _MAX_ROWS, NUMBER, MARK = 7, 6, 2
 """The largest number of table rows, and the widths of map cells with and without a number."""

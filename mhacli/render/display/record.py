@@ -26,11 +26,11 @@ from mhacli.render.figures.scales import hex_of, ink_on
 from mhacli.render.heads.drawable import SHORT, DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.render.heads.table import legend_parts, overview_cells
+from mhacli.render.page import elements as html
 from mhacli.render.page.document import most_certain
 from mhacli.render.page.effects import effect_pictures
 from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.render.run.view import self_check_line
-from mhacli.views import html
 
 _SCREEN = Screen(COLUMNS, colour=False)
 _WIDE = Screen(10_000, colour=False)

@@ -19,11 +19,10 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.head_picture import caption
-from mhacli.render.figures.svg import MONO_EM, SOFT, Sheet, heading, paragraph, stacked, wrapped
+from mhacli.render.figures.svg import MONO_EM, SOFT, Sheet, heading, paragraph, stacked, table, wrapped
 from mhacli.render.run.decode import step_table
 from mhacli.render.run.steps import steps_table
 from mhacli.text.escape import visible
-from mhacli.views.svg import table
 
 _LEAST_WIDTH, _SIZE, _MOST = 640.0, 10.5, 64
 _DRAWN_AS = "figure walk"

@@ -10,8 +10,7 @@ from mhacli.record.record import Record
 from mhacli.render.base.format import number_text
 from mhacli.render.checkpoint.effect import change_words, effect_table, effect_words
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText
-from mhacli.render.page.elements import WIDE, Html, change_class, joined, lines_of, tag, text
-from mhacli.views.html import table
+from mhacli.render.page.elements import WIDE, Html, change_class, joined, lines_of, table, tag, text
 
 Paint = Callable[[int], Mapping[str, str]]
 """The attributes that colour an element by a level of change, 0 … 510."""

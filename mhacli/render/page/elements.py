@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from mhacli.render.base.colours import change_colour, is_dark
+from mhacli.render.base.doc import Row, Table
 from mhacli.render.base.options import Screen
 
 Html = NewType("Html", str)
@@ -59,11 +60,26 @@ def joined(parts: Iterable[Html], between: str = "\n") -> Html:
     return Html(between.join(parts))
 
 
-def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Html]]) -> Html:
-    """A table that may be wider than the page. The first cell of each row is its heading."""
-    head = tag("thead", tag("tr", *(tag("th", text(name), scope="col") for name in headings)))
-    body = (tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows)
-    whole = tag("table", tag("caption", text(caption)), head, tag("tbody", *body))
+def table(of: Table[Row]) -> Html:
+    """The table with all columns, in an element that scrolls. The first cell of each row is its heading."""
+    kinds = [{"class_": "word"} if column.unit == "word" else {} for column in of.columns]
+    headings = [
+        tag(
+            "th",
+            text(column.heading),
+            scope="col",
+            **({"title": column.explanation} if column.explanation else {}),
+            **kind,
+        )
+        for column, kind in zip(of.columns, kinds, strict=True)
+    ]
+    rows = []
+    for row in of.rows if of.most is None else of.rows[: of.most]:
+        first, *others = (text(column.text(row)) for column in of.columns)
+        cells = (tag("td", cell, **kind) for cell, kind in zip(others, kinds[1:], strict=True))
+        rows.append(tag("tr", tag("th", first, scope="row", **kinds[0]), *cells))
+    caption = [tag("caption", text(of.title))] if of.title else []
+    whole = tag("table", *caption, tag("thead", tag("tr", *headings)), tag("tbody", *rows))
     return tag("div", whole, class_="scroll")
 
 

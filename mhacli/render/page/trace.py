@@ -13,12 +13,11 @@ from mhacli.render.base.format import (
     trace_totals,
 )
 from mhacli.render.base.options import Screen
-from mhacli.render.page.elements import Html, preformatted, tag, text
+from mhacli.render.page.elements import Html, preformatted, table, tag, text
 from mhacli.render.run.decode import step_table
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing
 from mhacli.render.run.view import self_check_line
-from mhacli.views.html import table
 
 _STORY = Screen(width=100, colour=False)
 

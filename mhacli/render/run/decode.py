@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mhacli.record.checks import error_text
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
+from mhacli.render.base.doc import Table, column
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -25,14 +26,13 @@ from mhacli.render.base.format import (
     weight_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
+from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
 from mhacli.sites import row_flops
 from mhacli.text.escape import visible
 from mhacli.variants import variants
-from mhacli.views.doc import Table, column
-from mhacli.views.terminal import table
 
 MAX_STEPS = 16
 _OF_STEPS = Comparison(

@@ -13,13 +13,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mhacli.record.record import Record, Step
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import fitted, is_masked, memory_text, values_text
 from mhacli.render.base.options import Screen
 from mhacli.render.run.trace import header, repeats_text
 from mhacli.render.run.view import axes_text
 from mhacli.text.escape import visible
 from mhacli.variants import variants
-from mhacli.views.doc import Column, Table
 
 _LEAST, _GAP = 16, "  "
 """The least width of a formula, and the gap before it."""

@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import balanced
-from mhacli.views.doc import Column, Row, Table
 
 _GAP, _MOST = 2, 500
 """The blanks between columns, and the widest cell."""
