@@ -63,9 +63,10 @@ class Walk:
     # fmt: on
 
 
-def _target(typed: tuple[str, ...]) -> str | None:
+def _target(typed: tuple[str, ...], values: Mapping[str, Any]) -> str | None:
     """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
-    if not typed or are_literal() or not _names_code(typed[0]):
+    has_arguments = bool(values.get("arg") or values.get("call_arg"))
+    if not typed or are_literal() or not _names_code(typed[0], has_arguments=has_arguments):
         return None
     if len(typed) > 1:
         raise UsageError(
@@ -75,9 +76,9 @@ def _target(typed: tuple[str, ...]) -> str | None:
     return typed[0]
 
 
-def _names_code(word: str) -> bool:
+def _names_code(word: str, *, has_arguments: bool = False) -> bool:
     """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file has no blanks in its name,
-    unless it exists; a module without a dot must exist.
+    unless it exists; a module without a dot must exist, unless arguments of code are given.
 
     >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
     [True, True, False, False, False]
@@ -90,13 +91,13 @@ def _names_code(word: str) -> bool:
     if place.endswith(".py"):
         return isfile(place) or " " not in place
     is_module = all(part.isidentifier() for part in place.split("."))
-    exists = isfile(f"{place}.py") or isdir(place)
-    return is_module and ("." in place or exists or find_spec(place) is not None)  # imports nothing
+    is_sure = "." in place or has_arguments or isfile(f"{place}.py") or isdir(place)
+    return is_module and (is_sure or find_spec(place) is not None)  # imports nothing
 
 
 def _mode(given: Mapping[str, Any]) -> Mode:
     """Code of the user's own if the first word names it, else a checkpoint or a layer of mha."""
-    is_code = "path" not in given and _target(given.get("typed", ()))
+    is_code = "path" not in given and _target(given.get("typed", ()), given)
     return "code" if is_code else layer_or_model(given)
 
 
@@ -121,7 +122,7 @@ def trace(
     if walk.step and (output.format is not None or not has_keys):
         raise UsageError("--step needs a terminal to read keys from")
     require_output(options, output, figure="walk")
-    target = _target(what.typed) if what.model.path is None else None
+    target = _target(what.typed, vars(walk)) if what.model.path is None else None
     run, notes = None, tuple[str, ...]()
     if target is not None:
         record = _walk_code(target, walk, what.given)
