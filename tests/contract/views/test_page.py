@@ -302,6 +302,7 @@ def test_a_head_is_chosen_by_its_picture_its_buttons_and_its_row(show: Open) -> 
         page.tab.get_by_role("button", name="next head").click()
         title.filter(has_text="layer 1 · head 2").wait_for()
         page.tab.get_by_role("button", name="previous head").click()
+        title.filter(has_text="layer 1 · head 1").wait_for()
         heads.nth(7).focus()
         page.press("ArrowDown", "ArrowRight", "Enter")
         title.filter(has_text="layer 2 · head 2").wait_for()

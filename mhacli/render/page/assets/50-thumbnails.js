@@ -1,7 +1,7 @@
 // All heads at a glance: one small picture each, on one scale.
 
 const THUMBNAIL = 48;
-const thumbnails = { buttons: [], small: new Map(), drawn: "", turn: 0, focused: 0 };
+const thumbnails = { buttons: [], small: new Map(), drawn: "", turn: 0 };
 
 function buildThumbnails() {
   const grid = make("div", { class: "grid", role: "group", "aria-label": "heads: arrow keys move, Enter chooses" });
@@ -106,7 +106,6 @@ function tellThumbnails(top) {
 
 // One of the pictures is reached by Tab, the others by arrow keys.
 function markThumbnail() {
-  thumbnails.focused = choice.head;
   thumbnails.buttons.forEach((button, head) => {
     button.setAttribute("aria-pressed", head === choice.head);
     button.tabIndex = head === choice.head ? 0 : -1;
@@ -114,18 +113,17 @@ function markThumbnail() {
 }
 
 function pressOnThumbnails(event) {
-  const next = nextThumbnail(event.key);
+  const next = nextThumbnail(event.key, Number(event.target.dataset.head));
   if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
-  thumbnails.buttons[thumbnails.focused].tabIndex = -1;
-  thumbnails.focused = next;
+  event.target.tabIndex = -1;
   thumbnails.buttons[next].tabIndex = 0;
   thumbnails.buttons[next].focus();
 }
 
 // The neighbour in a row, or the head of that number in the next layer that has it.
-function nextThumbnail(key) {
-  const at = thumbnails.focused, { layer, head } = HEADS[at], last = HEADS.length - 1;
+function nextThumbnail(key, at) {
+  const { layer, head } = HEADS[at], last = HEADS.length - 1;
   const found = {
     ArrowLeft: () => Math.max(0, at - 1),
     ArrowRight: () => Math.min(last, at + 1),
