@@ -21,7 +21,7 @@ from mhacli.commands.bench.result import Benchmark, Comparison
 from mhacli.commands.bench.workload import TIMING, Direction
 from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
-from mhacli.commands.doctor.result import Report
+from mhacli.commands.doctor.run import Report
 from mhacli.record.heads import MATRICES, PER_QUERY
 from mhacli.record.record import Record
 from mhacli.settings import Config, Dtype

@@ -1,27 +1,89 @@
-"""`mha doctor` as a Python function. Works without torch, and reports that it is missing."""
+"""`mha doctor` as a Python function, and its report, `mha.doctor/1`. Works without torch, and reports that it is missing."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mhacli
-from mhacli.commands.check import HealthCheck
-from mhacli.commands.doctor.result import Report
+from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.errors import UsageError, installing, needed_ranges
+from mhacli.io.data import plain
 from mhacli.io.progress import Progress, no_progress
+from mhacli.record.display import Shown
 from mhacli.settings import Dtype, ModelSettings
 
 if TYPE_CHECKING:
     from torch import nn
 
-_EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui", "matplotlib": "plot"}
 _REQUIRED = ("torch", "numpy", "safetensors", "msgspec", "typer", "rich", "jaxtyping")
+_EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui", "matplotlib": "plot"}
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
+    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. A library has its `name`, the
+    installed `version` (None: missing), the range that mha `needs`, and the `extra` that installs it (None: always needed); a
+    device has its `name`, `what` it is, and its `total_bytes` and `free_bytes` of memory. `kernels` and `numerics` are always
+    empty now."""
+
+    checks: tuple[HealthCheck, ...]
+    libraries: tuple[Mapping[str, str | None], ...]
+    environment: Mapping[str, str]
+    devices: tuple[Mapping[str, Any], ...] = ()
+    kernels: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
+    model: ExaminedModel | None = None
+    notes: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    seed: int = 0
+    time_s: float = 0.0
+
+    def views(self, screen: Any) -> Iterator[Any]:
+        """What `mha doctor` prints on a screen."""
+        from mhacli.commands.doctor.view import doctor_view
+
+        yield doctor_view(self, screen)
+
+    def __repr__(self) -> str:
+        """The verdict in a sentence."""
+        return f"<Report: {self.summary}>"
+
+    @property
+    def verdict(self) -> str:
+        """`healthy`, or `unhealthy` where a check failed."""
+        return "unhealthy" if self.failed else "healthy"
+
+    @property
+    def failed(self) -> tuple[HealthCheck, ...]:
+        """The checks that failed."""
+        return self.having("fail")
+
+    def having(self, status: CheckStatus) -> tuple[HealthCheck, ...]:
+        """The checks with this status; `care` is a warning."""
+        return tuple(check for check in self.checks if check.status == status)
+
+    @property
+    def summary(self) -> str:
+        """The verdict in a sentence: `everything works; warnings: threads (9 pass, 1 care)`."""
+        parts = [] if self.failed else ["everything works"]
+        for checks, word in ((self.failed, "problems"), (self.having("care"), "warnings")):
+            parts += [f"{word}: {', '.join(check.name for check in checks)}"] if checks else []
+        counts = Counter(check.status for check in self.checks).most_common()
+        return f"{'; '.join(parts)} ({', '.join(f'{n} {status}' for status, n in counts)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `--json` prints. Non-finite numbers are null."""
+        report: dict[str, Any] = plain(self)
+        for check, fields in zip(self.checks, report["checks"], strict=True):
+            fields["status"] = check.status
+        return {"schema": "mha.doctor/1", "verdict": self.verdict, "summary": self.summary} | report
 
 
 def doctor(
@@ -43,69 +105,72 @@ def doctor(
     `tokenizer` is then a transformers tokenizer, and without one the model reads random ids. Raises `MhaError` for a
     missing device, and if the model cannot be loaded or reads no text.
     """
-    began = perf_counter()
+    began, libraries = perf_counter(), tuple(_libraries())
     if model is None:
         if tokenizer is not None or texts:
-            raise UsageError(
-                f"{(*texts, tokenizer)[0]!r:.80} needs a model", hint="add --model DIR, or a model in Python"
-            )
-        return _installation(device, dtype, seed, began)
+            hint = "add --model DIR, or a model in Python"
+            raise UsageError(f"{(*texts, tokenizer)[0]!r:.80} needs a model", hint=hint)
+        checks, devices = _check_installation(libraries, device, dtype, seed)
+        about = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": device}
+        about["platform"] = f"{platform.system()} {platform.machine()}"
+        return Report(checks, libraries, about, devices, seed=seed, time_s=perf_counter() - began)
     from mhacli.commands.check import examine_checkpoint, examine_model
 
     if isinstance(model, str):
         settings = ModelSettings(path=model, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype)
-        examined = examine_checkpoint(settings, texts, seed=seed, report_progress=report_progress)
+        examined, checks, notes = examine_checkpoint(settings, texts, seed=seed, report_progress=report_progress)
     elif device == "auto" and dtype is None:
-        examined = examine_model(model, tokenizer, texts, seed=seed)
+        examined, checks, notes = examine_model(model, tokenizer, texts, seed=seed)
     else:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
     import torch
 
     from mhacli.attention.devices import environment
 
-    described, checks, notes = examined
-    about = {name: str(value) for name, value in asdict(environment(torch.device(described.device), device)).items()}
+    about = {name: str(value) for name, value in asdict(environment(torch.device(examined.device), device)).items()}
     time_s = perf_counter() - began
-    return Report(checks, _libraries()[0], about, model=described, notes=notes, seed=seed, time_s=time_s)
+    return Report(checks, libraries, about, model=examined, notes=notes, seed=seed, time_s=time_s)
 
 
-def _installation(device: str, dtype: Dtype | None, seed: int, began: float) -> Report:
-    libraries, checks = _libraries()
-    about = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": device}
-    about["platform"] = f"{platform.system()} {platform.machine()}"
-    devices: tuple[Mapping[str, Any], ...] = ()
+def _libraries() -> Iterator[Mapping[str, str | None]]:
+    """Each library with its installed version, the range that mha needs, and the extra that installs it."""
+    ranges = needed_ranges()
+    for name in (*_REQUIRED, *_EXTRAS):
+        version = None
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+        yield {"name": name, "version": version, "needs": ranges.get(name, ""), "extra": _EXTRAS.get(name)}
+
+
+def _check_installation(
+    libraries: Sequence[Mapping[str, Any]], device: str, dtype: Dtype | None, seed: int
+) -> tuple[tuple[HealthCheck, ...], tuple[Mapping[str, Any], ...]]:
+    """The checks of the installation, and the devices of torch."""
+    extras = [library for library in libraries if library["extra"] is not None]
+    required = [library for library in libraries if library["extra"] is None]
+    checks = _check_libraries("libraries", required), _check_libraries("extras", extras)
     try:
-        from mhacli.commands.doctor.machine import examine_machine
+        from mhacli.commands.doctor.machine import check_machine, find_devices
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
         missing = str(getattr(fault, "name", "")).partition(".")[0]
         name = missing if missing in _REQUIRED else "torch"
-        advice = f"pip install --force-reinstall {name}"
-        checks.append(HealthCheck(name, False, f"it cannot be imported: {str(fault)[:200]}", advice=advice))
-    else:
-        devices, of_machine = examine_machine(device, dtype, seed)
-        checks += of_machine
-    return Report(tuple(checks), libraries, about, devices, seed=seed, time_s=perf_counter() - began)
+        message, advice = f"it cannot be imported: {str(fault)[:200]}", f"pip install --force-reinstall {name}"
+        return (*checks, HealthCheck(name, False, message, advice=advice)), ()
+    devices = tuple(find_devices(device))
+    return (*checks, *check_machine(devices, dtype, seed)), devices
 
 
-def _libraries() -> tuple[tuple[Mapping[str, str | None], ...], list[HealthCheck]]:
-    """The libraries, and whether those that are always needed and the extras have versions that mha works with. A missing extra
-    is no fault."""
+def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> HealthCheck:
+    """Whether libraries have versions that mha works with. A missing extra is no fault."""
     from packaging.specifiers import SpecifierSet
 
-    ranges, libraries, checks = needed_ranges(), [], []
-    for row, names in (("libraries", _REQUIRED), ("extras", tuple(_EXTRAS))):
-        words, unfit, is_fault = [], [], False
-        for name in names:
-            version, needs = None, ranges.get(name, "")
-            with suppress(metadata.PackageNotFoundError):
-                version = metadata.version(name)
-            libraries.append({"name": name, "version": version, "needs": needs, "extra": _EXTRAS.get(name)})
-            words.append(f"{name} {version or 'missing'}")
-            if version is None or not SpecifierSet(needs).contains(version, prereleases=True):
-                unfit.append(name)
-                is_fault = is_fault or version is not None or name in _REQUIRED
-        ok: bool | None = True
-        if unfit:
-            ok = False if is_fault else None
-        checks.append(HealthCheck(row, ok, ", ".join(words), advice=installing(*unfit) if unfit else ""))
-    return tuple(libraries), checks
+    found, unfit, is_fault = [], [], False
+    for library in libraries:
+        name, version = library["name"], library["version"]
+        found.append(f"{name} {version or 'missing'}")
+        if version is None or not SpecifierSet(library["needs"]).contains(version, prereleases=True):
+            unfit.append(name)
+            is_fault = is_fault or version is not None or name in _REQUIRED
+    if not unfit:
+        return HealthCheck(row, True, ", ".join(found))
+    return HealthCheck(row, False if is_fault else None, ", ".join(found), advice=installing(*unfit))

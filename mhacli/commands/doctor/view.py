@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.check import ExaminedModel, HealthCheck
-from mhacli.commands.doctor.result import Report
+from mhacli.commands.doctor.run import Report
 from mhacli.record.glossary import words_of
 from mhacli.render.base.format import count_of, filled, or_dash, plain_table
 from mhacli.render.base.options import Screen
