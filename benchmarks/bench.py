@@ -26,8 +26,7 @@ import torch
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
 from mhacli.commands.bench.measure import seconds_of, time_in_turns
-from mhacli.commands.bench.result import Benchmark, read_benchmark
-from mhacli.commands.bench.workload import Sweep
+from mhacli.commands.bench.result import Benchmark, Sweep, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)

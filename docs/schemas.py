@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from mhacli.commands.bench.result import Benchmark, Comparison
-from mhacli.commands.bench.workload import TIMING, Direction
+from mhacli.commands.bench.result import TIMING, Benchmark, Direction
 from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
 from mhacli.commands.doctor.run import Report
@@ -78,6 +77,18 @@ class Rule(TypedDict):
     limit: float
     outcome: Literal["slower", "inconclusive", "passed"]
     undecided: list[TimeChange]
+
+
+class Comparison(TypedDict):
+    """What --compare adds: the rows that have a time in both runs, and those that cannot be compared."""
+
+    baseline: str
+    broken: list[str]
+    unmatched: list[str]
+    warnings: list[str]
+    summary: str
+    changes: list[TimeChange]
+    rule: Rule | None
 
 
 class SequenceMask(TypedDict):
@@ -155,9 +166,6 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
             "Benchmark": {
                 "schema": None, "summary": list[str], "ceilings": list[Any], "controls": list[Any],
                 "environment": dict[str, str | int | float | None], "comparison?": Comparison,
-            },
-            "Comparison": {
-                "changes": list[TimeChange], "rule": Rule | None,
             },
         },
     ),

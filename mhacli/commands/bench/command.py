@@ -14,8 +14,7 @@ from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
-from mhacli.commands.bench.result import Comparison, compare, read_benchmark
-from mhacli.commands.bench.workload import BACKENDS, Sweep
+from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
 from mhacli.errors import EXIT_CHECK, MhaError, missing_library
 from mhacli.io.files import write_whole
 from mhacli.settings import setting
@@ -73,16 +72,16 @@ def bench(
         from mhacli.commands.bench.measure import measure
     with progress() as report_progress:
         benchmark = replace(measure(sweep, report_progress), command=record_command())
-    comparison = None if baseline is None else compare(benchmark, baseline, compare_with or "", limit=fail_if)
     if save_baseline is not None:
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
+    if baseline is not None:
+        benchmark = compare(benchmark, baseline, compare_with or "", fail_if)
     from mhacli.commands.bench.view import bench_view, csv_pieces, write_plots
 
-    added = {} if comparison is None else {"comparison": comparison}
     print_report(
         output,
-        view=lambda on: bench_view(benchmark, comparison, on),
-        json=lambda: [benchmark.to_json(**added)],
+        view=lambda on: bench_view(benchmark, on),
+        json=lambda: [benchmark.to_json()],
         csv=lambda: csv_pieces(benchmark),
     )
     if not any(row.status == "ok" for row in benchmark.rows):
@@ -90,16 +89,16 @@ def bench(
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
     write_plots(benchmark, output.svg, output.html, force=output.force)
     note_written(output, save_baseline)
-    if comparison is not None:
-        _conclude(comparison, output, is_judged=fail_if is not None, strict=strict)
+    if benchmark.comparison is not None:
+        _conclude(benchmark.comparison, output, is_judged=fail_if is not None, strict=strict)
 
 
-def _conclude(comparison: Comparison, output: Output, *, is_judged: bool, strict: bool) -> None:
+def _conclude(comparison: Mapping[str, Any], output: Output, *, is_judged: bool, strict: bool) -> None:
     """Ends with exit code 3 if the rule is broken. Raises `MhaError` if there is a rule and nothing to compare."""
     if output.csv:  # it has no place for warnings and the result
-        note("; ".join([*comparison.warnings, comparison.summary]))
-    outcome = comparison.rule and comparison.rule["outcome"]
+        note("; ".join([*comparison["warnings"], comparison["summary"]]))
+    outcome = comparison["rule"] and comparison["rule"]["outcome"]
     if is_judged and outcome is None:
-        raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
+        raise MhaError(f"no row of {comparison['baseline']} was measured in this run", code="nothing-compared")
     if outcome == "slower" or (strict and outcome == "inconclusive"):
         raise typer.Exit(EXIT_CHECK)

@@ -28,8 +28,7 @@ from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
 from mhacli.attention.fused import KERNELS, fused_attend, kernel_among
-from mhacli.commands.bench.result import Benchmark
-from mhacli.commands.bench.workload import LAYERS, BenchRow, Direction, Interval, Sweep
+from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow, Direction, Interval, Sweep
 from mhacli.io.data import finite
 from mhacli.io.files import format_size
 from mhacli.io.memory import cpu_name, fits, n_cpus, uncollected
@@ -38,8 +37,6 @@ from mhacli.settings import ITEM_BYTES
 
 Leaves = tuple[Tensor, ...]
 """The tensors to which gradients go: q, k and v split into heads, or the rows that a layer reads."""
-Problem = tuple[Leaves, Leaves | None]
-"""The leaves, and the answers in float64, or None where these need too much memory."""
 Clock = Callable[[int], float | None]
 """Takes a number of calls, and gives the seconds of one, or None if a call fails."""
 _COMPILED = ("flex", "compiled")
@@ -48,8 +45,7 @@ _EXACT_BYTES = 1 << 30
 """The most memory for the answers in float64 beyond which they take too long; on CUDA 32 times as much."""
 _FAULTS: Mapping[str, Any] = {
     "out-of-memory": "MemoryError|can't allocate|out of memory",
-    "unsupported": "No available kernel|No viable backend|NotImplementedError|not implemented for"
-    "|No working C.. compiler|Cannot find a working triton",
+    "unsupported": "No available kernel|No viable backend|[Nn]ot ?[Ii]mplemented|No working C|Cannot find a working triton",
     "failed": "",
 }
 """What errors of torch say, by the status of the row."""
@@ -96,10 +92,11 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     where |= {"driver": driver() if device.type == "cuda" else None, "load_average": os.getloadavg()[0]}
     rows: list[BenchRow] = []
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        rates = [_product_rate(dtype, device) for dtype in {"float32", *full.dtypes}]  # a kernel may widen to float32
+        rate = max(_product_rate(dtype, device) for dtype in {"float32", *full.dtypes})  # a kernel may widen to float32
         for place, planned in enumerate(sizes):
             report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
-            admitted = [_admitted(row, max(rates) * sweep.call_limit, free_bytes(str(device))) for row in planned]
+            available = free_bytes(str(device))
+            admitted = {row.backend: _admitted(row, rate * sweep.call_limit, available) for row in planned}
             rows += _measured(admitted, device, sweep)
     return Benchmark((), sweep.seed, where, full, tuple(rows))
 
@@ -141,21 +138,22 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
     return row
 
 
-def _measured(admitted: Sequence[BenchRow], device: torch.device, sweep: Sweep) -> list[BenchRow]:
-    """The rows of one size: first calls one by one, then all backends in turns."""
-    rows, clocks = {row.backend: row for row in admitted}, dict[str, Clock]()
-    problem = cache(partial(_problem, admitted[0], device, sweep.seed))
+def _measured(rows: dict[str, BenchRow], device: torch.device, sweep: Sweep) -> list[BenchRow]:
+    """The rows of one size by backend, measured: first calls one by one, then all backends in turns."""
+    size, clocks = next(iter(rows.values())), dict[str, Clock]()
+    problem = cache(partial(_problem, size, device, sweep.seed))
     for name, row in rows.items():
-        if row.status == "ok":
-            first = _attempt(rows, name, _first_calls, row, problem, device, sweep.seed)
-            if first is not None:
-                rows[name], clock = first
-                clocks[name] = partial(_attempt, rows, name, clock)
-    is_single = device.type == "cuda" or admitted[0].direction == "backward"
+        first = _attempt(rows, name, _first_calls, row, problem, device, sweep.seed) if row.status == "ok" else None
+        if first is not None:
+            rows[name], clock = first
+            clocks[name] = partial(_attempt, rows, name, clock)
+    is_single = device.type == "cuda" or size.direction == "backward"
     samples, n_calls = time_in_turns(clocks, sweep, most_calls=1 if is_single else 1000)
     if not rows.keys().isdisjoint(_COMPILED):
         torch.compiler.reset()  # compiled code must not affect the next size
-    return [*(rows | _ranked(rows, samples, n_calls)).values()]
+    for name, seconds in samples.items():
+        rows[name] = replace(rows[name], samples_s=tuple(seconds), n_calls=n_calls[name])
+    return _ranked([*rows.values()])
 
 
 def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[..., Any], *given: Any) -> Any:
@@ -179,28 +177,28 @@ def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[..., Any], *
 
 
 def _first_calls(
-    row: BenchRow, problem: Callable[[bool], Problem], device: torch.device, seed: int
+    row: BenchRow, problem: Callable[[bool], tuple[Leaves, Leaves | None]], device: torch.device, seed: int
 ) -> tuple[BenchRow, Callable[[int], float]]:
     """The row with the time of the first call, compilation included, the kernel, the memory and the error; and its clock."""
     leaves, exact = problem(row.backend in LAYERS)
     call = _call(row, leaves, seed)
     whole = partial(_results, call, leaves, row.direction)
-    row = replace(row, first_s=seconds_of(whole, 1, device))
+    first_s = seconds_of(whole, 1, device)
     results, ran, peak = _watched(row, whole, device)
     is_fallback = row.backend in ("sdpa", "torch-mha") and ran in ("math", "unfused")
-    row = replace(row, ran=ran, is_fallback=is_fallback, extra_bytes=peak)
+    row = replace(row, first_s=first_s, ran=ran, is_fallback=is_fallback, extra_bytes=peak)
     if exact is not None:
         pairs = zip(results, exact, strict=True)
         errors = torch.cat([(ours.detach().to(of.device).double() - of).abs().flatten() for ours, of in pairs])
         largest, mean = finite(float(errors.max())), finite(float(errors.mean()))
         reason = "results are not finite" if mean is None else None
         row = replace(row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason)
+    if row.direction != "backward":
+        return row, partial(seconds_of, whole, device=device)
 
     def clock(n_calls: int) -> float:
-        if row.direction != "backward":
-            return seconds_of(whole, n_calls, device)
         out = call()
-        return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
+        return seconds_of(partial(grad, out, leaves, out.detach()), n_calls, device)
 
     return row, clock
 
@@ -227,36 +225,37 @@ def median_interval(samples: Iterable[float]) -> Interval:
     return statistics.median(ordered), ordered[k], ordered[-1 - k]
 
 
-def _ranked(
-    rows: Mapping[str, BenchRow], samples: Mapping[str, list[float]], n_calls: Mapping[str, int]
-) -> dict[str, BenchRow]:
-    """The rows with times, and ratios to the fastest. Effects on a whole round cancel out in the interval of a ratio: it is
-    that of the ratios per round, widened to include the ratio of the medians. The fastest are certain if all others are
-    certainly slower, and if they ran one kernel."""
-    if not samples:
-        return {}
-    ranked: dict[str, BenchRow] = {}
-    first = min(samples, key=lambda name: statistics.median(samples[name]))
-    for name, column in samples.items():
-        median, low, high = median_interval(column)
-        _, ratio_low, ratio_high = median_interval(map(truediv, column, samples[first]))
-        ratio = median / statistics.median(samples[first])
-        p25, p75 = np.quantile(column, (0.25, 0.75)).tolist()
-        ranked[name] = replace(
-            rows[name], samples_s=tuple(column), n_samples=len(column), n_calls=n_calls[name], median_s=median,
-            median_low_s=low, median_high_s=high, p25_s=p25, p75_s=p75, min_s=min(column), ratio=ratio,
-            ratio_low=min(ratio_low, ratio), ratio_high=max(ratio_high, ratio), tflops=rows[name].flops / median / 1e12,
-            is_sure=len(column) >= MIN_ROUNDS, is_similar=name != first and min(ratio_low, ratio) <= 1,
-        )  # fmt: skip
-    near = [name for name, row in ranked.items() if name == first or row.is_similar]
-    is_certain = ranked[first].is_sure and len(near) < len(ranked) and len({rows[name].ran for name in near}) == 1
-    return ranked | {name: replace(ranked[name], is_fastest=is_certain) for name in near}
+def _ranked(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The rows with times, and ratios to the fastest. It is certain if all others are certainly slower or ran its kernel."""
+    timed = [row for row in rows if row.samples_s]
+    if not timed:
+        return [*rows]
+    first = min(timed, key=lambda row: statistics.median(row.samples_s))
+    ranked = [_timed(row, first) if row.samples_s else row for row in rows]
+    near = [row for row in ranked if row.is_similar or row.backend == first.backend]
+    is_certain = len(first.samples_s) >= MIN_ROUNDS and len(near) < len(timed) and len({row.ran for row in near}) == 1
+    return [replace(row, is_fastest=is_certain and row in near) for row in ranked]
+
+
+def _timed(row: BenchRow, first: BenchRow) -> BenchRow:
+    """The row with what its samples give. Effects on a whole round cancel out in the interval of the ratio to the first row: it
+    is that of the ratios per round, widened to include the ratio of the medians."""
+    median, low, high = median_interval(row.samples_s)
+    ratio = median / statistics.median(first.samples_s)
+    _, ratio_low, ratio_high = median_interval(map(truediv, row.samples_s, first.samples_s))
+    p25, p75 = np.quantile(row.samples_s, (0.25, 0.75)).tolist()
+    return replace(
+        row, n_samples=len(row.samples_s), median_s=median, median_low_s=low, median_high_s=high, p25_s=p25, p75_s=p75,
+        min_s=min(row.samples_s), ratio=ratio, ratio_low=min(ratio_low, ratio), ratio_high=max(ratio_high, ratio),
+        is_sure=len(row.samples_s) >= MIN_ROUNDS, is_similar=row is not first and min(ratio_low, ratio) <= 1,
+        tflops=row.flops / median / 1e12,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ backends
 
 
-def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> Problem:
+def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> tuple[Leaves, Leaves | None]:
     """Normal numbers for this size, since zeros would be computed too fast, and what float64 makes of them."""
     exact = replace(row, backend="torch-mha" if is_layer else "explicit")
     shapes: list[tuple[int, ...]] = [(row.batch, row.q_len, row.n_heads * row.d_head)]
@@ -364,7 +363,9 @@ def time_in_turns(
     samples, n_calls, order = dict[str, list[float]](), dict[str, int](), random.Random(sweep.seed)
     with uncollected():  # a collection would disturb single samples
         for name, clock in clocks.items():
-            if clock(1) is not None and (seconds := clock(1)) is not None:  # the first calls warm up
+            clock(1)  # which warms up
+            seconds = clock(1)
+            if seconds is not None:
                 n_calls[name] = max(1, min(most_calls, math.ceil(MIN_SAMPLE_S / max(seconds, 1e-9))))
                 samples[name] = []
         began = perf_counter()

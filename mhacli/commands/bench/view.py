@@ -6,7 +6,7 @@ import csv
 import io
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
@@ -17,8 +17,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mhacli.commands.bench.result import Benchmark, Comparison
-from mhacli.commands.bench.workload import LAYERS, BenchRow
+from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow
 from mhacli.io.files import write_whole
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, filled, or_dash, plain_table, seconds_text, short_text
@@ -30,7 +29,7 @@ from mhacli.text.escape import visible
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
 
 
-def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Screen) -> RenderableType:
+def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     """The complete output of `mha bench`: the answer, the times of each family of sizes, what they mean, and the machine."""
     parts: list[RenderableType] = [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
     for family, rows in families(benchmark.rows).items():
@@ -38,7 +37,7 @@ def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Scre
     legend = filled([*_legend(benchmark)], screen.width) if any(row.interval for row in benchmark.rows) else []
     about = filled([*_machine(benchmark)], screen.width)
     parts += [Text(), Text("\n".join([*legend, *about]), style="dim")]
-    return Group(*parts, *([] if comparison is None else _changes(comparison)))
+    return Group(*parts, *([] if benchmark.comparison is None else _changes(benchmark.comparison)))
 
 
 def sentences(benchmark: Benchmark) -> tuple[str, ...]:
@@ -188,10 +187,10 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
     yield f"seed {benchmark.seed}"
 
 
-def _changes(comparison: Comparison) -> Iterator[RenderableType]:
+def _changes(comparison: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Each size's ratio to the baseline, the rows that cannot be compared, and the outcome."""
-    yield Text(f"\nagainst {visible(comparison.baseline)}", style="bold")
-    for size, changes in groupby(comparison.changes, key=itemgetter("name")):
+    yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
+    for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
         headings = [(name, True) for name in ("then", "now", "now/then", "95 %")]
         columns = plain_table(("backend", False), *headings, ("", False))
         for change in changes:
@@ -200,11 +199,11 @@ def _changes(comparison: Comparison) -> Iterator[RenderableType]:
             colour = {"slower": "red", "faster": "green"}.get(change["verdict"])
             columns.add_row(change["backend"], *cells, change["verdict"], style=colour)
         yield from (Text(size), columns)
-    alone = count_of(len(comparison.unmatched), "row") + " in one of the runs alone (--json)"
-    notes = [*comparison.warnings, *comparison.broken, *([alone] if comparison.unmatched else [])]
+    alone = count_of(len(comparison["unmatched"]), "row") + " in one of the runs alone (--json)"
+    notes = [*comparison["warnings"], *comparison["broken"], *([alone] if comparison["unmatched"] else [])]
     yield from (Text(visible(line), style="dim") for line in notes)
-    style = "bold" if comparison.rule is None else _OUTCOMES[comparison.rule["outcome"]]
-    yield Text(f"\n{visible(comparison.summary)}", style=style)
+    style = "bold" if comparison["rule"] is None else _OUTCOMES[comparison["rule"]["outcome"]]
+    yield Text(f"\n{visible(comparison['summary'])}", style=style)
 
 
 def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
