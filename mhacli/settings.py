@@ -25,14 +25,10 @@ LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
 PaddingSide = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-Punctuation = Literal["drop", "keep"]
-OnBadBytes = Literal["strict", "replace", "escape"]
 Mode = Literal["layer", "model", "code", "record"]
 
 MAX_HEADS = 1024
 MAX_WIDTH = 65_536
-MAX_SEED = 2**64 - 1
-MAX_THREADS = 1024
 MAX_SECONDS = 86_400
 """The longest time that an option takes: a day."""
 MAX_LENGTH = 10**9
@@ -49,8 +45,6 @@ DEFAULT_MAX_TOKEN_LEN = 1000
 DEFAULT_KEEP_LIMIT = 512 << 20
 """The most bytes of arrays in a record."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_SHOWN = 60
-"""The most characters of a value quoted in a message."""
 
 
 # -------------------------------------------------------------------------------------------------------- declaration
@@ -143,7 +137,7 @@ def as_option(name: str, value: object, group: type | None = None) -> str:
     """A setting, of the layer or another group, as the user types it: `--heads 5`, `--no-bias`."""
     option = dict(options_of(group or Config))[name].name(name, value)
     word = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return option if isinstance(value, bool) else f"{option} {shlex.quote(word[:_SHOWN])}"
+    return option if isinstance(value, bool) else f"{option} {shlex.quote(word[:60])}"
 
 
 def index_list(word: str) -> tuple[int, ...]:
@@ -161,24 +155,23 @@ def index_list(word: str) -> tuple[int, ...]:
 _MAX_LISTED = 100_000
 
 
-def _reach(word: str) -> tuple[int, int] | None:
-    """Numbers of keys from `LEFT[,RIGHT]`; RIGHT is 0 if left out. `none` is no window."""
-    match = re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", word.replace(" ", ""))
-    if match is None and word != "none":
-        raise ValueError(f"{word[:40]!r} is not LEFT or LEFT,RIGHT, numbers of keys such as 4 or 2,2")
-    return (int(match[1]), int(match[2] or 0)) if match else None
-
-
 def numbers(form: str, example: str) -> Callable[[str], tuple[int, ...]]:
-    """A function that takes as many whole numbers as a form such as `BATCH,LENGTH` names; `example` is such a word."""
+    """A function that takes as many whole numbers as a form such as `BATCH,LENGTH` names; `example` is such a word. One in
+    brackets, as in `LEFT[,RIGHT]`, may be left out, and is 0 then."""
+    pattern = re.sub("[A-Z]+", "([0-9]{1,9})", form.replace("[", "(?:").replace("]", ")?"))
 
     def parse(word: str) -> tuple[int, ...]:
-        match = re.fullmatch(",".join(["([0-9]{1,9})" for _ in form.split(",")]), word.replace(" ", ""))
+        match = re.fullmatch(pattern, word.replace(" ", ""))
         if match is None:
             raise ValueError(f"{word[:80]!r} is not {form} such as {example}")
-        return tuple(map(int, match.groups()))
+        return tuple(int(digits or 0) for digits in match.groups())
 
     return parse
+
+
+def _reach(word: str) -> tuple[int, ...] | None:
+    """Numbers of keys from `LEFT[,RIGHT]`. `none` is no window."""
+    return None if word == "none" else numbers("LEFT[,RIGHT]", "4 or 2,2")(word)
 
 
 # ---------------------------------------------------------------------------------------------------------- the layer
@@ -255,11 +248,11 @@ class Config:
     init: Init = _own("xavier", LAYER, "Initialisation of the random weights.", excludes=("weights",))
     dtype: Dtype = _read("float32", DEVICE, "Number format of the computation.", default="float32; with --model, its own")
     device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code"))
-    threads: int | None = _read(None, DEVICE, "Number of CPU threads.", low=1, high=MAX_THREADS, default="chosen by torch")
-    seed: int = setting(0, LAYER, "Seed of random numbers.", low=0, high=MAX_SEED, modes=("layer", "code"))
+    threads: int | None = _read(None, DEVICE, "Number of CPU threads.", low=1, high=1024, default="chosen by torch")
+    seed: int = setting(0, LAYER, "Seed of random numbers.", low=0, high=2**64 - 1, modes=("layer", "code"))
     tokenizer: str = _read("word", TEXT, TOKENIZER, words=TOKENIZERS, default=BY_MODE, common=True)
     keep_case: bool = _own(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
-    punctuation: Punctuation = _own("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
+    punctuation: Literal["drop", "keep"] = _own("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
     inner_marks: bool = True
     random: tuple[int, int] | None = _own(None, TEXT, RANDOM, parse=_VECTORS, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY)
     distribution: Literal["normal", "uniform"] = _own("normal", TEXT, _DISTRIBUTION, needs=("random",))
@@ -296,7 +289,7 @@ class Config:
     def resolved(self) -> Config:
         """This config with all derived widths filled in. Raises `UsageError` with the broken rule."""
         require_ranges(self)
-        d_head = self.d_head if self.d_head is not None else _split_evenly(self)
+        d_head = self.d_head if self.d_head is not None else _split_evenly(self.d_model, self.n_heads)
         full = replace(
             self,
             d_head=d_head,
@@ -307,8 +300,7 @@ class Config:
             prefix=self.prefix or None,
             sink=self.sink or None,
         )
-        _require_layer(full)
-        _require_mask(full)
+        _require_rules(full)
         return full
 
 
@@ -325,6 +317,8 @@ def require_ranges(settings: Any) -> None:
     for name, option in options_of(group):
         value, hint = getattr(settings, name), hints[name]
         typed = as_option(name, value, group)
+        if value == "":
+            raise UsageError(f"{typed} is empty")
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise UsageError(f"{typed} is not one of {', '.join(get_args(hint))}")
         try:
@@ -335,13 +329,13 @@ def require_ranges(settings: Any) -> None:
             raise UsageError(f"{typed} is not in the range {option.range_text}")
 
 
-def _require_layer(full: Config) -> None:
+def _require_rules(full: Config) -> None:
+    """Raises `UsageError` for choices that contradict each other, or that change nothing."""
     n_kv_heads, d_head = full.n_kv_heads or 0, full.d_head or 0
     if full.n_heads % n_kv_heads:
-        nearest = _nearest_divisor(full.n_heads, n_kv_heads)
         raise UsageError(
             f"{as_option('n_kv_heads', n_kv_heads)} does not divide the {full.n_heads} query heads",
-            hint=f"try {as_option('n_kv_heads', nearest)}",
+            hint=f"try {as_option('n_kv_heads', _nearest_divisor(full.n_heads, n_kv_heads))}",
         )
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
         raise UsageError(f"{as_option('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
@@ -352,35 +346,23 @@ def _require_layer(full: Config) -> None:
             f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd",
             hint=f"try {as_option('d_head', d_head + 1)}",
         )
-
-
-def _require_mask(full: Config) -> None:
-    if full.window is not None and min(full.window) < 0:
-        left, right = full.window
-        raise UsageError(f"--window {left},{right} counts fewer than 0 keys")
+    if min(full.window or (0,)) < 0:
+        raise UsageError(f"{as_option('window', full.window)} counts fewer than 0 keys")
     if full.sink is not None and full.window is None:
-        raise UsageError(
-            f"{as_option('sink', full.sink)} exempts tokens from a window, and there is none",
-            hint=f"try {as_option('window', 8)} {as_option('sink', full.sink)}",
-        )
-    if full.documents == "":
-        raise UsageError(f"{as_option('documents', '')} is empty", hint="try --documents '|'")
+        sink = as_option("sink", full.sink)
+        raise UsageError(f"{sink} exempts tokens from a window, and there is none", hint=f"try --window 8 {sink}")
     if full.random is not None and not all(1 <= n <= MAX_RANDOM for n in full.random):
-        shape = ",".join(map(str, full.random))
-        raise UsageError(f"{as_option('random', shape)} is no batch and length in the range 1<=x<={MAX_RANDOM}")
+        raise UsageError(f"{as_option('random', full.random)} is no batch and length in the range 1<=x<={MAX_RANDOM}")
 
 
-def _split_evenly(config: Config) -> int:
-    """The width of each of `n_heads` equal parts of `d_model`; its halves are whole with rotary positions."""
-    d_model, n_heads, parts = config.d_model, config.n_heads, 2 if config.positions in ROPE else 1
+def _split_evenly(d_model: int, n_heads: int) -> int:
+    """The width of each of `n_heads` equal parts of `d_model`."""
     if d_model % n_heads == 0:
         return d_model // n_heads
-    step = n_heads * parts
-    width = as_option("d_model", min(max(1, (d_model + step // 2) // step), MAX_WIDTH // step) * step)
-    fewer = "" if d_model % parts else f"{as_option('n_heads', _nearest_divisor(d_model // parts, n_heads))} or "
+    width = min(max(1, (d_model + n_heads // 2) // n_heads), MAX_WIDTH // n_heads) * n_heads
+    choices = f"{as_option('n_heads', _nearest_divisor(d_model, n_heads))} or {as_option('d_model', width)}"
     raise UsageError(
-        f"{as_option('n_heads', n_heads)} does not divide d_model {d_model}",
-        hint=f"try {fewer}{width}, or set --d-head",
+        f"{as_option('n_heads', n_heads)} does not divide d_model {d_model}", hint=f"try {choices}, or set --d-head"
     )
 
 
@@ -513,7 +495,7 @@ class Source:
     file: tuple[str, ...] = _read((), TEXT, FILE, "--file", "-f", metavar="FILE", common=True)
     lines: bool = _read(False, TEXT, "Treat each line of a file as a sequence.")
     encoding: str = _read("utf-8", TEXT, "Encoding of files and stdin.", parse=encoding_name, metavar="NAME", default="utf-8")
-    errors: OnBadBytes = _read("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
+    errors: Literal["strict", "replace", "escape"] = _read("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
     max_bytes: int | None = _read(None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT)
     max_token_len: int = _own(1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH)
     # fmt: on

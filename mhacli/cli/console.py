@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from mhacli.errors import MhaError
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 ColourChoice = Literal["auto", "always", "never"]
 SCREEN_WIDTHS = (20, 500)
-_LINES_AT_ONCE = 100
-_ERASE_LINE = "\r\x1b[K"
 
 
 # ------------------------------------------------------------------------------------------------------------- stdout
@@ -82,39 +79,27 @@ def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def colour_system() -> Literal["standard", "256", "truecolor"]:
-    """The colours of the terminal, by COLORTERM and TERM."""
+def colour_system() -> Literal["STANDARD", "EIGHT_BIT", "TRUECOLOR"]:
+    """The colours of the terminal, by COLORTERM and TERM, under rich's name."""
     if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
-        return "truecolor"
-    return "256" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "standard"
+        return "TRUECOLOR"
+    return "EIGHT_BIT" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "STANDARD"
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
-    """Prints a view on stdout, in colour or plain, without trailing blanks. It is printed in parts, so long views need little
-    memory."""
+    """Prints a view on stdout, in colour or plain, without trailing blanks. It is printed line by line, so that long views need
+    little memory."""
     from io import StringIO
 
+    from rich.color import ColorSystem
     from rich.console import Console
-    from rich.segment import Segment, Segments
+    from rich.segment import Segment
 
-    buffer = StringIO()
-    console = Console(
-        file=buffer,
-        width=on.width,
-        force_terminal=on.colour,
-        color_system=colour_system() if on.colour else None,
-        no_color=not on.colour,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        legacy_windows=False,
-    )
-    lines = Segment.split_lines(console.render(renderable))
-    while some_lines := [*islice(lines, _LINES_AT_ONCE)]:
-        console.print(Segments([segment for line in some_lines for segment in (*line, Segment.line())]), end="")
-        write("\n".join(line.rstrip(" ") for line in buffer.getvalue().split("\n")))
-        buffer.seek(0)
-        buffer.truncate()
+    colours = ColorSystem[colour_system()] if on.colour else None
+    console = Console(file=StringIO(), width=on.width, markup=False, emoji=False, highlight=False, legacy_windows=False)
+    for line in Segment.split_lines(console.render(renderable)):
+        pieces = [style.render(text, color_system=colours) if style else text for text, style, _ in line]
+        write("".join(pieces).rstrip(" ") + "\n")
 
 
 # ------------------------------------------------------------------------------------------------------------- stderr
@@ -139,26 +124,19 @@ def is_interactive() -> bool:
 
 
 @contextmanager
-def _erased_line(text: str) -> Iterator[None]:
-    """Shows a line on stderr, and erases it at the end."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    try:
-        yield
-    finally:
-        sys.stderr.write(_ERASE_LINE)
-        sys.stderr.flush()
-
-
-@contextmanager
 def show_activity(activity: str) -> Iterator[None]:
     """Names an activity on a terminal's stderr, and erases the line at its end. Nothing else runs, which would disturb
     measurements."""
     if not is_interactive():
         yield
         return
-    with _erased_line(f"{visible(activity)} …"):
+    sys.stderr.write(f"{visible(activity)} …")
+    sys.stderr.flush()
+    try:
         yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def leave_deleted_folder() -> None:
@@ -209,5 +187,5 @@ def read_key(prompt: str) -> str:
     import typer
 
     sys.stdout.flush()
-    with _erased_line(prompt):
+    with show_activity(prompt):
         return typer.getchar()

@@ -139,7 +139,7 @@ def print_result(
     run: Run | None = None,
     view: Callable[[], None] | None = None,
     check: Callable[[Record], None] | None = None,
-    after: Callable[[Record, ViewOptions, Output], None] | None = None,
+    after: Callable[[Record, ViewOptions], None] | None = None,
 ) -> None:
     """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of the files. `run` has the
     weights to save, `view` prints in place of the usual view of the terminal, `check` is by default the self-check, and `after`
@@ -159,7 +159,7 @@ def print_result(
     _print_notes(record, notes)
     note_written(output)
     if after is not None and output.on_terminal and not options.brief:
-        after(record, options, output)
+        after(record, options)
 
 
 def print_record(record: Record, options: ViewOptions, output: Output) -> None:

@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass, replace
-from functools import cache, wraps
+from functools import partial, wraps
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -23,7 +23,7 @@ from mhacli.settings import OUTPUT, PICTURES, VIEW, Mode, Option
 LAST_PANELS = (VIEW, OUTPUT, PICTURES)
 """The panels that end the help of every command, in this order; others stand in the order of the groups."""
 _Parameter = tuple[Option, inspect.Parameter]
-_Filler = Callable[[Mapping[str, Any]], Any]
+_Caller = Callable[[Mapping[str, Any]], Any]
 _OBSTACLES: Mapping[Mode, str] = {
     "model": "--model, which brings its own",
     "record": "a record, which is already computed",
@@ -52,16 +52,8 @@ def command(
     that this mode does not have. `examples` are the lines of its help that can be typed as they are."""
 
     def spread(function: Callable[..., None]) -> Callable[..., None]:
-        groups: dict[str, _Filler] = {}
-        own: dict[str, Any] = {}
         declared: list[_Parameter] = []
-        for name, parameter in inspect.signature(function).parameters.items():
-            hint, default = _hints(function)[name], parameter.default
-            if isinstance(default, Field):
-                own[name] = default.default
-                declared.append(_setting(name, default.metadata["option"], hint, default.default))
-            else:
-                groups[name] = _spread(hint, declared)
+        call = _spread(function, declared)
         options = {parameter.name: option for option, parameter in declared}
 
         @wraps(function)
@@ -72,8 +64,7 @@ def command(
                 if source is not None and source.name == "COMMANDLINE":
                     given[name] = tuple(value) if isinstance(value, list) else value
             _require_fitting(given, options, None if modes is None else modes(given))
-            filled = {name: fill(given) for name, fill in groups.items()}
-            function(**filled, **{name: given.get(name, default) for name, default in own.items()})
+            call(given)
 
         declared.sort(key=lambda each: LAST_PANELS.index(each[0].panel) + 1 if each[0].panel in LAST_PANELS else 0)
         context = inspect.Parameter("click_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -87,42 +78,37 @@ def command(
     return spread
 
 
-# -------------------------------------------------------------------------------------------------------------- groups
-
-
-@cache
-def _hints(of: Any) -> dict[str, Any]:
-    return get_type_hints(of, include_extras=True)
-
-
-def _spread(hint: Any, declared: list[_Parameter]) -> _Filler:
-    """Adds the settings of a group, and of the groups in it, to `declared`. Returns what makes the group of the settings that
-    are given: others have their defaults, or are left out of a mapping."""
-    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    make = kind
-    if extras and is_dataclass(extras[0]):
-        kind, make = extras[0], dict
+def _spread(of: Any, declared: list[_Parameter]) -> _Caller:
+    """Adds the settings of a function or a group, and of the groups that it takes, to `declared`. Returns what calls it with the
+    settings that are given: others have their defaults, or are left out of a mapping."""
+    kind, *extras = get_args(of) if get_origin(of) is Annotated else (of,)
+    is_mapping = bool(extras) and is_dataclass(extras[0])
+    if is_mapping:
+        kind = extras[0]
     offered = next((extra for extra in extras if isinstance(extra, dict)), None)
-    own: list[str] = []
-    groups: dict[str, _Filler] = {}
-    for field in fields(kind):
-        option, hint = field.metadata.get("option"), _hints(kind)[field.name]
+    members: dict[str, Any] = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+    if is_dataclass(kind):
+        members = {field.name: field for field in fields(kind)}
+    defaults: dict[str, Any] = {}
+    groups: dict[str, _Caller] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        setting: Any = members.get(name)
+        option = setting.metadata.get("option") if isinstance(setting, Field) else None
         if option is None:
             if is_dataclass(hint) or get_origin(hint) is Annotated:
-                groups[field.name] = _spread(hint, declared)
-        elif offered is None or field.name in offered:
-            text = offered and offered[field.name]
-            own.append(field.name)
+                groups[name] = _spread(hint, declared)
+        elif offered is None or name in offered:
+            text = offered and offered[name]
             changed = option if text is None else replace(option, help=text, default="")
-            declared.append(_setting(field.name, changed, hint, field.default))
+            declared.append(_setting(name, changed, hint, setting.default))
+            defaults[name] = setting.default
 
-    def fill(given: Mapping[str, Any]) -> Any:
-        return make(
-            **{name: given[name] for name in own if name in given},
-            **{name: fill_group(given) for name, fill_group in groups.items()},
-        )
+    def call(given: Mapping[str, Any]) -> Any:
+        own = {name: given.get(name, default) for name, default in defaults.items() if name in given or not is_mapping}
+        own |= {name: fill(given) for name, fill in groups.items()}
+        return own if is_mapping else kind(**own)
 
-    return fill
+    return call
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -153,22 +139,18 @@ def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mo
 
 def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
     """A setting and its parameter; `default` is for the help. None is always possible: it is "not given"."""
-    kinds = {hint, *get_args(hint)}
     shown = option.default
     if shown is None:
         shown = "" if default in (None, ()) or default is False else str(default)
     text = option.help + (f" (default: {shown})" if shown else "")
     metavar = "N" if option.metavar is None and option.low is not None else option.metavar
     how: dict[str, Any] = {"help": text, "metavar": metavar, "hidden": option.hidden, "show_default": False}
-    annotation: Any = hint if type(None) in kinds else hint | None
+    kinds, annotation = {hint, *get_args(hint)}, hint | None
+    if option.is_number or option.parse is not None:
+        annotation = str | None
+        how["parser"] = _parser(option.name(name), option.parse or partial(_number, option, is_real=float in kinds))
     if option.many:
         annotation = list[str] | None
-    elif option.parse is not None or option.is_number:
-        annotation = str | None
-    if option.is_number:
-        how["parser"] = _number(option, is_real=float in kinds)
-    elif option.parse is not None:
-        how["parser"] = _parser(option.name(name), option.parse)
     if option.words:
         how["autocompletion"] = lambda: list(option.words)
     if option.argument:
@@ -191,17 +173,12 @@ def _parser(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return parsed
 
 
-def _number(option: Option, *, is_real: bool) -> Callable[[str], Any]:
-    """A parser of Typer for the numbers in a range, of digits alone: `1_0`, digits of other scripts and NaN are none."""
-    form = _REAL if is_real else r"[+-]?[0-9]{1,20}"
-    noun = "number" if is_real else "whole number"
-
-    def parsed(word: str) -> Any:
-        if not re.fullmatch(form, word):
-            raise typer.BadParameter(f"{word[:80]!r} is not a valid {noun} in the range {option.range_text}.")
-        value = float(word) if is_real else int(word)
-        if not option.contains(value):
-            raise typer.BadParameter(f"{word} is not in the range {option.range_text}.")
-        return value
-
-    return parsed
+def _number(option: Option, word: str, *, is_real: bool) -> float:
+    """A number in the range, of digits alone: `1_0`, digits of other scripts and NaN are none. Raises `ValueError`."""
+    if not re.fullmatch(_REAL if is_real else r"[+-]?[0-9]{1,20}", word):
+        kind = "number" if is_real else "whole number"
+        raise ValueError(f"{word[:80]!r} is not a {kind} in the range {option.range_text}")
+    value = float(word) if is_real else int(word)
+    if not option.contains(value):
+        raise ValueError(f"{word} is not in the range {option.range_text}")
+    return value

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mhacli.attention.weights_file import read_bias_file, read_layer_file, saved_metadata
 from mhacli.cli.console import loading_torch, show_activity
@@ -16,18 +16,7 @@ from mhacli.io.files import describe
 from mhacli.io.memory import uncollected
 from mhacli.io.safetensors import TensorFile
 from mhacli.run import Run
-from mhacli.settings import (
-    DEFAULT_KEEP_LIMIT,
-    MAX_HEADS,
-    ROPE,
-    Computation,
-    Config,
-    ModelSettings,
-    Reading,
-    Source,
-    Statistics,
-    as_option,
-)
+from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.encode import encode
 from mhacli.text.escape import without_surrogates
@@ -43,26 +32,15 @@ MATRICES = ("pattern", "scores", "qk", "z")
 """The arrays of a checkpoint that can be kept."""
 
 
-def make_run(
-    what: Computation,
-    *,
-    reading: Reading = Reading(),
-    statistics: Statistics = Statistics(),
-    keep: tuple[str, ...] | None = None,
-    keep_limit: int = DEFAULT_KEEP_LIMIT,
-    also: tuple[str, ...] = (),
-) -> Run:
-    """The run that the command line describes, of a layer of mha or of a checkpoint. Raises `MhaError` before anything slow
-    begins."""
+def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> Run:
+    """The run that the command line describes, of a layer of mha or of a checkpoint, with `more` of the fields of `Run`. Raises
+    `MhaError` before anything slow begins."""
     run = Run(
         command=record_command(),
-        statistics=statistics,
-        keep=keep,
-        keep_limit=keep_limit,
-        also=also,
         max_tokens=what.max_tokens,
         repeat=what.repeat,
         allow_nonfinite=what.allow_nonfinite,
+        **more,
     )
     return _of_layer(run, what) if what.model.path is None else _of_checkpoint(run, what, reading)
 
@@ -73,13 +51,12 @@ def make_run(
 def _of_layer(run: Run, what: Computation) -> Run:
     config, weights = _config(what)
     texts = [] if config.random is not None else read_texts(what)
+    saved = None if weights is None else saved_metadata(weights.path, weights.metadata)
     vocabulary, origin = None, "the vocabulary"
     if what.vocab is not None:
         vocabulary, origin = vocabularies.load(what.vocab), what.vocab
-    elif weights is not None:
-        saved = saved_metadata(weights.path, weights.metadata)
-        if saved is not None and saved.vocabulary:
-            vocabulary, origin = Vocabulary(saved.vocabulary), weights.path
+    elif saved is not None and saved.vocabulary:
+        vocabulary, origin = Vocabulary(saved.vocabulary), what.weights or ""
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)
     with show_activity("reading the text"):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, progress, show_activity
-from mhacli.cli.next_steps import after_heads
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
@@ -119,7 +118,7 @@ def heads(
         inspected.wanted = replace(inspected.wanted, kept=kept)
     with progress() as report_progress:
         prepared.run(report_progress)
-    print_result(prepared.record(), notes, options=options, output=output, after=after_heads)
+    print_result(prepared.record(), notes, options=options, output=output)
 
 
 def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> HeadsRun:

@@ -11,6 +11,7 @@ from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
+from mhacli.cli.next_steps import after_trace
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_report, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
@@ -115,7 +116,6 @@ def trace(
     output: Annotated[Output, offers("json", *SAVED, *DRAWN, *COLOUR)],
 ) -> None:
     """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
-    from mhacli.cli.next_steps import suggest_cell
     from mhacli.cli.source import make_run, require_one_layer
 
     has_keys = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
@@ -140,9 +140,8 @@ def trace(
         output=output,
         run=run,
         view=lambda: _print_steps(record, output.screen, walk),
+        after=after_trace,
     )
-    if output.on_terminal and target is None and record.model is None and walk.cell is None:
-        suggest_cell(record, ViewOptions())
 
 
 def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:

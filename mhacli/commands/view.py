@@ -89,7 +89,7 @@ def view(
     if sequence >= len(record.sequences):
         raise UsageError(out_of_range("--sequence", sequence, len(record.sequences)))
     where = head_table(record).place_of(head, layers)
-    has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "standard"
+    has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "STANDARD"
     start = ViewerOptions(has_shades, map_scale, hide_sinks, sequence, place=where, is_open=head is not None)
     if path is not None:
         run_viewer(record, start)
