@@ -149,8 +149,11 @@ def visible_cells(
 
 
 def is_finite(tensor: Float[Tensor, "..."]) -> bool:
-    """Whether no number is NaN or infinite. Either would be the smallest or the largest, and these take one read."""
-    return tensor.numel() == 0 or all(bool(end.isfinite()) for end in tensor.aminmax())
+    """Whether no number is NaN or infinite. Either would show in the sum, which takes one read; a sum of finite numbers may
+    overflow, and then the smallest and largest tell."""
+    if not tensor.numel() or bool(tensor.sum().isfinite()):
+        return True
+    return all(bool(end.isfinite()) for end in tensor.aminmax())
 
 
 def _softmax_over_allowed(

@@ -76,9 +76,10 @@ def head_statistics(
     baseline: Baseline,
     axes: Axes,
     sink_share: float = SINK_SHARE,
+    check_z: CheckOfZ | None = None,
 ) -> tuple[HeadStatistics, ...]:
     """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads, `top_score`
-    the largest score of each query."""
+    the largest score of each query. The rows of weights that are computed again for it are checked by `check_z`."""
     statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.q_len - 1
     offsets = _offsets(statistics, baseline.statistics, zero)
     outcomes = baseline.visible if sink_mass is None else baseline.visible + (baseline.visible > 0)
@@ -86,15 +87,18 @@ def head_statistics(
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
     found = []
     for index, head in enumerate(reduced.heads):
-        score, where = _top(reduced, top_score, index, axes)
+        score, top = _top(top_score[:, index])
+        visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
+        lifted = _most_lifted(reduced, visible, index)
+        rows = _rows_again(reduced, index, [*lifted, *([] if top is None else [top])], check_z)
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
         of_head = HeadStatistics(
             head=head,
             **asdict(own[index]) | {"learned_sink": None if learned is None else finite(learned)},
             max_score=score,
-            max_score_at=where,
+            max_score_at=None if top is None else _cell(axes, top, int(rows[top].argmax())),
             sinks=_sinks(reduced, baseline, index, sink_share, axes),
-            largest=_largest(reduced, baseline, index, axes),
+            largest=_largest({place: rows[place] for place in lifted}, visible, axes),
             uniform=uniformly[index],
         )
         found.append(with_kind(of_head))
@@ -184,17 +188,43 @@ def _window_of(folded: Float[Tensor, "head absolute"], weight: float) -> Int[Ten
     return torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
 
 
-def _top(
-    reduced: Reduced, top_score: Tensor, index: int, axes: Axes
-) -> tuple[float | None, tuple[int, int, int] | None]:
-    """The largest score of a head, and its sequence, query and key, counted from the first token of the text."""
-    scores = top_score[:, index]
-    batch, query = divmod(int(scores.nan_to_num(nan=-torch.inf).argmax()), scores.shape[1])
-    score = finite(scores[batch, query].item())
-    if score is None:
-        return None, None
-    row = reduced.weights_of(batch, index, torch.tensor([query], device=scores.device), reduced.keys)
-    return score, (batch, query - axes.first_query(batch), int(row.argmax()) - axes.first_key(batch))
+def _top(top_score: Float[Tensor, "batch query"]) -> tuple[float | None, tuple[int, int] | None]:
+    """The largest score of a head, and the sequence and query that have it; None where no query has a score."""
+    batch, query = divmod(int(top_score.nan_to_num(nan=-torch.inf).argmax()), top_score.shape[1])
+    score = finite(top_score[batch, query].item())
+    return score, None if score is None else (batch, query)
+
+
+def _most_lifted(reduced: Reduced, visible: Float[Tensor, "batch query"], index: int) -> list[tuple[int, int]]:
+    """The sequences and queries with the greatest weight relative to their uniform one. The best of all cells stand in the rows
+    whose own best is best."""
+    peak = reduced.statistics["peak"][:, index].exp()
+    lift = torch.where(visible > 1, peak * visible, 0.0).nan_to_num(nan=0.0)
+    best = lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
+    return [divmod(place, lift.shape[1]) for place in best]
+
+
+def _rows_again(
+    reduced: Reduced, index: int, places: Sequence[tuple[int, int]], check_z: CheckOfZ | None
+) -> dict[tuple[int, int], Float[Tensor, " key"]]:
+    """The weights of some sequences and queries of a head, computed again, with those that are checked."""
+    rows: dict[tuple[int, int], Tensor] = {}
+    for batch in range(reduced.lse.shape[0]):
+        own = [query for other, query in places if other == batch]
+        queries = sorted({*own, *(() if check_z is None else check_z.queries(batch))})
+        if queries:
+            chosen = torch.tensor(queries, device=reduced.lse.device)
+            weights = reduced.weights_of(batch, index, chosen, reduced.keys)
+            rows |= {(batch, query): weights[queries.index(query)].clone() for query in own}
+            if check_z is not None:
+                check_z.add((batch, index), chosen, weights)
+    return rows
+
+
+def _cell(axes: Axes, place: tuple[int, int], key: int) -> tuple[int, int, int]:
+    """The sequence, query and key of a cell, counted from the first token of the text."""
+    batch, query = place
+    return batch, query - axes.first_query(batch), key - axes.first_key(batch)
 
 
 def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
@@ -229,29 +259,16 @@ def _attending(reduced: Reduced, baseline: Baseline, place: tuple[int, int], key
     return int((sees & (weights * visible >= SINK_LIFT)).sum()) / max(1, n_queries), n_queries
 
 
-def _largest(reduced: Reduced, baseline: Baseline, index: int, axes: Axes) -> tuple[StrongCell, ...]:
-    """The cells with the greatest weight relative to their query's uniform row.
-
-    The best of all cells stand in the rows whose own best is best: only those rows are computed again.
-    """
-    visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
-    peak = reduced.statistics["peak"][:, index].exp()
-    lift = torch.where(visible > 1, peak * visible, 0.0).nan_to_num(nan=0.0)
-    best = [
-        divmod(place, lift.shape[1]) for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
-    ]
-    rows: dict[tuple[int, int], list[list[float]]] = {}
-    for batch in dict.fromkeys(batch for batch, _ in best):
-        queries = [query for other, query in best if other == batch]
-        of_queries = reduced.weights_of(batch, index, torch.tensor(queries, device=lift.device), reduced.keys)
-        weights, keys = of_queries.topk(min(MAX_LARGEST, of_queries.shape[1]))
-        rows |= {(batch, query): row for query, *row in zip(queries, weights.tolist(), keys.tolist(), strict=True)}
+def _largest(
+    rows: Mapping[tuple[int, int], Float[Tensor, " key"]], visible: Float[Tensor, "batch query"], axes: Axes
+) -> tuple[StrongCell, ...]:
+    """The cells of some rows with the greatest weight relative to their query's uniform row."""
     cells = []
-    for batch, query in best:
-        n_keys = visible[batch, query].item()
-        for weight, key in zip(*rows[batch, query], strict=True) if n_keys > 1 else ():
-            own = query - axes.first_query(batch), key - axes.first_key(batch)
-            cells.append(StrongCell(batch, *own, weight, weight * n_keys))
+    for place, row in rows.items():
+        n_keys = visible[place].item()
+        weights, keys = row.topk(min(MAX_LARGEST, len(row)))
+        for weight, key in zip(weights.tolist(), keys.tolist(), strict=True) if n_keys > 1 else ():
+            cells.append(StrongCell(*_cell(axes, place, key), weight, weight * n_keys))
     return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])
 
 
@@ -298,10 +315,18 @@ def results_of(
     }
     if wanted.kept.z and reduced.z is not None:
         arrays["z"] = reduced.z
+    largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
+    check_z = None if attention.v is None else CheckOfZ(reduced, axes, largest)
     of_heads = head_statistics(
-        reduced, top_score=top_score, baseline=own, axes=axes, sink_share=wanted.statistics.sink_weight
+        reduced,
+        top_score=top_score,
+        baseline=own,
+        axes=axes,
+        sink_share=wanted.statistics.sink_weight,
+        check_z=check_z,
     )
-    checks = check_heads(reduced, top_score, axes)
+    checks = check_sums(reduced, largest)
+    checks = checks if check_z is None else (*checks, check_z.check())
     kept = {name: array.cpu() for name, array in arrays.items()}
     return HeadResults(of_heads, kept, attention.kernel, checks, torch_because(attention))
 
@@ -430,19 +455,16 @@ def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_heads(reduced: Reduced, top_score: Tensor, axes: Axes) -> tuple[Check, ...]:
+def check_sums(reduced: Reduced, largest: float) -> tuple[Check, ...]:
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
     Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and the maps add up to the
-    rest; and z of some queries, from their weights, is what was computed. The tolerance is that of weights whose scores are
-    rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
-    passed over.
+    rest. The tolerance is that of weights whose scores, the `largest` of this size, are rounded in the dtype of the maths.
+    Where q, k or v are not finite, what is not finite is passed over.
     """
     attention, statistics, seen, sink_mass = reduced.attention, reduced.statistics, reduced.has_keys, reduced.sink_mass
     given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
     n_given = given.sum(dim=-1)
-    largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
-    rounding = _rounding(attention.dtype, largest)
     sums = {
         ROW_SUMS: (statistics["mass"] - given).abs().amax(dim=-1).double(),
         COLUMN_TOTALS: (statistics["received"].double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
@@ -450,12 +472,8 @@ def check_heads(reduced: Reduced, top_score: Tensor, axes: Axes) -> tuple[Check,
     }
     if attention.v is not None and not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
-    checks = [Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items()]
-    if attention.v is None:
-        return tuple(checks)
-    is_single = axes.dtype != "float64" or attention.kernel == "eager"  # whose softmax is in float32 whatever the dtype
-    of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
-    return (*checks, _check_z(reduced, axes, max(rounding, of_kernel) + TOLERANCES[axes.dtype].output))
+    rounding = _rounding(attention.dtype, largest)
+    return tuple(Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items())
 
 
 def _rounding(dtype: torch.dtype, largest: float) -> float:
@@ -464,43 +482,67 @@ def _rounding(dtype: torch.dtype, largest: float) -> float:
     return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(dtype).eps * largest)
 
 
-def _check_z(reduced: Reduced, axes: Axes, rounding: float) -> Check:
-    """z of spread queries from the values and their weights, which are computed again cell by cell, in float64 where the
-    device has it. The rounding of a sum grows with the square root of its length. Source: Higham and Mary 2019, "A new
-    approach to probabilistic rounding error analysis", theorem 3.1.
+class CheckOfZ:
+    """z of some queries from the values and their weights, which are computed again cell by cell, in float64 where the device
+    has it. The rounding of a sum grows with the square root of its length. Source: Higham and Mary 2019, "A new approach to
+    probabilistic rounding error analysis", theorem 3.1.
 
     Where a kernel's scores are large, a query may be as far off besides as their rounding in float32 can move it; where that was
     needed, the check says how much of the tolerance it is.
     """
-    attention, errors, moved, magnitude = reduced.attention, [], [], 0.0
-    batch, n_heads, _ = reduced.lse.shape
-    assert attention.v is not None
-    assert reduced.z is not None
-    group = attention.shape[1] // attention.v.shape[1]
-    for b in range(batch):
-        n = len(axes.queries[b].ids)
+
+    def __init__(self, reduced: Reduced, axes: Axes, largest: float) -> None:
+        """`largest` is the size of the largest score."""
+        attention = reduced.attention
+        is_single = (
+            axes.dtype != "float64" or attention.kernel == "eager"
+        )  # whose softmax is in float32 whatever the dtype
+        of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
+        self._rounding = max(_rounding(attention.dtype, largest), of_kernel) + TOLERANCES[axes.dtype].output
+        self._reduced, self._axes, self._magnitude = reduced, axes, 0.0
+        self._errors, self._moved = list[Tensor](), list[Tensor]()
+
+    def queries(self, batch: int) -> list[int]:
+        """The queries of a sequence whose z is to be checked: all of a short text, else some that are evenly spread."""
+        n = len(self._axes.queries[batch].ids)
         n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
-        rows = axes.first_query(b) + torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
-        rows = rows.to(reduced.lse.device)
-        for h in range(n_heads):
-            weights = reduced.weights_of(b, h, rows, reduced.keys)
-            values = attention.v[b, reduced.heads[h] // group].to(weights.dtype)
+        spread = torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
+        chosen: list[int] = (self._axes.first_query(batch) + spread).tolist()
+        return chosen
+
+    def add(
+        self,
+        place: tuple[int, int],
+        queries: Int[Tensor, " query"],
+        weights: Float[Tensor, "query key"],
+    ) -> None:
+        """Compares z of some queries of a sequence and head with their weights."""
+        reduced, attention, (b, h) = self._reduced, self._reduced.attention, place
+        assert attention.v is not None
+        assert reduced.z is not None
+        values = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(weights.dtype)
+        if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
             values = values.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
-            z, again = reduced.z[b, h, rows].to(weights.dtype), weights @ values
-            apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
-            errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
-            moved.append(_moved(reduced, (b, h), rows, weights, values).cpu())
-            magnitude = max(magnitude, (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
-    usual = rounding * magnitude * max(1.0, (attention.shape[3] / MEASURED_KEYS) ** 0.5)
-    error, tolerance = torch.cat(errors), usual + torch.cat(moved)
-    worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
-    of_scores = (tolerance - usual)[error > usual]
-    return Check.of(
-        error[worst].item(),
-        tolerance[worst].item(),
-        name=HEAD_OUTPUTS,
-        rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
-    )
+        z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
+        apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
+        self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
+        self._moved.append(_moved(reduced, place, queries, weights, values).cpu())
+        largest = (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item()
+        self._magnitude = max(self._magnitude, largest)
+
+    def check(self) -> Check:
+        """The check of all that were compared, by the query that came nearest to its tolerance, or passed it most."""
+        n_keys = self._reduced.attention.shape[3]
+        usual = self._rounding * self._magnitude * max(1.0, (n_keys / MEASURED_KEYS) ** 0.5)
+        error, tolerance = torch.cat(self._errors), usual + torch.cat(self._moved)
+        worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
+        of_scores = (tolerance - usual)[error > usual]
+        return Check.of(
+            error[worst].item(),
+            tolerance[worst].item(),
+            name=HEAD_OUTPUTS,
+            rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
+        )
 
 
 def _moved(

@@ -185,8 +185,8 @@ def as_attention(call: Call, real: Bool[Tensor, "batch query"], masking: Masking
     (q, k, v), (allowed, bias, sees) = call.qkv, masking or masking_of(call, real)
     is_of_heads = call.sinks is not None and call.sinks.ndim == 1
     return ScoredAttention(
-        q=q,
-        k=k,
+        q=q.contiguous(),  # each is read many times
+        k=k.contiguous(),
         v=v,
         z=call.z if call.z is None or sees is None else call.z.masked_fill(~sees[..., None], 0.0),
         scale=call.scale,
