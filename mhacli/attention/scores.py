@@ -29,9 +29,9 @@ LARGE, LARGE_ON_DEVICE = 16.0, 512.0
 """Scores (nats) beyond which they are computed in float64: half a step of 16 in float32 is 5e-7, and a dot product rounds some
 times. On a GPU, which may take many times as long in float64, half a step of 512 is 3e-5."""
 
-_SHARP = 16.0
-"""Scores from which they are taken relative to the largest of their query. Without, 2^score is far from overflow, and as
-exact."""
+_SHARP = 8.0
+"""Scores from which they are taken relative to the largest of their query. Below, 2^score is far from overflow, and entropy
+loses no more by the difference of two sums."""
 _MOST = 1e25
 """A score beyond which nothing is told apart: then weights are NaN."""
 _MOST_BITS = 100.0
