@@ -6,11 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
-from mhacli.render.base.format import bytes_text, count_text, number_text, percent_text, seconds_text, short_text
+from mhacli.render.base.format import (
+    bytes_text,
+    count_text,
+    number_text,
+    percent_text,
+    seconds_text,
+    short_text,
+    weight_text,
+)
 
 Row = TypeVar("Row")
-Unit = Literal["word", "id", "integer", "number", "short", "change", "size", "percent", "count", "bytes", "seconds"]
+Unit = Literal[
+    "word", "id", "integer", "number", "short", "weight", "fraction", "nats", "change", "size", "percent", "count", "bytes",
+    "seconds"
+]  # fmt: skip
 """What a value is: an `id` has no separators, a `change` a sign and the `size` of a change none; a `count` is of operations."""
 
 
@@ -24,12 +36,15 @@ def _change_text(number: float) -> str:
     return f"{'+' if number > 0 else ''}{_size_text(number)}"
 
 
-_TEXTS: dict[Unit, Callable[[Any], str]] = {
+_TEXTS: dict[Unit, Callable[..., str]] = {
     "word": str,
     "id": str,
     "integer": "{:,}".format,
     "number": number_text,
     "short": short_text,
+    "weight": weight_text,
+    "fraction": lambda part: f"{100 * part:.0f}%",
+    "nats": "{:.2f}".format,
     "change": _change_text,
     "size": _size_text,
     "percent": percent_text,
@@ -39,32 +54,38 @@ _TEXTS: dict[Unit, Callable[[Any], str]] = {
 }
 
 
-def shown(value: object, unit: Unit) -> str:
-    """A value as text; a dash for None."""
-    return "–" if value is None else _TEXTS[unit](value)
+def shown(value: object, unit: Unit, digits: int | None = None) -> str:
+    """A value as text, an attention weight with so many digits; a dash for None."""
+    if value is None:
+        return "–"
+    return _TEXTS[unit](value) if digits is None else _TEXTS[unit](value, digits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Generic[Row]):
-    """A column of a table: its heading, and the value of a row with its unit.
+    """A column of a table: its heading, and the value of a row with its unit, weights with `digits`.
 
-    `meaning` explains the heading in the legend, `explanation` in tooltips. Where a screen is narrow, the columns with the
-    largest `drop` go first, and those with 0 stay. The main column, which has a `least` width or else the widest words, is
-    shortened: down to that width before any column goes, or as the last resort. `style` is that of a cell on the terminal.
+    `meaning` explains the heading in the legend, `explanation` in tooltips, and `about` a cell in its own. Where a screen is
+    narrow, the columns with the largest `drop` go first, and those with 0 stay. The main column, which has a `least` width or
+    else the widest words, is shortened, or broken if it `wraps`: down to that width before any column goes, or as the last
+    resort. `style` is that of a cell on the terminal.
     """
 
     heading: str
     value: Callable[[Row], object]
     unit: Unit = "word"
+    digits: int | None = None
     drop: int = 0
     least: int | None = None
+    wraps: bool = False
     style: Callable[[Row], str] = lambda row: ""
     meaning: str = ""
     explanation: str = ""
+    about: Callable[[Row], str] = lambda row: ""
 
     def text(self, row: Row) -> str:
         """The cell of a row."""
-        return shown(self.value(row), self.unit)
+        return shown(self.value(row), self.unit, self.digits)
 
 
 def column(table: str, name: str, value: Callable[[Row], object], unit: Unit = "word", **how: Any) -> Column[Row]:
@@ -76,10 +97,53 @@ def column(table: str, name: str, value: Callable[[Row], object], unit: Unit = "
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Generic[Row]):
-    """Rows under columns. Of more than `most` rows the first are shown, or, with `has_ends`, the first and the last."""
+    """Rows under columns. Of more than `most` rows the first are shown, or, with `has_ends`, the first and the last.
+
+    The rows of the `foot` stand below. `legend` explains what is no heading. Columns are `gap` blanks apart. Those that a narrow
+    screen lacks are `elsewhere`.
+    """
 
     columns: Sequence[Column[Row]]
     rows: Sequence[Row]
+    foot: Sequence[Row] = ()
     title: str = ""
     most: int | None = None
     has_ends: bool = False
+    legend: Sequence[str] = ()
+    gap: int = 2
+    elsewhere: str = "with --csv"
+
+    def meanings(self, columns: Sequence[Column[Row]]) -> list[str]:
+        """What the headings of columns mean, those that stay on a narrow screen first, and the legend."""
+        explained = [column for column in sorted(columns, key=lambda column: column.drop) if column.meaning]
+        return [*(f"{column.heading} = {column.meaning}" for column in explained), *self.legend]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grid:
+    """A matrix of numbers `[row, column]` with names along both axes. NaN is not a number; where `allowed` is false a cell is
+    masked.
+
+    Shades reach from 0 to `top`, or for a change from −`top`. `places` are the numbers of columns where names do not fit (None:
+    from 0 on). `marked` cells have a star, and `signs` stand in place of numbers, each with its style. Columns `beside` the
+    cells are of the number of a row; those with a `drop` go first. With `has_all_rows` none is left out. `smaller` gives the
+    grid with at most so many rows and columns.
+    """
+
+    title: str = ""
+    values: Array
+    allowed: Array
+    rows: Sequence[str]
+    columns: Sequence[str]
+    top: float
+    scale: Literal["linear", "log", "change"] = "linear"
+    unit: Unit = "weight"
+    digits: int | None = None
+    corner: str = ""
+    meaning: str = ""
+    places: Sequence[int] | None = None
+    marked: Array | None = None
+    signs: Sequence[Sequence[tuple[str, str]]] | None = None
+    beside: Sequence[Column[int]] = ()
+    has_all_rows: bool = False
+    smaller: Callable[[int, int], Grid] | None = None

@@ -25,12 +25,13 @@ from mhacli.render.base.selection import (
     short_name,
     survey_of,
 )
+from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.corpus import cells_view, corpus_sinks, corpus_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
 from mhacli.render.heads.heatmap import pooled_map
-from mhacli.render.heads.table import legend, overview
+from mhacli.render.heads.table import heads_table
 from mhacli.render.heads.view import corner_view, key_name, labelled, sinks_are, strong_places, strongest_keys
 from mhacli.text.escape import token_label, visible
 
@@ -49,13 +50,15 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     sequences = sequences_to_draw(options, len(record.sequences))
     listed, description = listed_heads(record, heads, options)
     remarks = [Text(f"{description} (--all, --layer N, --sort)", style="dim")] if description else []
-    table = overview(record, listed, options, screen)
+    of_heads = heads_table(record, listed, options)
     if options.brief:
-        return Group(*remarks, table, Text(""), checks_view(record, screen, in_detail=options.verbose))
+        return Group(
+            *remarks, bare(of_heads, screen.width), Text(""), checks_view(record, screen, in_detail=options.verbose)
+        )
     sections: list[RenderableType] = [
         model_header(record, record.model, screen, everything=options.everything),
         Group(grid(record, layers, screen), _sinks(record, layers, heads, screen)),
-        Group(*remarks, table, *legend(record, listed, options, screen), *pattern_hint(layers, options)),
+        Group(*remarks, *table(of_heads, screen.width, has_all=options.verbose), *pattern_hint(layers, options)),
         *corpus_tables(record, layers, listed, options, screen),
         *_strong_cells(record, layers, listed, options, screen),
         *(token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()),

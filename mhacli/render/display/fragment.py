@@ -6,7 +6,7 @@ without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.console import RenderableType
 
@@ -71,9 +71,3 @@ def paragraphs(view: RenderableType) -> Html:
 
 
 _WIDE = 10_000
-
-
-def table(rows: Iterable[Sequence[Html]], headings: Sequence[Html]) -> Html:
-    """A table of finished cells."""
-    body = (tag("tr", *cells) for cells in rows)
-    return tag("div", tag("table", tag("thead", tag("tr", *headings)), tag("tbody", *body)))

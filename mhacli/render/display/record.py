@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 from rich.console import RenderableType
@@ -19,13 +20,13 @@ from mhacli.render.checkpoint.effect import effect_table, effect_words
 from mhacli.render.checkpoint.effect_map import EffectMap
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.view import grid, listed_heads
-from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, table, terminal_part
+from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, terminal_part
 from mhacli.render.display.matrix import matrix
 from mhacli.render.display.terminal import record_views
 from mhacli.render.figures.scales import hex_of, ink_on
 from mhacli.render.heads.drawable import SHORT, DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map
-from mhacli.render.heads.table import legend_parts, overview_cells
+from mhacli.render.heads.table import heads_table
 from mhacli.render.page import elements as html
 from mhacli.render.page.document import most_certain
 from mhacli.render.page.effects import effect_pictures
@@ -101,19 +102,11 @@ def _title(head: DrawableHead, count: int) -> str:
 def _heads(record: Record, options: ViewOptions) -> Html:
     """The head statistics as the terminal lists them, those with the largest excess if there are many."""
     listed, description = listed_heads(record, record.heads, options)
-    cells = overview_cells(record, listed, options, _SCREEN)
-    kinds = ["word" if column.cells == "word" else "" for column in cells.columns]
-    headings = [
-        tag("th", text(column.heading), title=column.explanation, class_=kind)
-        for column, kind in zip(cells.columns, kinds, strict=True)
-    ]
-    rows = (
-        [tag("td", text(cell.plain), class_=kind) for cell, kind in zip(row, kinds, strict=True)]
-        for row in (*cells.heads, *cells.baselines)
-    )
+    shown = heads_table(record, listed, options)
+    shown = replace(shown, rows=[*shown.rows, *shown.foot], foot=())  # a notebook may remove a foot
     words = [f"{description}; record.heads has all"] if description else []
-    words += [" · ".join(legend_parts(cells.columns, listed))]
-    return joined([table(rows, headings), *(tag("p", text(word), class_="dim") for word in words)])
+    words.append(" · ".join(shown.meanings(shown.columns)))
+    return joined([html.table(shown), *(tag("p", text(word), class_="dim") for word in words)])
 
 
 def pattern_html(pattern: Pattern) -> str:

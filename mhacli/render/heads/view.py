@@ -38,10 +38,11 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.base.selection import places_of, survey_of
+from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.head_map import where
 from mhacli.render.heads.heatmap import pooled_map
-from mhacli.render.heads.table import legend, overview
+from mhacli.render.heads.table import heads_table
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 
@@ -55,9 +56,9 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     if options.heads is not None:
         places_of(record, options.heads)
         listed = tuple(head for head in listed if head.head in options.heads)
-    table = overview(record, listed, options, screen)
+    of_heads = heads_table(record, listed, options)
     if options.brief:
-        return Group(table, Text(""), _checks(record, survey, options, screen))
+        return Group(bare(of_heads, screen.width), Text(""), _checks(record, survey, options, screen))
     drawn = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
     sequences = drawn.shown
     sections: list[RenderableType] = [
@@ -76,7 +77,7 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     if survey.kept.queries:
         sections += [strongest_keys(record, listed, b) for b in sequences]
     sinks = sinks_line(record, listed, survey.sink_share, screen)
-    sections.append(Group(table, *legend(record, listed, options, screen), sinks))
+    sections.append(Group(*table(of_heads, screen.width, has_all=options.verbose), sinks))
     sections.append(_checks(record, survey, options, screen))
     spaced = [part for section in sections for part in (Text(""), section)]
     return Group(*spaced[1:])
@@ -145,18 +146,18 @@ def strong_places(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> RenderableType:
     """Per head the keys with most attention, the cells with the largest ratio to uniform, and the largest score."""
-    table = plain_table(("head", True))
+    rows = plain_table(("head", True))
     for name in ("receives most (× uniform)", "stands out: query → key (× uniform)"):
-        table.add_column(name, ratio=1, overflow="fold")
+        rows.add_column(name, ratio=1, overflow="fold")
     if screen.width >= _WIDE:
-        table.add_column("largest score", no_wrap=True)
+        rows.add_column("largest score", no_wrap=True)
     shown = listed if options.everything else listed[:MAX_PLACES]
     for head in shown:
         row = [str(head.head), _receivers(record, head), _standing_out(record, head, options)]
-        table.add_row(*row, *([_top_score(record, head)] if screen.width >= _WIDE else []))
+        rows.add_row(*row, *([_top_score(record, head)] if screen.width >= _WIDE else []))
     if len(shown) < len(listed):
-        table.add_row("⋮", left_out(len(listed) - len(shown)))
-    return table
+        rows.add_row("⋮", left_out(len(listed) - len(shown)))
+    return rows
 
 
 _WIDE, MAX_PLACES, _MOST = 120, 8, 3
@@ -271,22 +272,22 @@ def corner_view(
     if corner.n_keys * (width + 1) > room:  # keys are hidden, but the largest of each row is listed
         room -= _LARGEST_WIDTH + 1
     keys = balanced(corner.n_keys, corner.n_keys if options.everything else max(2, room // (width + 1)))
-    table = plain_table(("query", False), gap=1)
+    drawn = plain_table(("query", False), gap=1)
     for key in keys.shown:
         index = corner.first_key + key - record.first_key(sequence)
         name = fitted(token_text(record.keys[sequence], index), width)
-        table.add_column(Text(f"{name}\n{index}"), justify="right", no_wrap=True, min_width=width)
+        drawn.add_column(Text(f"{name}\n{index}"), justify="right", no_wrap=True, min_width=width)
     if keys.hidden:
-        table.add_column(Text("largest"), no_wrap=True, max_width=_LARGEST_WIDTH)
+        drawn.add_column(Text("largest"), no_wrap=True, max_width=_LARGEST_WIDTH)
     for number, row in enumerate(rows.shown):
         if rows.hidden and number == rows.before:
-            table.add_row(Text(f"⋮ {rows.hidden} (--all)", style="dim"))
+            drawn.add_row(Text(f"⋮ {rows.hidden} (--all)", style="dim"))
         index = corner.first_query + row - record.first_query(sequence)
         texts = [_corner_cell(cells, (row, key), options, screen) for key in keys.shown]
         texts += [Text(_largest_of_row(record, corner, cells.weights[row], sequence, options))] if keys.hidden else []
-        table.add_row(Text(query_name(record, sequence, index), style="bold"), *texts)
+        drawn.add_row(Text(query_name(record, sequence, index), style="bold"), *texts)
     hidden = f", {count_of(keys.hidden, 'key')} between not drawn (--all)" if keys.hidden else ""
-    return Group(title_rule(cells.title), table, Text(cells.caption(options.precision) + hidden, style="dim"))
+    return Group(title_rule(cells.title), drawn, Text(cells.caption(options.precision) + hidden, style="dim"))
 
 
 _CORNER_ROWS, _LARGEST_WIDTH = 40, 18
@@ -369,13 +370,13 @@ def strongest_keys(
     """The top keys of the requested queries in every head. `layer` is an optional name."""
     parts: list[RenderableType] = []
     for number, query in requested_queries(record, sequence):
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(overflow="fold")
+        drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+        drawn.add_column(justify="right", no_wrap=True)
+        drawn.add_column(overflow="fold")
         for place in places_of(record, [head.head for head in listed]):
             strongest, head = strongest_of(record, place, sequence, number), record.heads[place]
             texts = [f"{name} {weight}" for name, weight in strongest.keys] or [strongest.instead]
             texts += [f"{rest_name(head)} {strongest.rest}"] if strongest.rest else []
-            table.add_row(f"head {head.head}", ", ".join(texts))
-        parts.append(Group(title_rule(requested_title(record, sequence, query, layer=layer)), table))
+            drawn.add_row(f"head {head.head}", ", ".join(texts))
+        parts.append(Group(title_rule(requested_title(record, sequence, query, layer=layer)), drawn))
     return Group(*parts)

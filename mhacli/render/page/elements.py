@@ -8,10 +8,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from io import StringIO
+from itertools import takewhile
 from typing import NewType
 
 from rich.console import Console, RenderableType
@@ -60,27 +61,28 @@ def joined(parts: Iterable[Html], between: str = "\n") -> Html:
     return Html(between.join(parts))
 
 
-def table(of: Table[Row]) -> Html:
-    """The table with all columns, in an element that scrolls. The first cell of each row is its heading."""
+def table(of: Table[Row], of_row: Callable[[Row], Mapping[str, str]] = lambda row: {}) -> Html:
+    """The table with all columns, in an element that scrolls. The first cell of each row is its heading, and so are the ids that
+    follow it. `of_row` gives the attributes of a row."""
     kinds = [{"class_": "word"} if column.unit == "word" else {} for column in of.columns]
-    headings = [
-        tag(
-            "th",
-            text(column.heading),
-            scope="col",
-            **({"title": column.explanation} if column.explanation else {}),
-            **kind,
-        )
-        for column, kind in zip(of.columns, kinds, strict=True)
-    ]
-    rows = []
-    for row in of.rows if of.most is None else of.rows[: of.most]:
-        first, *others = (text(column.text(row)) for column in of.columns)
-        cells = (tag("td", cell, **kind) for cell, kind in zip(others, kinds[1:], strict=True))
-        rows.append(tag("tr", tag("th", first, scope="row", **kinds[0]), *cells))
-    caption = [tag("caption", text(of.title))] if of.title else []
-    whole = tag("table", *caption, tag("thead", tag("tr", *headings)), tag("tbody", *rows))
-    return tag("div", whole, class_="scroll")
+    n_names = max(1, len([*takewhile(lambda column: column.unit == "id", of.columns)]))
+    headings = []
+    for column, kind in zip(of.columns, kinds, strict=True):
+        title = {"title": column.explanation} if column.explanation else {}
+        headings.append(tag("th", text(column.heading), scope="col", **title, **kind))
+
+    def line(row: Row) -> Html:
+        cells = []
+        for place, (column, kind) in enumerate(zip(of.columns, kinds, strict=True)):
+            about = {"title": words} if (words := column.about(row)) else {}
+            name = {"scope": "row"} if place < n_names else {}
+            cells.append(tag("th" if name else "td", text(column.text(row)), **name, **kind, **about))
+        return tag("tr", *cells, **of_row(row))
+
+    parts = [tag("caption", text(of.title))] if of.title else []
+    parts += [tag("thead", tag("tr", *headings)), tag("tbody", *map(line, of.rows[: of.most]))]
+    parts += [tag("tfoot", *map(line, of.foot))] if of.foot else []
+    return tag("div", tag("table", *parts), class_="scroll")
 
 
 def lines_of(view: RenderableType, width: int) -> Iterator[Html]:

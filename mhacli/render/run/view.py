@@ -27,6 +27,7 @@ from mhacli.render.base.format import (
     texts_in_words,
 )
 from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
+from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.fitting_view import fitting_view
 from mhacli.render.heads.head_map import HeadPattern, largest_weight
@@ -40,7 +41,7 @@ from mhacli.render.heads.matrix import (
     matrix_caption,
     n_lines,
 )
-from mhacli.render.heads.table import legend, overview
+from mhacli.render.heads.table import heads_table
 from mhacli.render.heads.view import sinks_line
 from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
@@ -58,11 +59,11 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     """The output of `mha run` and `mha show`. Raises `UsageError` for a head or sequence out of range."""
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head")
-    statistics_of = {head.head: head for head in record.heads}
-    listed = [statistics_of[head] for head in heads.shown if head in statistics_of]
-    table = overview(record, listed, options, screen, gap=(heads.before, heads.hidden))
+    listed = [head for head in record.heads if options.heads is None or head.head in options.heads]
+    limit = None if options.everything or options.heads is not None else MAX_HEADS
+    of_heads = replace(heads_table(record, listed, options), most=limit, has_ends=True)
     if options.brief:
-        return Group(table, Text(""), self_check_line(record.self_check))
+        return Group(bare(of_heads, screen.width), Text(""), self_check_line(record.self_check))
     sections: list[RenderableType] = [
         Group(configuration(record, screen.width, *texts_in_words(record)), *_random_rows(record))
     ]
@@ -72,7 +73,7 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
         sections.append(shape_trace(record, screen))
     sections += groups_table(record)
     sinks = [sinks_line(record, listed, SINK_SHARE, screen)] if any(head.sink_keys for head in listed) else []
-    in_words = Group(table, *legend(record, listed, options, screen), *sinks)
+    in_words = Group(*table(of_heads, screen.width, has_all=options.verbose), *sinks)
     room = FIRST_SCREEN - _BELOW - height_of(Group(sections[0], in_words), screen)
     sections.append(in_words)
     if options.timings or options.verbose:
@@ -156,19 +157,19 @@ def groups_table(record: Record) -> Iterator[RenderableType]:
     n_kv_heads, group = c.n_kv_heads or c.n_heads, c.heads_per_kv_head
     if group == 1:
         return
-    table = plain_table()
-    table.add_column("kv head", justify="right")
-    table.add_column("read by query heads")
+    rows = plain_table()
+    rows.add_column("kv head", justify="right")
+    rows.add_column("read by query heads")
     for kv_head in range(min(n_kv_heads, MAX_GROUPS)):
         heads = range(kv_head * group, (kv_head + 1) * group)
         listed = ", ".join(map(str, heads)) if group <= 8 else f"{heads[0]} … {heads[-1]}"
-        table.add_row(str(kv_head), listed)
+        rows.add_row(str(kv_head), listed)
     if n_kv_heads > MAX_GROUPS:
-        table.add_row("⋮", Text(f"{n_kv_heads - MAX_GROUPS} more, {group} query heads each", style="dim"))
+        rows.add_row("⋮", Text(f"{n_kv_heads - MAX_GROUPS} more, {group} query heads each", style="dim"))
     unshared, shared = bytes_text(token_bytes(c, c.n_heads)), bytes_text(token_bytes(c))
     sentence = f"keys and values of one token take {shared} instead of {unshared}"
     yield Group(
-        Text("shared keys and values", style="bold"), table, Text(f"{sentence}: 1/{group} of the cache", style="dim")
+        Text("shared keys and values", style="bold"), rows, Text(f"{sentence}: 1/{group} of the cache", style="dim")
     )
 
 
@@ -265,19 +266,19 @@ def timing_table(record: Record, screen: Screen) -> Table:
     total = record.timings.get("total")
     is_wide = screen.width >= _WIDE
     columns = ("first run" if is_wide else "first", "median", "IQR", "of total")
-    table = plain_table(("stage", False), *((name, True) for name in columns), gap=2 if is_wide else 1)
+    rows = plain_table(("stage", False), *((name, True) for name in columns), gap=2 if is_wide else 1)
     if total is None:
-        return table
+        return rows
     for site, timing in record.timings.items():
         percentage = (
             "" if site == "total" else f"{100 * timing.median_s / total.median_s:.0f} %" if total.median_s else "–"
         )
         style = "bold" if site == "total" else ""
         times = [seconds_text(s) for s in (timing.first_s, timing.median_s, timing.iqr_s)]
-        table.add_row(visible(site), *times, percentage, style=style)
+        rows.add_row(visible(site), *times, percentage, style=style)
     n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
     rate = f"{n_tokens / total.median_s:,.0f} tokens/s " if total.median_s else ""
     caption = [f"{rate}over {count_of(len(total.samples_s), 'run')} after the first", rough_note([total])]
-    table.caption = Text("; ".join(filter(None, caption)), style="dim")
-    table.caption_justify = "left"
-    return table
+    rows.caption = Text("; ".join(filter(None, caption)), style="dim")
+    rows.caption_justify = "left"
+    return rows
