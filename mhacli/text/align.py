@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import groupby
 
+import numpy as np
+
+from mhacli.record.arrays import Array
+
 MOST_STEPS = 20_000_000
-"""The most steps of difflib for all texts together: about two seconds."""
+"""The most steps of difflib for a pair of texts: about two seconds."""
 Part = tuple[range, range, bool]
 """Positions in both texts, and whether their tokens are equal."""
 
 
-def align(a: Sequence[Hashable], b: Sequence[Hashable], *, most_steps: int = MOST_STEPS) -> tuple[list[Part], bool]:
+@lru_cache(maxsize=64)
+def align(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[list[Part], bool]:
     """All positions of two texts in order, in parts of equal tokens and of others; and whether these are the longest
     equal parts.
 
-    They are unless difflib needs more than `most_steps`. Then, between the common beginning and the common end, tokens
+    They are unless difflib needs more than `MOST_STEPS`. Then, between the common beginning and the common end, tokens
     at the same position are compared.
 
-    >>> align("the cat sat".split(), "the dog sat".split())[0]
+    >>> align(("the", "cat", "sat"), ("the", "dog", "sat"))[0]
     [(range(0, 1), range(0, 1), True), (range(1, 2), range(1, 2), False), (range(2, 3), range(2, 3), True)]
     """
     shorter = min(len(a), len(b))
@@ -31,7 +36,7 @@ def align(a: Sequence[Hashable], b: Sequence[Hashable], *, most_steps: int = MOS
     counts = Counter(inner_b)
     n_steps = sum(n * counts[token] for token, n in Counter(inner_a).items()) * min(len(inner_a), len(inner_b))
     inner: list[Part] = []
-    if n_steps <= most_steps:
+    if n_steps <= MOST_STEPS:
         for kind, i, i_end, j, j_end in SequenceMatcher(None, inner_a, inner_b, autojunk=False).get_opcodes():
             inner.append((range(i, i_end), range(j, j_end), kind == "equal"))
     else:
@@ -46,9 +51,11 @@ def align(a: Sequence[Hashable], b: Sequence[Hashable], *, most_steps: int = MOS
         for i, j, is_equal in inner
     ]
     parts += [(range(ends[0], len(a)), range(ends[1], len(b)), True)]
-    return [part for part in parts if part[0] or part[1]], n_steps <= most_steps
+    return [part for part in parts if part[0] or part[1]], n_steps <= MOST_STEPS
 
 
-def pairs(parts: Sequence[Part]) -> list[tuple[int, int]]:
-    """The positions of tokens that correspond: equal ones, and those replaced one to one between equal ones."""
-    return [pair for a, b, _ in parts if len(a) == len(b) for pair in zip(a, b, strict=True)]
+def pairs(a: tuple[str, ...], b: tuple[str, ...]) -> Array:
+    """The positions `[2, tokens]` of tokens that correspond: equal ones, and those replaced one to one between equal
+    ones."""
+    alike = [pair for x, y, _ in align(a, b)[0] if len(x) == len(y) for pair in zip(x, y, strict=True)]
+    return np.array(alike, int).reshape(-1, 2).T

@@ -1,37 +1,48 @@
-"""Compares two records: texts, sites, steps, heads, effects, settings. `diff` is the Python function."""
+"""Compares two records: texts, layer by layer sites and heads, effects, settings. `diff` is the Python function.
+
+A is the reference; differences are B − A. Dictionaries are parts of the JSON document as they are. Non-finite numbers are
+None.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
-from msgspec import to_builtins
 from msgspec.structs import replace as changed
 
-from mhacli.commands.diff.result import STATISTICS_OF_ROWS, Difference, LayerDifference, RecordDiff, change_of
 from mhacli.errors import UsageError
-from mhacli.io.data import finite
+from mhacli.io.data import finite, plain
 from mhacli.record.arrays import Array
 from mhacli.record.checks import TOLERANCES
-from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS
+from mhacli.record.display import Shown
+from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, Step
 from mhacli.record.storage import load
 from mhacli.sites import SITES
-from mhacli.text.align import MOST_STEPS, Part, align, pairs
+from mhacli.text.align import align, pairs
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence
 
+SCHEMA = "mha.diff/1"
+_STATISTICS_OF_ROWS = (
+    "max_score", "lse", "corner", "top_shares", "map", "received", "profile", "span_mass", "sink", "distance",
+    "participation", "entropy",
+)  # fmt: skip
+"""Statistics of scores and patterns in records, which are not sites of the computation."""
 _MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
-_FOLLOWED_BY = {"qk": _MASK, "scores": STATISTICS_OF_ROWS[:2], "pattern": STATISTICS_OF_ROWS[2:]}
-ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
+_FOLLOWED_BY = {"qk": _MASK, "scores": _STATISTICS_OF_ROWS[:2], "pattern": _STATISTICS_OF_ROWS[2:]}
+_ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
 """Every array by name in the order of execution: the mask before the scores, and statistics after the pattern."""
-_AXES: Mapping[str, tuple[str, ...]] = {
+_AXES = {
     **dict.fromkeys((*PER_QUERY, "visible"), ("batch", "head", "query")),
     **dict.fromkeys(("received", "uniform_received"), ("batch", "head", "key")),
     **dict.fromkeys(("map", "uniform_map"), ("batch", "head", "query block", "key block")),
@@ -44,13 +55,6 @@ _AXES: Mapping[str, tuple[str, ...]] = {
 _MATCHED = {axis for axes in _AXES.values() for axis in axes}
 _MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "corner query": "kept"}
 """Axes of statistics, and the field of the summary that says for what their cells stand."""
-_Layer = tuple[Record, list[InspectedLayer]]
-_Align = Callable[[tuple[str, ...], tuple[str, ...]], tuple[list[Part], bool]]
-_Shape = tuple[tuple[str, ...], tuple[int, ...]]
-"""The names of axes, and their lengths."""
-_Piece = tuple[dict[str, int], list[tuple[str, Array]], Array, Array, Array]
-"""The sequence and the head of some cells by their numbers; the indices `[2, cells]` that correspond along each other axis;
-the numbers of both records; and which cells count."""
 
 
 def diff(
@@ -66,321 +70,255 @@ def diff(
     given = {"the first record": a, "the second record": b}
     names = [name if isinstance(record, Record) else os.fspath(record) for name, record in given.items()]
     a, b = (record if isinstance(record, Record) else load(record) for record in given.values())
+    if tolerance is not None:
+        return RecordDiff(a, b, (names[0], names[1]), tolerance, None)
     dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
     coarser = next((name for name in TOLERANCES if name in dtypes), "float32")
-    allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
-    n_texts = max(1, min(len(a.sequences), len(b.sequences)))
-    aligned = functools.cache(functools.partial(align, most_steps=MOST_STEPS // n_texts))
-    has_context = a.context is not None or b.context is not None
-    of_a, of_b = _layers(a), _layers(b)
-    both = [label for label in of_a if label in of_b]
-    has_trace = len(both) == 1 and all(record.trace and record.decoding is None for record in (a, b))
-    layers = [_compared_layer(label, of_a[label], of_b[label], aligned, allowed, has_trace=has_trace) for label in both]
-    return RecordDiff(
-        a=a,
-        b=b,
-        names=(names[0], names[1]),
-        tolerance=allowed,
-        dtype=coarser if tolerance is None else None,
-        settings=_different_settings(a, b, layers),
-        texts=_texts("texts", a.sequences, b.sequences, aligned)
-        + (_texts("context", a.keys, b.keys, aligned) if has_context else []),
-        layers=layers,
-        only_a=[label for label in of_a if label and label not in of_b],
-        only_b=[label for label in of_b if label and label not in of_a],
-        effects=_compared_effects(a, b, aligned, allowed),
-    )
+    return RecordDiff(a, b, (names[0], names[1]), TOLERANCES[coarser].runs, coarser)
 
 
-def _texts(
-    family: str, a: Sequence[TokenSequence], b: Sequence[TokenSequence], aligned: _Align
-) -> list[dict[str, Any]]:
-    """The aligned texts that both have, paired by number: runs of equal tokens, and the tokens between them."""
-    texts = []
-    for number, (x, y) in enumerate(zip(a, b, strict=False)):
-        parts, is_exact = aligned(x.tokens, y.tokens)
-        equal = [(i, j) for i, j, is_equal in parts if is_equal]
-        changes = [
-            {
-                "change": "only B" if not i else "only A" if not j else "replaced",
-                **{"a_begin": i.start, "a_end": i.stop, "b_begin": j.start, "b_end": j.stop},
-                "a": [without_surrogates(token) for token in x.tokens[i.start : i.stop]],
-                "b": [without_surrogates(token) for token in y.tokens[j.start : j.stop]],
-            }
-            for i, j, is_equal in parts
-            if not is_equal
-        ]
-        text = {
-            **{"family": family, "sequence": number, "n_a": len(x.tokens), "n_b": len(y.tokens)},
-            "matches": [{"a": i.start, "b": j.start, "length": len(i)} for i, j in equal],
-            "n_other_ids": sum(x.ids[m] != y.ids[n] for i, j in equal for m, n in zip(i, j, strict=True)),
-            "exact": is_exact,
-            "n_aligned": sum(len(i) for i, _ in equal),
-            "is_same": not changes,
-            "n_replaced": sum(len(i) for i, j, is_equal in parts if j and not is_equal),
-            "changes": changes,
-        }
-        texts.append(text)
-    return texts
+# ----------------------------------------------------------------------------------------------------------- the record
 
 
-# -------------------------------------------------------------------------------------------------------------- layers
+@dataclass(frozen=True, repr=False)
+class RecordDiff(Shown):
+    """All differences of two records, whose labels are `names`.
 
-
-def _layers(record: Record) -> dict[str, _Layer]:
-    """The record of each layer by its label, with its description; several attentions of a layer are numbered."""
-    if record.model is None:
-        return {"": (record, [])}
-    layers: dict[str, _Layer] = {}
-    for index, layer in enumerate(record.layers):
-        n_before = sum(other.label == layer.label for other in record.layers[:index])
-        label = f"{layer.label}, attention {n_before + 1}" if n_before else layer.label
-        layers[label] = record.of_layer(index), [layer]
-    return layers
-
-
-def _compared_layer(
-    label: str, of_a: _Layer, of_b: _Layer, aligned: _Align, tolerance: float, *, has_trace: bool
-) -> LayerDifference:
-    """One layer of both, with its changed heads, and its sites in the order of execution: arrays that both have, and other
-    steps of their traces. Of user code also steps that one alone has."""
-    (a, inspected_a), (b, inspected_b) = of_a, of_b
-    queries, keys = (
-        [np.array(pairs(aligned(x.tokens, y.tokens)[0]), int).reshape(-1, 2).T for x, y in zip(*texts, strict=False)]
-        for texts in ((a.sequences, b.sequences), (a.keys, b.keys))
-    )
-    layer = LayerDifference(label, a, b, inspected_a + inspected_b, queries, keys)
-    arrays_a, arrays_b = ([name for name in ORDER if name in record.arrays] for record in (a, b))
-    steps_a, steps_b = ({step.site: step for step in record.trace if has_trace} for record in (a, b))
-    sites = [_compared_array(name, layer, tolerance) for name in arrays_a if name in arrays_b]
-    is_code = a.module is not None and b.module is not None
-    for name, step in (steps_a | steps_b).items():
-        if name in steps_a and name in steps_b and not (name in arrays_a and name in arrays_b):
-            sites.append(_compared_step(steps_a[name], step, tolerance, has_same_tokens=layer.has_same_tokens))
-        elif is_code:
-            shapes = step.shape if name in steps_a else None, step.shape if name in steps_b else None
-            why = f"only {'A' if name in steps_a else 'B'} has it"
-            sites.append(Difference(name, "shape", "shape", step.axes, *shapes, why=why))
-    if not is_code:
-        sites.sort(key=lambda site: ORDER.index(site.site) if site.site in ORDER else -1)
-    return replace(
-        layer,
-        sites=sites,
-        heads=_changed_heads(layer, sites, tolerance),
-        only_a=[name for name in arrays_a if name not in arrays_b],
-        only_b=[name for name in arrays_b if name not in arrays_a],
-    )
-
-
-_CHANGES = sorted(STATISTICS, key=lambda row: (not row.is_change, row.is_change and row.unit != "weight"))
-"""The statistics in the order of listing changes: those that measure how far a head changed come first."""
-
-
-def _changed_heads(layer: LayerDifference, sites: Sequence[Difference], tolerance: float) -> list[dict[str, Any]]:
-    """The heads of another type, or whose pattern or a statistic changed by more than the tolerance."""
-    heads, of_pattern = [], set[int]()
-    for site in sites:
-        if site.site in ("pattern", "map"):
-            least = tolerance * (site.magnitude or 0.0)
-            of_pattern |= {head["head"] for head in site.heads if head["largest"] is None or head["largest"] > least}
-    for a, b in layer.head_pairs:
-        statistics, size = [], 0.0
-        for row in _CHANGES:
-            before, after = getattr(a, row.field), getattr(b, row.field)
-            change = change_of(before, after)
-            if change > tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
-                statistics.append({"name": row.field, "a": before, "b": after})
-                size = max(size, change) if row.is_change or math.isinf(change) else size
-        if statistics or a.kind != b.kind or a.head in of_pattern:
-            head = {"layer": layer.label, "head": a.head, "kind_a": a.kind, "kind_b": b.kind, "size": finite(size)}
-            heads.append(head | {"statistics": statistics})
-    return heads
-
-
-# --------------------------------------------------------------------------------------------------------------- sites
-
-
-def _of_shapes(name: str, a: _Shape, b: _Shape, *, excused: Collection[str]) -> Difference:
-    """The comparison of two shapes, in which the lengths of `excused` axes may differ. Padding and documents decide
-    whether sequences share positions, so a missing batch is no difference."""
-    row = Difference(name, "shape", "identical", *a, b[1])
-    sizes_a, sizes_b = ([(axis, n) for axis, n in zip(*shape, strict=True) if axis != "batch"] for shape in (a, b))
-    if [axis for axis, _ in sizes_a] != [axis for axis, _ in sizes_b]:
-        return changed(row, status="shape", why=f"axes {' '.join(a[0])} against {' '.join(b[0])}")
-    for (axis, n), (_, m) in zip(sizes_a, sizes_b, strict=True):
-        if n != m and axis not in excused:
-            return changed(row, status="shape", why=f"{axis} {n} against {m}")
-    return row
-
-
-def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool) -> Difference:
-    """The comparison of shapes, of the formulas of user code, and of all numbers if both traces have them, else of
-    extremes and moments. Different tokens excuse different lengths."""
-    row = _of_shapes(a.site, (a.axes, a.shape), (b.axes, b.shape), excused=() if has_same_tokens else ("query", "key"))
-    if a.operation and b.operation and a.formula != b.formula:
-        row = changed(row, told=[{"name": "formula", "a": a.formula, "b": b.formula, "layers": []}])
-    if row.status != "shape" and a.values and b.values and a.shape == b.shape and has_same_tokens:
-        is_whole = a.values.numbers is not None and b.values.numbers is not None
-        x, y = (np.array(v.numbers if is_whole else [v.min, v.max, v.mean, v.std], float) for v in (a.values, b.values))
-        axes = ["sequence" if axis == "batch" else axis for axis in a.axes] if is_whole else []
-        shape = a.shape if is_whole else x.shape
-        places = [(axis, np.stack([np.arange(n)] * 2)) for axis, n in zip(axes, shape, strict=False)]
-        row = changed(row, seen="numbers" if is_whole else "extremes", why="" if is_whole else "by min, max, mean, std")
-        row = _compared(row, [({}, places, x.reshape(shape), y.reshape(shape), np.ones(1, bool))], tolerance)
-        if (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf):
-            row = changed(row, status="beyond")
-    return changed(row, status="beyond") if row.told and row.status != "shape" else row
-
-
-def _compared_array(name: str, layer: LayerDifference, tolerance: float) -> Difference:
-    """The comparison of an array that both records have."""
-    a, b = layer.a, layer.b
-    x, y = a.arrays[name], b.arrays[name]
-    axes, axes_b = (_AXES[name] if name in _AXES else SITES[name].axes_for(record.facts) for record in (a, b))
-    row = changed(_of_shapes(name, (axes, x.shape), (axes_b, y.shape), excused=_MATCHED), seen="array")
-    if "head" in axes and name not in FOR_ALL_HEADS and a.config.n_heads != b.config.n_heads:
-        row = changed(row, status="shape", why=f"head {a.config.n_heads} against {b.config.n_heads}")
-    if row.status == "shape":
-        return row
-    row = _compared(row, _pieces(name, axes, layer), tolerance)
-    if not row.n_cells:
-        row = changed(row, status="skipped", why="they have no cells in common", heads=[])
-    elif name in ("visible", "allowed"):  # a count or a mask is the same, or it is not
-        row = changed(row, status="identical" if row.status == "identical" else "beyond")
-    else:
-        return row
-    return changed(row, largest=None, magnitude=None, relative=None)
-
-
-def _pieces(name: str, axes: tuple[str, ...], layer: LayerDifference) -> Iterator[_Piece]:
-    """The cells of an array that correspond, a sequence and a head at a time, which bounds memory."""
-    records = layer.a, layer.b
-    has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
-    sizes = [
-        (axis, n) for axis, n in zip(axes, layer.a.arrays[name].shape, strict=True) if axis not in ("batch", "head")
-    ]
-    for sequence in range(len(layer.queries)):
-        places = [(axis, _matched(axis, n, layer, sequence)) for axis, n in sizes]
-        firsts = [{"query": each.first_query(sequence), "key": each.first_key(sequence)} for each in records]
-        cells = [np.ix_(*(both[side] + firsts[side].get(axis, 0) for axis, both in places)) for side in (0, 1)]
-        for head, *indices in _common_heads(name, layer) if "head" in axes else [(None, ..., ...)]:
-            fixed = {"sequence": sequence} | ({} if head is None else {"head": head})
-            sides = list(zip(records, indices, cells, strict=True))
-            x, y = (record.arrays[name][sequence, index][at] for record, index, at in sides)
-            counted = np.ones(1, bool)
-            for record, index, at in sides if has_masks else []:  # scores of masked cells have no meaning
-                mask = record.arrays["allowed"][sequence]
-                counted = counted & mask[min(index, len(mask) - 1)][at]
-            yield fixed, places, x, y, counted
-
-
-def _common_heads(name: str, layer: LayerDifference) -> list[tuple[Any, ...]]:
-    """The number of each head that both have, and its index in both arrays; None for one row for all heads."""
-    numbers, sizes = zip(*((heads_of(each), each.arrays[name].shape[1]) for each in (layer.a, layer.b)), strict=True)
-    if name in FOR_ALL_HEADS and sizes == (1, 1) and len(numbers[0]) > 1:
-        return [(None, 0, 0)]
-    common = [head for head in numbers[0] if head in numbers[1]]
-    return [(n, *(min(heads.index(n), size - 1) for heads, size in zip(numbers, sizes, strict=True))) for n in common]
-
-
-def heads_of(record: Record) -> list[int]:
-    """The numbers of the heads on the head axis of a layer's arrays."""
-    return [head.head for head in record.heads] if record.survey else [*range(record.config.n_heads)]
-
-
-def _matched(axis: str, n: int, layer: LayerDifference, sequence: int) -> Array:
-    """The indices `[2, cells]` that correspond along an axis: positions of tokens, and all `n` cells of another axis, or
-    none where they stand for other things."""
-    if axis in ("query", "key"):
-        return (layer.queries if axis == "query" else layer.keys)[sequence]
-    if axis == "span":
-        is_same = [span.name for span in layer.a.spans] == [span.name for span in layer.b.spans]
-    else:
-        a, b = (getattr(record.survey, _MADE_OF.get(axis, ""), None) for record in (layer.a, layer.b))
-        is_same = a == b and (layer.has_same_tokens or not axis.startswith(("query", "asked", "corner")))
-    return np.stack([np.arange(n if is_same else 0)] * 2)
-
-
-def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Difference:
-    """The comparison of numbers: how many differ, by how much, where, and by head."""
-    counts, largest, magnitude, worst, is_identical = np.zeros(5, int), 0.0, 0.0, 0.0, True
-    at: dict[str, list[Any]] = {}
-    heads: dict[int, tuple[float, int]] = {}
-    for fixed, places, a, b, counted in pieces:
-        index = np.flatnonzero(np.broadcast_to(counted, a.shape))
-        x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (a, b))
-        with np.errstate(over="ignore", invalid="ignore"):
-            gaps = np.nan_to_num(np.abs(y - x), nan=np.inf, posinf=np.inf)
-        gaps[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
-        is_identical &= not gaps.any() and not (np.signbit(x) != np.signbit(y))[x == y].any()
-        only = ((x > y).sum(), (x < y).sum()) if a.dtype == bool else (0, 0)
-        counts += (x.size, np.count_nonzero(gaps), np.isinf(gaps).sum(), *only)
-        largest = max(largest, float(gaps.max(initial=0.0, where=np.isfinite(gaps))))
-        sizes = np.maximum(np.abs(x), np.abs(y))
-        magnitude = max(magnitude, float(sizes.max(initial=0.0, where=np.isfinite(sizes))))
-        gap = float(gaps.max(initial=0.0))
-        if gap > worst:
-            worst, place = gap, np.unravel_index(index[gaps.argmax()], a.shape)
-            found = [(axis, n, n) for axis, n in fixed.items()]
-            found += [(axis, *both[:, n].tolist()) for (axis, both), n in zip(places, place, strict=False)]
-            at = dict(zip(("axes", "a", "b"), map(list, zip(*found, strict=True)), strict=True)) if found else {}
-        if "head" in fixed:  # of equal gaps, the first sequence
-            heads[fixed["head"]] = max(heads.get(fixed["head"], (-1.0, 0)), (gap, -fixed["sequence"]))
-    is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
-    return changed(
-        row,
-        status="identical" if is_identical else "within" if is_within else "beyond",
-        **dict(zip(("n_cells", "n_different", "n_nonfinite", "n_only_a", "n_only_b"), counts.tolist(), strict=True)),
-        largest=largest,
-        magnitude=magnitude,
-        relative=largest / (magnitude or 1.0),
-        at=at or None,
-        heads=[{"head": n, "largest": finite(gap), "sequence": -s} for n, (gap, s) in sorted(heads.items())],
-    )
-
-
-# ------------------------------------------------------------------------------------------------------------ effects
-
-
-def _compared_effects(a: Record, b: Record, aligned: _Align, tolerance: float) -> dict[str, Any] | None:
-    """The effects of B against those of A; None if either has none, or none that are proven.
-
-    Heads match by number, edges by tokens. The tolerance is relative to the largest effect. Effects within the noise of
-    either record are no difference.
+    `tolerance` is relative; `dtype` is the dtype from which it follows, None if the user set it.
     """
-    if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
-        return None
-    metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
-    texts, context = (
-        {j: i for i, j in pairs(aligned(x[0].tokens, y[0].tokens)[0])}
-        for x, y in ((a.sequences, b.sequences), (a.keys, b.keys))
-    )
-    parts = ("removed", "kind", "layer", "head", "query", "key", "heads", "kinds", "spans")
-    of_a = {tuple(getattr(effect, part) for part in parts): effect for effect in a.effects}
-    of_b = {}
-    for effect in b.effects:
-        removed = effect
-        if effect.query is not None and effect.key is not None:  # tokens that A lacks stay apart
+
+    a: Record
+    b: Record
+    names: tuple[str, str]
+    tolerance: float
+    dtype: str | None
+
+    def __repr__(self) -> str:
+        """The verdict in a sentence."""
+        return f"<RecordDiff: {self.summary}>"
+
+    def views(self, screen: Any) -> Iterator[Any]:
+        """What `mha diff` prints on a screen."""
+        from mhacli.commands.diff.view import diff_view
+        from mhacli.render.base.options import ViewOptions
+
+        yield diff_view(self, ViewOptions(view="heatmap"), screen)
+
+    @cached_property
+    def layers(self) -> list[LayerDifference]:
+        """The layers that both records have."""
+        of_a, of_b = _layers(self.a), _layers(self.b)
+        both = [label for label in of_a if label in of_b]
+        has_trace = len(both) == 1 and all(record.trace and record.decoding is None for record in (self.a, self.b))
+        return [LayerDifference(label, *of_a[label], *of_b[label], self.tolerance, has_trace) for label in both]
+
+    @cached_property
+    def only(self) -> dict[str, list[str]]:
+        """The labels of the layers in A alone, and in B alone."""
+        return _alone(*([label for label in _layers(record) if label] for record in (self.a, self.b)))
+
+    @cached_property
+    def texts(self) -> list[dict[str, Any]]:
+        """The aligned texts that both have, paired by number: runs of equal tokens (`matches`), of which `n_other_ids` have
+        different ids, and the tokens between them (`changes`)."""
+        families = [("texts", self.a.sequences, self.b.sequences)]
+        if self.a.context is not None or self.b.context is not None:
+            families.append(("context", self.a.keys, self.b.keys))
+        texts = []
+        for family, of_a, of_b in families:
+            for number, (x, y) in enumerate(zip(of_a, of_b, strict=False)):
+                texts.append({"family": family, "sequence": number} | _aligned(x, y))
+        return texts
+
+    @cached_property
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings that differ, with the labels of the layers concerned."""
+        sides = [("", _settings_of(self.a), _settings_of(self.b))]
+        for layer in self.layers:
+            if layer.inspected_a is not None:
+                sides.append(
+                    (layer.label, msgspec.to_builtins(layer.inspected_a), msgspec.to_builtins(layer.inspected_b))
+                )
+        labels: dict[tuple[str, str, str], list[str]] = {}
+        for label, of_a, of_b in sides:
+            for name in of_a | of_b:
+                before, after = _word(of_a.get(name)), _word(of_b.get(name))
+                if before != after and name not in _NO_SETTINGS:
+                    labels.setdefault((name, before, after), []).extend([label] if label else [])
+        return [{"name": name, "a": x, "b": y, "layers": concerned} for (name, x, y), concerned in labels.items()]
+
+    @cached_property
+    def effects(self) -> dict[str, Any] | None:
+        """The effects of B against those of A, of `n_compared` removals; None unless both have proven effects.
+
+        Heads match by number, edges by tokens. The tolerance is relative to the largest effect. Effects within the noise
+        of either record are no difference.
+        """
+        a, b = self.a, self.b
+        if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
+            return None
+        metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
+        texts, context = (
+            {None: None, **dict(pairs(x[0].tokens, y[0].tokens)[::-1].T.tolist())}
+            for x, y in ((a.sequences, b.sequences), (a.keys, b.keys))
+        )
+        parts = attrgetter("removed", "kind", "layer", "head", "heads", "kinds", "spans")
+        of_a = {(*parts(effect), effect.query, effect.key): effect for effect in a.effects}
+        of_b = {}
+        for effect in b.effects:  # tokens that A lacks stay apart
             queries = context if effect.kind == "encoder" else texts
             keys = context if effect.kind in ("encoder", "cross") else texts
-            removed = replace(effect, query=queries.get(effect.query, -1), key=keys.get(effect.key, -1 - effect.key))
-        of_b[tuple(getattr(removed, part) for part in parts)] = effect
-    both = [(effect, of_b[key]) for key, effect in of_a.items() if key in of_b]
-    largest = max((abs(getattr(effect, metric)) for pair in both for effect in pair), default=0.0)
-    least = max(tolerance * largest, a.effect.floor + b.effect.floor) if tolerance else 0.0
-    changes = [{"a": x, "b": y, "change": getattr(y, metric) - getattr(x, metric)} for x, y in both]
-    changes = [change for change in changes if abs(change["change"]) > least]
+            query, key = queries.get(effect.query, "only B"), keys.get(effect.key, ("only B", effect.key))
+            of_b[*parts(effect), query, key] = effect
+        both = [(effect, of_b[key]) for key, effect in of_a.items() if key in of_b]
+        largest = max((abs(getattr(effect, metric)) for pair in both for effect in pair), default=0.0)
+        least = max(self.tolerance * largest, a.effect.floor + b.effect.floor) if self.tolerance else 0.0
+        changes = [{"a": x, "b": y, "change": getattr(y, metric) - getattr(x, metric)} for x, y in both]
+        changes = [change for change in changes if abs(change["change"]) > least]
+        return {
+            "metric": metric,
+            "tolerance": least,
+            "n_compared": len(both),
+            "changes": sorted(changes, key=lambda change: -abs(change["change"])),
+            **{side: [(of_a | of_b)[key] for key in alone] for side, alone in _alone(of_a, of_b).items()},
+        }
+
+    @property
+    def first_site(self) -> tuple[LayerDifference, Difference] | None:
+        """The first site that differs, in the order of execution, with its layer; a statistic if no site of the layer
+        differs."""
+        for layer in self.layers:
+            for site in sorted(layer.sites, key=lambda site: site.site in _STATISTICS_OF_ROWS):
+                if site.departs:
+                    return layer, site
+        return None
+
+    @property
+    def first(self) -> Literal["tokens", "ids", "site", "effects"] | None:
+        """Where the records differ first, with inputs before numbers; None if they agree."""
+        if len(self.a.sequences) != len(self.b.sequences) or not all(text["is_same"] for text in self.texts):
+            return "tokens"
+        if any(text["n_other_ids"] for text in self.texts):
+            return "ids"
+        if self.first_site is not None:
+            return "site"
+        has_others = self.effects and (self.effects["changes"] or not self.effects["n_compared"])
+        return "effects" if has_others else None
+
+    @property
+    def verdict(self) -> Literal["agree", "differ", "nothing"]:
+        """Whether the records agree in everything that both hold; `nothing` if they have nothing in common."""
+        if self.first is not None:
+            return "differ"
+        is_known = any(site.status in ("identical", "within") for layer in self.layers for site in layer.sites)
+        return "agree" if is_known else "nothing"
+
+    @property
+    def summary(self) -> str:
+        """The result in a sentence: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
+        if self.verdict == "nothing":
+            return "nothing can be compared: the records have no layer, site or step in common"
+        n_changed, n_heads = (sum(len(getattr(each, name)) for each in self.layers) for name in ("heads", "head_pairs"))
+        parts = [f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"] if n_heads else []
+        parts += [self.changed_effects] if self.effects else []
+        if self.first is not None:
+            return "; ".join([*parts, self.first_text()])
+        n_sites = sum(site.is_compared for layer in self.layers for site in layer.sites)
+        sites = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
+        return "; ".join([f"no difference{sites}", *parts])
+
+    @property
+    def changed_effects(self) -> str:
+        """The number of changed effects, if there are `effects`: `3 of 72 effects changed`."""
+        assert self.effects is not None
+        n_changed, n_compared = len(self.effects["changes"]), self.effects["n_compared"]
+        if not n_compared:
+            return "no removal is in both, so no effects can be compared"
+        return f"{n_changed or 'none'} of {n_compared} effect{'s' * (n_compared != 1)} changed"
+
+    def first_text(self, details: str = "") -> str:
+        """Where the records differ first, and the first site whose numbers differ, with its details."""
+        words = "the effects"
+        if self.first_site is not None:
+            layer, site = self.first_site
+            words = f"{layer.label} {'the mask' if site.site == 'allowed' else site.site}".strip() + details
+        if self.first in ("site", "effects"):
+            return f"the first difference is in {words}"
+        text = f"the first difference is in the {'ids of the ' if self.first == 'ids' else ''}tokens"
+        return text + (f"; the first numbers that differ are in {words}" if self.first_site else "")
+
+    def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
+        """The document that `mha diff --json` prints, of this `command`."""
+        from mhacli.commands.diff.view import verdict_text
+
+        site = self.first_site and {"layer": self.first_site[0].label, "site": self.first_site[1].site}
+        at = site if site and self.first == "site" else {"layer": "", "site": None}
+        document = {
+            "schema": SCHEMA,
+            "command": [*command],
+            "verdict": self.verdict,
+            "summary": self.summary,
+            "said": verdict_text(self),
+            "a": without_surrogates(self.names[0]),
+            "b": without_surrogates(self.names[1]),
+            "tolerance": {"relative": self.tolerance, "of_dtype": self.dtype},
+            "first": self.first and {"where": self.first, **at},
+            "first_site": site,
+            "settings": self.settings,
+            "n_sequences": [len(self.a.sequences), len(self.b.sequences)],
+            "texts": self.texts,
+            "layers": [
+                {"layer": each.label, "sites": each.sites, "heads": each.heads, **each.only} for each in self.layers
+            ],
+            **self.only,
+            "effects": self.effects,
+        }
+        return {name: plain(value) for name, value in document.items()}
+
+
+def _aligned(x: TokenSequence, y: TokenSequence) -> dict[str, Any]:
+    """What a text of A and one of B have in common, and the changes."""
+    parts, is_exact = align(x.tokens, y.tokens)
+    matches, changes, n_other_ids, n_replaced = [], [], 0, 0
+    for i, j, is_equal in parts:
+        if is_equal:
+            matches.append({"a": i.start, "b": j.start, "length": len(i)})
+            n_other_ids += sum(x.ids[m] != y.ids[n] for m, n in zip(i, j, strict=True))
+            continue
+        change: dict[str, Any] = {"change": "only B" if not i else "only A" if not j else "replaced"}
+        for side, text, places in (("a", x, i), ("b", y, j)):
+            tokens = [without_surrogates(text.tokens[n]) for n in places]
+            change |= {f"{side}_begin": places.start, f"{side}_end": places.stop, side: tokens}
+        changes.append(change)
+        n_replaced += len(i) if j else 0
     return {
-        "metric": metric,
-        "tolerance": least,
-        "n_compared": len(both),
-        "changes": sorted(changes, key=lambda change: -abs(change["change"])),
-        "only_a": [effect for key, effect in of_a.items() if key not in of_b],
-        "only_b": [effect for key, effect in of_b.items() if key not in of_a],
+        "n_a": len(x.tokens),
+        "n_b": len(y.tokens),
+        "matches": matches,
+        "n_other_ids": n_other_ids,
+        "exact": is_exact,
+        "n_aligned": sum(match["length"] for match in matches),
+        "is_same": not changes,
+        "n_replaced": n_replaced,
+        "changes": changes,
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ settings
+def _layers(record: Record) -> dict[str, tuple[Record, InspectedLayer | None]]:
+    """The record of each layer by its label, with its description; several attentions of a layer are numbered."""
+    if record.model is None:
+        return {"": (record, None)}
+    layers: dict[str, tuple[Record, InspectedLayer | None]] = {}
+    for index, layer in enumerate(record.layers):
+        n_before = sum(other.label == layer.label for other in record.layers[:index])
+        label = f"{layer.label}, attention {n_before + 1}" if n_before else layer.label
+        layers[label] = record.of_layer(index), layer
+    return layers
+
+
+def _alone(a: Collection[Any], b: Collection[Any]) -> dict[str, list[Any]]:
+    """What A alone has, and what B alone."""
+    return {"only_a": [each for each in a if each not in b], "only_b": [each for each in b if each not in a]}
 
 
 _NO_SETTINGS = (
@@ -390,19 +328,6 @@ _NO_SETTINGS = (
 )  # fmt: skip
 
 
-def _different_settings(a: Record, b: Record, layers: Sequence[LayerDifference]) -> list[dict[str, Any]]:
-    """The settings that differ, those of layers once each with the labels of the layers."""
-    sides = [("", [_settings_of(record) for record in (a, b)])]
-    sides += [(layer.label, [to_builtins(each) for each in layer.inspected]) for layer in layers if layer.inspected]
-    labels: dict[tuple[str, str, str], list[str]] = {}
-    for label, (of_a, of_b) in sides:
-        for name in of_a | of_b:
-            before, after = _word(of_a.get(name)), _word(of_b.get(name))
-            if before != after and name not in _NO_SETTINGS:
-                labels.setdefault((name, before, after), []).extend([label] if label else [])
-    return [{"name": name, "a": x, "b": y, "layers": concerned} for (name, x, y), concerned in labels.items()]
-
-
 def _settings_of(record: Record) -> dict[str, object]:
     """The settings of a whole record, the command first."""
     model, module, decoding = record.model, record.module, record.decoding
@@ -410,7 +335,7 @@ def _settings_of(record: Record) -> dict[str, object]:
     settings |= (
         {"weights": record.weights} if model is None else {"model": model.path, "padding": record.config.padding}
     )
-    settings |= to_builtins(model or record.config)
+    settings |= msgspec.to_builtins(model or record.config)
     if module is not None:
         settings |= {"module": module.target, "called": module.called}
         settings |= {f"argument {argument.name}": argument.value for argument in module.arguments}
@@ -420,7 +345,7 @@ def _settings_of(record: Record) -> dict[str, object]:
     settings |= {name: getattr(record.effect, name, None) for name in ("metric", "position", "target", "versus")}
     for name, word in (("removed", "removed"), ("replace", "replaced by"), ("at", "removed at")):
         settings[word] = tuple(dict.fromkeys(getattr(effect, name) for effect in record.effects))
-    settings |= {name.replace("_", " "): value for name, value in to_builtins(record.environment).items()}
+    settings |= {name.replace("_", " "): value for name, value in msgspec.to_builtins(record.environment).items()}
     return settings | {"self-check": "ok" if record.self_check.ok else "FAILED"}
 
 
@@ -431,3 +356,311 @@ def _word(value: object) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(map(_word, value)) or "none"
     return "none" if value is None else str(value)
+
+
+# ------------------------------------------------------------------------------------------------------------- a layer
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The comparison of one site of one layer.
+
+    `seen` is what was compared: arrays, all numbers of a small tensor in traces, extremes and moments in traces, or
+    shapes. `status` is equal bits, within the tolerance, beyond it, another shape, or not comparable (`why`); a step of
+    user code with another formula is `beyond`. `largest` is the largest |B − A| of numbers finite in both, `magnitude`
+    the largest number of either, to which the tolerance is relative, and `relative` their ratio. `n_different` counts
+    unequal cells, `n_nonfinite` those of them that are non-finite in one, or differently in both. For a mask, `n_only_a`
+    and `n_only_b` count cells that only one record allows. `at` is the place of the largest or first difference: the
+    `axes`, and the indices in `a` and in `b`. Queries and keys count the tokens of their text, and heads have their
+    numbers. `heads` are the largest difference of each head and its sequence. `told` are other formulas, as settings.
+    """
+
+    site: str
+    seen: Literal["array", "numbers", "extremes", "shape"]
+    status: Literal["identical", "within", "beyond", "shape", "skipped"]
+    axes: tuple[str, ...]
+    shape_a: tuple[int, ...] | None
+    shape_b: tuple[int, ...] | None
+    n_cells: int = 0
+    n_different: int = 0
+    n_nonfinite: int = 0
+    n_only_a: int = 0
+    n_only_b: int = 0
+    largest: float | None = None
+    magnitude: float | None = None
+    at: dict[str, Any] | None = None
+    why: str = ""
+    heads: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
+    relative: float | None = None
+
+    @property
+    def departs(self) -> bool:
+        """Whether the records differ here."""
+        return self.status in ("beyond", "shape")
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether numbers were compared."""
+        return self.seen != "shape" and self.status not in ("shape", "skipped")
+
+    @property
+    def is_same_bits(self) -> bool:
+        """Whether every number was compared and is equal to the last bit."""
+        return self.status == "identical" and self.seen in ("array", "numbers")
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """One layer of both records (`a` and `b`), or the whole records with an empty `label` if they have no layers.
+
+    `inspected_a` and `inspected_b` describe the layers of checkpoints. Traces are compared if `has_trace`.
+    """
+
+    label: str
+    a: Record
+    inspected_a: InspectedLayer | None
+    b: Record
+    inspected_b: InspectedLayer | None
+    tolerance: float
+    has_trace: bool
+
+    @cached_property
+    def queries(self) -> list[Array]:
+        """The positions of the queries' tokens that correspond, `[2, tokens]` for each sequence."""
+        return [pairs(x.tokens, y.tokens) for x, y in zip(self.a.sequences, self.b.sequences, strict=False)]
+
+    @cached_property
+    def keys(self) -> list[Array]:
+        """The positions of the keys' tokens that correspond, `[2, tokens]` for each sequence."""
+        return [pairs(x.tokens, y.tokens) for x, y in zip(self.a.keys, self.b.keys, strict=False)]
+
+    @cached_property
+    def has_same_tokens(self) -> bool:
+        """Whether the texts that both have are the same."""
+        texts = [*zip(self.a.sequences, self.b.sequences, strict=False), *zip(self.a.keys, self.b.keys, strict=False)]
+        return all(x.tokens == y.tokens for x, y in texts)
+
+    @property
+    def only(self) -> dict[str, list[str]]:
+        """The arrays of A alone, and of B alone."""
+        return _alone(*([name for name in _ORDER if name in record.arrays] for record in (self.a, self.b)))
+
+    @cached_property
+    def sites(self) -> list[Difference]:
+        """The sites in the order of execution: arrays that both have, and other steps of their traces. Of user code also
+        steps that one alone has."""
+        a, b = ({step.site: step for step in record.trace if self.has_trace} for record in (self.a, self.b))
+        of_code = [name for name in a | b if self.is_code or name not in _ORDER]
+        sites = []
+        for name in dict.fromkeys((*of_code, *_ORDER)):
+            if (name in self.a.arrays and name in self.b.arrays) or (name in a and name in b):
+                sites.append(_compared_site(self, name, a.get(name), b.get(name)))
+            elif self.is_code and name in a | b:
+                shape_a, shape_b = (side[name].shape if name in side else None for side in (a, b))
+                why = f"only {'A' if name in a else 'B'} has it"
+                sites.append(Difference(name, "shape", "shape", (a | b)[name].axes, shape_a, shape_b, why=why))
+        return sites
+
+    @property
+    def is_code(self) -> bool:
+        """Whether both are traces of user code, whose axes have words of their own."""
+        return self.a.module is not None and self.b.module is not None
+
+    @property
+    def head_pairs(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
+        """The heads with statistics in both records; none if the numbers of heads differ."""
+        of_b = {head.head: head for head in self.b.heads}
+        is_alike = self.a.config.n_heads == self.b.config.n_heads
+        return [(head, of_b[head.head]) for head in self.a.heads if is_alike and head.head in of_b]
+
+    @cached_property
+    def heads(self) -> list[dict[str, Any]]:
+        """The heads of another type, or whose pattern or a statistic changed by more than the tolerance. `size` is the
+        largest change of a weight, None if a number is missing or new."""
+        heads, of_pattern = [], set[int]()
+        for site in self.sites:
+            if site.site in ("pattern", "map"):
+                least = self.tolerance * (site.magnitude or 0.0)
+                of_pattern |= {row["head"] for row in site.heads if row["largest"] is None or row["largest"] > least}
+        for a, b in self.head_pairs:
+            statistics, size = [], 0.0
+            for row in _CHANGES:
+                before, after = getattr(a, row.field), getattr(b, row.field)
+                change = change_of(before, after)
+                if change > self.tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
+                    statistics.append({"name": row.field, "a": before, "b": after})
+                    size = max(size, change) if row.is_change or math.isinf(change) else size
+            if statistics or a.kind != b.kind or a.head in of_pattern:
+                head = {"layer": self.label, "head": a.head, "kind_a": a.kind, "kind_b": b.kind, "size": finite(size)}
+                heads.append(head | {"statistics": statistics})
+        return heads
+
+
+_CHANGES = sorted(STATISTICS, key=lambda row: (not row.is_change, row.is_change and row.unit != "weight"))
+"""The statistics in the order of listing changes: those that measure how far a head changed come first."""
+
+
+def change_of(a: float | None, b: float | None) -> float:
+    """The size of a change; infinite if only one record has a value, 0 if neither has."""
+    if a is None or b is None:
+        return 0.0 if a == b else math.inf
+    return abs(b - a)
+
+
+# --------------------------------------------------------------------------------------------------------------- sites
+
+
+def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | None) -> Difference:
+    """The comparison of a site of which both have an array or a step: of shapes, of the formulas of user code, and of all
+    numbers if both are known, else of extremes and moments."""
+    (axes, shape_a, x), (axes_b, shape_b, y) = _tensor(layer.a, name, a), _tensor(layer.b, name, b)
+    is_array = name in layer.a.arrays and name in layer.b.arrays
+    row = Difference(name, "array" if is_array else "shape", "identical", axes, shape_a, shape_b)
+    why = _other_shape(layer, name, dict(zip(axes, shape_a, strict=True)), dict(zip(axes_b, shape_b, strict=True)))
+    is_same = shape_a == shape_b and layer.has_same_tokens
+    if why:
+        row = changed(row, status="shape", why=why)
+    elif x is not None and y is not None and axes == axes_b and (is_array or is_same):
+        is_mask = name in ("visible", "allowed")  # a count or a mask is the same, or it is not
+        found = _compared(_cells(layer, name, axes, (x, y)), 0.0 if is_mask else layer.tolerance)
+        row = changed(row, seen="array" if is_array else "numbers", **found)
+        if not row.n_cells:
+            row = changed(row, status="skipped", why="they have no cells in common", heads=[])
+        if is_mask or not row.n_cells:
+            row = changed(row, largest=None, magnitude=None, relative=None)
+    elif a and b and a.values and b.values and is_same:
+        x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in (a.values, b.values))
+        found = _compared([([], x, y, np.ones(1, bool))], layer.tolerance)
+        row = changed(row, seen="extremes", why="by min, max, mean, std", **found)
+        if (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf):
+            row = changed(row, status="beyond")
+    if a and b and a.operation and b.operation and a.formula != b.formula:
+        told = [{"name": "formula", "a": a.formula, "b": b.formula, "layers": []}]
+        row = changed(row, status=row.status if why else "beyond", told=told)
+    return row
+
+
+def _other_shape(layer: LayerDifference, name: str, a: dict[str, int], b: dict[str, int]) -> str:
+    """Why two shapes differ, empty if they do not. Padding and documents decide whether sequences share positions, so a
+    missing batch is no difference."""
+    if [axis for axis in a if axis != "batch"] != [axis for axis in b if axis != "batch"]:
+        return f"axes {' '.join(a)} against {' '.join(b)}"
+    excused = {"batch"} if layer.is_code else _MATCHED
+    sizes = {axis: (n, b[axis]) for axis, n in a.items() if axis not in excused}
+    if "head" in a and name not in FOR_ALL_HEADS:
+        sizes = {"head": (layer.a.config.n_heads, layer.b.config.n_heads)} | sizes
+    return next((f"{axis} {n} against {m}" for axis, (n, m) in sizes.items() if n != m), "")
+
+
+def _tensor(record: Record, name: str, step: Step | None) -> tuple[tuple[str, ...], tuple[int, ...], Array | None]:
+    """The axes of a site, its shape, and its numbers if the record has them as an array or in a step of its trace."""
+    if step is None or name in record.arrays:
+        return _AXES.get(name) or SITES[name].axes_for(record.facts), record.arrays[name].shape, record.arrays[name]
+    numbers = None if step.values is None else step.values.numbers
+    return step.axes, step.shape, None if numbers is None else np.array(numbers, float).reshape(step.shape)
+
+
+# --------------------------------------------------------------------------------------------------------------- cells
+
+
+_Places = Sequence[tuple[str, Array]]
+"""Along each axis, the indices `[2, cells]` that correspond in A and in B; an axis without a name stands for all heads."""
+_Cells = tuple[_Places, Array, Array, Array]
+"""The places of some cells, the numbers of both records there, and which of them count."""
+
+
+def _cells(layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple[Array, Array]) -> Iterator[_Cells]:
+    """The cells of two arrays that correspond, a sequence and a head at a time, which bounds memory."""
+    records = layer.a, layer.b
+    heads: list[int | None] = [None]  # no heads, or one row for all
+    if "head" in axes and not (name in FOR_ALL_HEADS and all(array.shape[1] == 1 for array in arrays)):
+        heads = [head for head in heads_of(layer.a) if head in heads_of(layer.b)]
+    has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
+    for sequence in range(len(layer.queries) if "batch" in axes else 1):
+        for head in heads:
+            sizes = zip(axes, arrays[0].shape, strict=True)
+            places = [_place(layer, axis, n, sequence, head) for axis, n in sizes]
+            x, y = (_chosen(record, arrays[side], places, side) for side, record in enumerate(records))
+            counted = np.ones(1, bool)
+            if has_masks:  # scores of masked cells have no meaning
+                a, b = (_chosen(record, record.arrays["allowed"], places, side) for side, record in enumerate(records))
+                counted = a & b
+            yield places, x, y, counted
+
+
+def _place(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | None) -> tuple[str, Array]:
+    """The indices that correspond along an axis: positions of tokens, the one sequence and head, and all `n` cells of
+    another axis, or none where they stand for other things."""
+    is_same = True
+    if axis == "batch":
+        return "sequence", np.array([[sequence]] * 2)
+    if axis == "head" and not layer.is_code:
+        return "" if head is None else "head", np.array([[head or 0]] * 2)
+    if axis in ("query", "key") and not layer.is_code:
+        return axis, (layer.queries if axis == "query" else layer.keys)[sequence]
+    if axis == "span":
+        is_same = [span.name for span in layer.a.spans] == [span.name for span in layer.b.spans]
+    elif axis in _MADE_OF:
+        a, b = (getattr(record.survey, _MADE_OF[axis], None) for record in (layer.a, layer.b))
+        is_same = a == b and (layer.has_same_tokens or axis == "step")
+    return axis, np.tile(np.arange(n if is_same else 0), (2, 1))
+
+
+def _chosen(record: Record, array: Array, places: _Places, side: int) -> Array:
+    """The numbers of an array at the places of a side. Tokens stand behind the padding, and one row may stand for all
+    heads."""
+    indices, sequence = list[Any](), 0
+    for axis, both in places:
+        index = both[side].tolist()
+        if axis == "sequence":
+            (sequence,) = index
+        elif axis == "head" and record.module is None:
+            index = [min(heads_of(record).index(head), array.shape[1] - 1) for head in index]
+        elif axis in ("query", "key"):
+            first = record.first_query(sequence) if axis == "query" else record.first_key(sequence)
+            index = [place + first for place in index]
+        indices.append(index)
+    return array[np.ix_(*indices)]
+
+
+def heads_of(record: Record) -> list[int]:
+    """The numbers of the heads on the head axis of a layer's arrays."""
+    return [head.head for head in record.heads] if record.survey else [*range(record.config.n_heads)]
+
+
+def _compared(pieces: Iterable[_Cells], tolerance: float) -> dict[str, Any]:
+    """The comparison of numbers as fields of `Difference`: how many differ, by how much, where, and by head."""
+    counts, largest, magnitude, worst, is_identical = np.zeros(5, int), 0.0, 0.0, 0.0, True
+    at: dict[str, list[Any]] | None = None
+    heads: dict[int, tuple[float, int]] = {}
+    for places, a, b, counted in pieces:
+        index = np.flatnonzero(np.broadcast_to(counted, a.shape))
+        x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (a, b))
+        with np.errstate(over="ignore", invalid="ignore"):
+            gaps = np.nan_to_num(np.abs(y - x), nan=np.inf, posinf=np.inf)
+        gaps[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+        is_identical &= x.tobytes() == y.tobytes()
+        only = ((x > y).sum(), (x < y).sum()) if a.dtype == bool else (0, 0)
+        counts += (x.size, np.count_nonzero(gaps), np.isinf(gaps).sum(), *only)
+        largest = max(largest, float(gaps.max(initial=0.0, where=np.isfinite(gaps))))
+        sizes = np.maximum(np.abs(x), np.abs(y))
+        magnitude = max(magnitude, float(sizes.max(initial=0.0, where=np.isfinite(sizes))))
+        gap = float(gaps.max(initial=0.0))
+        if gap > worst:
+            worst, place = gap, np.unravel_index(index[gaps.argmax()], a.shape)
+            found = [(axis, *both[:, n].tolist()) for (axis, both), n in zip(places, place, strict=False) if axis]
+            at = dict(zip(("axes", "a", "b"), map(list, zip(*found, strict=True)), strict=True)) if found else None
+        piece = {axis: both[0, 0] for axis, both in places if both.shape == (2, 1)}
+        if {"sequence", "head"} <= piece.keys():  # of equal gaps, the first sequence
+            head = int(piece["head"])
+            heads[head] = max(heads.get(head, (-1.0, 0)), (gap, -int(piece["sequence"])))
+    is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
+    return {
+        "status": "identical" if is_identical else "within" if is_within else "beyond",
+        **dict(zip(("n_cells", "n_different", "n_nonfinite", "n_only_a", "n_only_b"), counts.tolist(), strict=True)),
+        "largest": largest,
+        "magnitude": magnitude,
+        "relative": largest / (magnitude or 1.0),
+        "at": at,
+        "heads": [{"head": n, "largest": finite(gap), "sequence": -s} for n, (gap, s) in sorted(heads.items())],
+    }

@@ -12,8 +12,7 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.compare import heads_of
-from mhacli.commands.diff.result import Difference, LayerDifference, RecordDiff, change_of
+from mhacli.commands.diff.compare import Difference, LayerDifference, RecordDiff, change_of, heads_of
 from mhacli.errors import UsageError, first_names
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
@@ -44,12 +43,10 @@ _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow
 
 def diff_view(d: RecordDiff, options: ViewOptions, screen: Screen) -> RenderableType:
     """The complete output of `mha diff`. `require_drawable` must accept the options."""
-    named = options.layers
-    layers = [
-        layer
-        for layer in d.layers
-        if named is None or any((kind, each.layer) in named for each in layer.inspected for kind in (None, each.kind))
-    ]
+    layers = d.layers
+    if options.layers is not None:
+        of_a = [(layer, layer.inspected_a) for layer in d.layers if layer.inspected_a is not None]
+        layers = [layer for layer, each in of_a if {(None, each.layer), (each.kind, each.layer)} & {*options.layers}]
     origin = "--tolerance" if d.dtype is None else f"{d.dtype}; --tolerance sets another"
     rule = f"|B − A| ≤ {d.tolerance:.3g} × the largest number of the site" if d.tolerance else "all bits are equal"
     names = [Text(f"{letter} = {visible(name)}", style="bold") for letter, name in zip("AB", d.names, strict=True)]
@@ -202,9 +199,7 @@ def _sites(d: RecordDiff, layers: Sequence[LayerDifference], *, everything: bool
             row = visible(layer.label), *counts, (departs or ["–"])[0]
             table.add_row(*map(Text, row), style="bold red" if departs else "")
         none = [] if layers else [Text("the records have no layer in common", style="yellow")]
-        yield Group(
-            title_rule("layer by layer"), *[table] * bool(layers), *_alone("only in", d.only_a, d.only_b), *none
-        )
+        yield Group(title_rule("layer by layer"), *[table] * bool(layers), *_alone("only in", *d.only.values()), *none)
     for layer in layers:
         if everything or len(layers) == 1 or layer is first:
             yield _layer(layer, everything=everything)
@@ -232,7 +227,7 @@ def _layer(layer: LayerDifference, *, everything: bool) -> RenderableType:
     parts: list[RenderableType] = [table] if table.row_count else []
     if n_quiet:
         parts.append(Text(f"same shape, numbers not saved: {count_of(n_quiet, 'more site')} (--all)", style="dim"))
-    alone = _alone("only in", *(list(map(_site_name, names)) for names in (layer.only_a, layer.only_b)))
+    alone = _alone("only in", *(list(map(_site_name, names)) for names in layer.only.values()))
     title = f"{layer.label + ' · ' if layer.label else ''}site by site, in the order of execution"
     return Group(title_rule(title), *parts, *alone)
 
