@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,7 +19,6 @@ from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
 from mhacli.io.interrupts import Terminated, graceful_interrupt
 from mhacli.io.progress import no_progress
-from mhacli.record.totals import CONDITION, SUMMED
 from mhacli.render.base.format import count_of, seconds_text
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
@@ -54,11 +54,9 @@ _RAY = (
 _CPUS = "CPUs that Ray reserves for each worker. (default: as many as --threads)"
 _OUT = "Folder of the result. An interrupted scan resumes from it."
 _MIXED = "Allow results from different kinds of devices in one folder; the result records this."
-_WITHOUT_EFFECT = (
-    "--out", "--workers", "--ray", "--cpus-per-worker", "--device", "--device-map", "--color", "--colour", "--width",
-)  # fmt: skip
-_FLAGS_WITHOUT_EFFECT = ("--json", "--all", "--mixed", "--strict")
-"""Options with a value, and flags, that do not decide the numbers."""
+_WITH_VALUE = "out|workers|ray|cpus-per-worker|device|device-map|colou?r|width"
+_WITHOUT_EFFECT = re.compile(rf"\0--(json|all|mixed|strict|({_WITH_VALUE})[=\0][^\0]*)(?=\0|$)")
+"""Options that do not decide the numbers, among words that NUL separates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +104,6 @@ class Scan:
         return tuple(word.partition("=")[0].strip() for word in self.span)
 
     @property
-    def summed(self) -> tuple[str, ...]:
-        """The statistics that are summed over documents."""
-        conditions = range(1, len(self.statistics.conditions) + 1)
-        return (*SUMMED, *(f"{CONDITION}{number}" for number in conditions))
-
-    @property
     def n_cpus(self) -> int:
         """The processors of a worker of Ray."""
         return self.cpus_per_worker or self.run.model.threads or 1
@@ -130,14 +122,10 @@ def scan(
 
     After Ctrl-C the documents in progress are finished; a second Ctrl-C and SIGTERM stop at once.
     """
-    needed = {
-        "--model": (request.model.path, "a checkpoint, such as --model MiniLM"),
-        "--out": (request.out, "a folder for the result, such as --out heads.mha"),
-        "a corpus": (request.sources, "text files, JSON lines, Parquet files or -"),
-    }
-    for name, (value, example) in needed.items():
+    needed = {"--model MiniLM": request.model.path, "--out heads.mha": request.out, "a corpus": request.sources}
+    for words, value in needed.items():
         if not value:
-            raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
+            raise UsageError(f"mha scan needs {words}", hint="mha scan --help shows examples")
     local_checkpoint(request.model)
     require_expressions(request.span)
     with loading_torch():
@@ -145,25 +133,18 @@ def scan(
 
     stopping, done = "finishing the documents in progress; press Ctrl-C again to stop at once", Progress()
     try:
-        with (
-            _progress_on_stderr(as_json=output.json) as report,
-            graceful_interrupt(lambda: note(stopping)) as is_stopped,
-        ):
+        with _shown(done, as_json=output.json) as report, graceful_interrupt(lambda: note(stopping)) as is_stopped:
             record = run_scan(request, done, report=report, is_stopped=is_stopped)
-        if record is None and is_stopped():
-            raise KeyboardInterrupt
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: {done.documents} are done; the same command resumes the scan")
         raise
-    if record is None:
+    if record is None or record.corpus is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
         return
     print_record(record, replace(request.view, view="none", heads=None), output)
     flush()
-    corpus = record.corpus
-    assert corpus is not None, "a scan has a corpus"
-    if corpus.n_bad:
-        first, bad = corpus.bad[0], count_of(corpus.n_bad, "bad document", grouped=True)
+    if record.corpus.n_bad:
+        first, bad = record.corpus.bad[0], count_of(record.corpus.n_bad, "bad document", grouped=True)
         note(f"{bad} left out, the first is {first.named}: {first.reason}")
     note(f"saved {request.out}; mha show {shlex.quote(request.out)} shows it again")
     require_self_check(record)
@@ -171,14 +152,7 @@ def scan(
 
 def recorded_command() -> tuple[str, ...]:
     """The command line for the record, the same however the numbers are computed and printed."""
-    words, kept = iter(record_command()), []
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if name in _WITHOUT_EFFECT and not equals:
-            next(words, None)  # its value
-        elif name not in (*_WITHOUT_EFFECT, *_FLAGS_WITHOUT_EFFECT):
-            kept.append(word)
-    return tuple(kept)
+    return tuple(_WITHOUT_EFFECT.sub("", "\0".join(record_command())).split("\0"))
 
 
 # ------------------------------------------------------------------------------------------------------------ progress
@@ -202,31 +176,33 @@ class Progress:
 
     def add(self, n_good: int, n_bad: int, n_tokens: int, *, worker: str | None) -> None:
         """Counts documents that a worker, or for None an earlier run, has finished."""
-        n_documents = n_good + n_bad
-        self.n_documents += n_documents
+        self.n_documents += n_good + n_bad
         self.n_bad += n_bad
         self.n_tokens += n_tokens
         if worker is not None:
             self.n_new_tokens += n_tokens
-            self.by_worker[worker] = self.by_worker.get(worker, 0) + n_documents
+            self.by_worker[worker] = self.by_worker.get(worker, 0) + n_good + n_bad
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, with the rates of this run and the remaining seconds, None where they cannot be estimated."""
-        n_new = sum(self.by_worker.values())
-        documents_per_s, tokens_per_s = (n / self.seconds if self.seconds else None for n in (n_new, self.n_new_tokens))
-        n_left = None if self.of_documents is None else self.of_documents - self.n_documents
-        left_s = n_left / documents_per_s if n_left is not None and documents_per_s else None
-        rates = {"documents_per_s": documents_per_s, "tokens_per_s": tokens_per_s, "left_s": left_s}
-        return asdict(self) | {"n_left_done": self.n_documents - n_new, **rates}
+        n_new, rates = sum(self.by_worker.values()), dict.fromkeys(("documents_per_s", "tokens_per_s", "left_s"))
+        if n_new and self.seconds:
+            rates["documents_per_s"] = n_new / self.seconds
+            rates["tokens_per_s"] = self.n_new_tokens / self.seconds
+            if self.of_documents is not None:
+                rates["left_s"] = (self.of_documents - self.n_documents) * self.seconds / n_new
+        return {**asdict(self), "n_left_done": self.n_documents - n_new, **rates}
 
     def __str__(self) -> str:
         """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
-        numbers, text = self.to_dict(), self.documents
-        if self.seconds:
-            text += f", {numbers['documents_per_s']:.3g} documents/s, {numbers['tokens_per_s']:,.0f} tokens/s"
+        numbers, parts = self.to_dict(), [self.documents]
+        if numbers["documents_per_s"]:
+            parts.append(f"{numbers['documents_per_s']:.3g} documents/s, {numbers['tokens_per_s']:,.0f} tokens/s")
         if numbers["left_s"]:
-            text += f", {seconds_text(numbers['left_s'])} left"
-        return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
+            parts.append(f"{seconds_text(numbers['left_s'])} left")
+        if self.n_bad:
+            parts.append(f"{self.n_bad:,} bad")
+        return ", ".join(parts)
 
     @property
     def documents(self) -> str:
@@ -236,24 +212,25 @@ class Progress:
 
 
 @contextmanager
-def _progress_on_stderr(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
-    """A callback that shows the progress: on a terminal as a bar, for programs as a JSON line a second, for logs as a line a
-    minute. At the end it is always shown."""
-    every_s = 1.0 if as_json else 0.0 if is_interactive() else 60.0
-    shown_at, is_over = monotonic() if every_s > 1 else 0.0, False
+def _shown(done: Progress, *, as_json: bool) -> Iterator[Callable[[], None]]:
+    """A callback that shows the progress: on a terminal as a bar, for programs as a line of JSON a second, for logs as a line a
+    minute. Such a line also follows at the end."""
+    every_s, shown_at = 1.0 if as_json else 60.0, monotonic()
+
+    def line() -> None:
+        if as_json:
+            stderr_line(json.dumps({"progress": done.to_dict()}))
+        elif not is_interactive():
+            note(str(done))
+
     with nullcontext(no_progress) if as_json else progress(has_time_left=False) as draw:
 
-        def report(done: Progress) -> None:
-            nonlocal shown_at, is_over
-            is_end = done.n_documents == done.of_documents and done.seconds > 0
-            if is_over or not (is_end or monotonic() - shown_at >= every_s):
-                return
-            shown_at, is_over = monotonic(), is_end
-            if as_json:
-                stderr_line(json.dumps({"progress": done.to_dict()}))
-            elif every_s:
-                note(str(done))
-            else:
-                draw(done.n_documents / (done.of_documents or 1), str(done))
+        def report() -> None:
+            nonlocal shown_at
+            draw(done.n_documents / (done.of_documents or 1), str(done))
+            if monotonic() - shown_at >= every_s:
+                shown_at = monotonic()
+                line()
 
         yield report
+    line()

@@ -10,13 +10,14 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mhacli.cli.console import note
 from mhacli.commands.scan.totals import MAX_FILE_BYTES, Totals, read_totals
 from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import decode, json_checksum, load_json
@@ -36,6 +37,8 @@ ANEW = "--out another folder starts anew"
 """The hint for a folder that cannot be resumed."""
 _MAX_MANIFEST_BYTES = 1 << 30
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
+_OF_DEVICE = {"device", "reducer", "build"}
+"""The settings in which results of several devices may differ."""
 _TEMPORARY_NAME = f".*{TEMPORARY}"
 _TEMPORARY_S = 3600.0
 """Seconds that no write of a file takes; older temporary files belong to killed processes."""
@@ -54,23 +57,18 @@ class Unit(NamedTuple):
 
     def name(self, settings: Settings) -> str:
         """The number, so that names sort like the documents, and a digest of what determines the results."""
-        return f"{self.number:08d}-{json_checksum([digest_of(settings), self.documents])[:16]}"
+        return f"{self.number:08d}-{json_checksum([_digest_of(settings), self.documents])[:16]}"
 
 
-def digest_of(settings: Settings) -> str:
+def _digest_of(settings: Settings) -> str:
     """The digest of settings without the name of the model, which is only its location."""
     return json_checksum(sorted({**settings, "model": ""}.items()))
 
 
-def differences(old: Settings, new: Settings) -> str:
-    """The settings that differ, with both values; empty if none do."""
+def differences(old: Settings, new: Settings) -> dict[str, str]:
+    """The settings that differ, with both values."""
     names = [name for name in new if old.get(name) != new[name] and name != "model"]
-    return ", ".join(f"{name} was {old.get(name)} and is {new[name]}" for name in names)
-
-
-def _on_any_device(settings: Settings) -> Settings:
-    """The settings without the device and what follows it: what computes statistics, and the build of torch."""
-    return {**settings, "model": "", "device": "", "reducer": "", "torch": settings["torch"].partition("+")[0]}
+    return {name: f"{name} was {old.get(name)} and is {new[name]}" for name in names}
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,11 @@ class ScanFolder:
         """Writes the files of a unit, the example only if no unit before has one. Raises `MhaError` if one cannot be written."""
         rows, example, sums = self.paths(name)
         write_whole(rows, files[0], force=True)
-        if files[1] and not self.has_example(example):
+        if files[1] and not self._has_example(example):
             write_whole(example, files[1], force=True)
         write_whole(sums, files[2], force=True)
 
-    def has_example(self, path: str) -> bool:
+    def _has_example(self, path: str) -> bool:
         """Whether there is an example up to this one."""
         return any(example <= path for example in self.examples())
 
@@ -106,9 +104,9 @@ class ScanFolder:
             raise bad_file(rows, f"{rows} is damaged: its content is not what was written")
         return totals
 
-    def finished(self, unit: Unit, names: Iterable[str], note: Callable[[str], None]) -> tuple[str, Totals | None]:
+    def finished(self, unit: Unit, names: Iterable[str]) -> tuple[str, Totals | None]:
         """The name of the unit, and its sums if it is finished and the corpus has an example, of the units with its number and
-        these `names`. `note` receives the fault of damaged files.
+        these `names`. Damaged files are named.
 
         Earlier forms of the unit are removed: the last one of a shorter corpus, one that cannot be read, or one with bad
         documents. Raises `UsageError` for a whole unit of other documents.
@@ -122,23 +120,19 @@ class ScanFolder:
                 if name in own and self.has(name):
                     note(f"{fault.message}; it is computed again")
             if name in own:
-                if totals is not None and (not totals.n_documents or self.has_example(self.paths(name)[1])):
+                if totals is not None and (not totals.n_documents or self._has_example(self.paths(name)[1])):
                     return name, totals
             elif totals is not None and totals.n_documents == UNIT_SIZE:
                 message = f"{self.path} was made of other documents: {unit.named} have changed"
                 raise UsageError(message, hint=ANEW, path=str(self.path))
             else:
-                self._remove(name)
+                for path in reversed(self.paths(name)):  # first the file that marks it as finished
+                    Path(path).unlink(missing_ok=True)
         return own[0], None
 
     def has(self, name: str) -> bool:
         """Whether there is a unit of this name, intact or not."""
         return os.path.lexists(self.paths(name)[-1])
-
-    def _remove(self, name: str) -> None:
-        """Removes the files of a unit, first the one that marks it as finished."""
-        for path in reversed(self.paths(name)):
-            Path(path).unlink(missing_ok=True)
 
     def names(self) -> dict[int, list[str]]:
         """The sorted names of all units with files, finished or not, by their number."""
@@ -152,11 +146,12 @@ class ScanFolder:
         """The paths of the examples, in the order of their units."""
         return sorted(map(str, self.path.glob("example-*")))
 
-    def finish(self, record: Record, facts: Mapping[str, Any]) -> None:
-        """Writes the record of the corpus and the manifest with `facts` for people, and removes unneeded examples and temporary
-        files of killed processes. Recent ones are kept, because another rank may be writing them."""
+    def finish(self, record: Record, totals: Totals, names: Sequence[str]) -> None:
+        """Writes the record of the corpus, and the manifest with its sums and units for people; removes unneeded examples, and
+        temporary files of killed processes. Recent ones are kept, because another rank may be writing them."""
         record.save(str(self.path / SUMMARY), force=True)
-        _write_manifest(self.path, self.settings, facts)
+        facts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "devices")}
+        _write_manifest(self.path, self.settings, **facts, documents=json_checksum(totals.documents), units=names)
         for path in self.examples()[1:]:
             Path(path).unlink(missing_ok=True)
         for temporary in [*self.path.rglob(_TEMPORARY_NAME)]:
@@ -173,16 +168,16 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     """
     path = Path(out)
     recorded = _recorded_settings(path) if os.path.lexists(path / MANIFEST) else _made(path)
-    others = tuple(old for old in recorded if digest_of(old) != digest_of(settings))
-    if len(others) == len(recorded):
-        for old in others:
-            is_other = old.get("device") != settings["device"]
-            is_other_device = is_other and _on_any_device(old) == _on_any_device(settings)
+    found = [differences(old, settings) for old in recorded]
+    others = [old for old, others in zip(recorded, found, strict=True) if others]
+    if all(found):
+        for changed in found:
+            is_other_device = "device" in changed and changed.keys() <= _OF_DEVICE
             if not (mixed and is_other_device):
                 hint = "--mixed puts results of several devices together, and says so; " * is_other_device + ANEW
-                message = f"{out} was made with other settings: {differences(old, settings)}"
+                message = f"{out} was made with other settings: {', '.join(changed.values())}"
                 raise UsageError(message, hint=hint, path=out)
-        _write_manifest(path, (settings, *others), {})
+        _write_manifest(path, [settings, *others])
     return ScanFolder(path, (settings, *others))
 
 
@@ -211,10 +206,10 @@ def _recorded_settings(path: Path) -> list[Settings]:
     except MhaError as fault:
         fault.hint = ANEW
         raise
-    return [{"format": 1, **settings} for settings in recorded]
+    return [*recorded]
 
 
-def _write_manifest(path: Path, settings: Iterable[Settings], facts: Mapping[str, Any]) -> None:
-    document = {"schema": _SCHEMA, "settings": sorted(settings, key=digest_of), **facts}  # whichever was first
+def _write_manifest(path: Path, settings: Iterable[Settings], **facts: Any) -> None:
+    document = {"schema": _SCHEMA, "settings": sorted(settings, key=_digest_of), **facts}  # whichever was first
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_whole(str(path / MANIFEST), text.encode(), force=True)

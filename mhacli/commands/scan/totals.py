@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from operator import add
+from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from mhacli.commands.scan.spread import spreads
 from mhacli.errors import MhaError, bad_file
 from mhacli.io.data import decode, json_checksum, plain
-from mhacli.io.safetensors import METADATA_KEY, read_tensor_file, read_tensor_header
+from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
 from mhacli.record.arrays import Array, checksum
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, CorpusHead, Spread, TokenSink
@@ -21,7 +24,7 @@ from mhacli.record.effect import EFFECT_NUMBERS
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
 from mhacli.record.tables import Columns, HeadTable
-from mhacli.record.totals import HeadTotals
+from mhacli.record.totals import CONDITION, SUMMED, HeadTotals
 from mhacli.text.corpus import Document
 
 MAX_FILE_BYTES = 4 << 30
@@ -29,13 +32,15 @@ MAX_SINKS = 10
 """The largest number of sink tokens of a head."""
 _VALUES_AT_ONCE = 1 << 25
 """Values of a statistic held in memory at once: 256 MiB."""
+_OF_ROWS = "rows."
+"""The prefix of the arrays that hold a statistic of each document."""
 EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
 """The numbers of a removal: fields of `Effect`."""
 
 
 @dataclass
 class Totals:
-    """Sums over documents: of a unit, to which documents are added, and of a corpus, to which units are merged in their order.
+    """Sums over documents: of a document, a unit or a corpus, to which others are merged in their order.
 
     `bad` has the first of the `n_bad` bad documents. `layers` are those of the longest document, with the worst result of each
     check over all; `identical` says whether the model's outputs were the same bits without inspection. `heads` also sums
@@ -46,7 +51,7 @@ class Totals:
     `documents` has a digest of the documents of each unit. A unit also has that of its file of `rows`.
     """
 
-    heads: HeadTotals
+    heads: HeadTotals = field(default_factory=HeadTotals)
     n_documents: int = 0
     n_tokens: int = 0
     n_bad: int = 0
@@ -61,89 +66,84 @@ class Totals:
     documents: tuple[str, ...] = ()
     rows: str = ""
 
-    def add(self, document: Document, record: Record, *, spans: tuple[str, ...]) -> None:
-        """Adds a document."""
-        n_tokens = len(record.keys[0].ids)
-        one = Totals(
-            HeadTotals(self.heads.names),
-            n_documents=1,
-            n_tokens=n_tokens,
-            longest=n_tokens,
-            layers=record.layers,
-            identical=record.model is None or record.model.identical_outputs is not False,
-        )
+    def add(self, document: Document, record: Record, *, spans: Sequence[str]) -> None:
+        """Adds a document of a corpus with these `spans`, of which it may lack some."""
+        n_tokens, n_conditions = len(record.keys[0].ids), len(record.heads[0].patterns)
+        names = (*SUMMED, *(f"{CONDITION}{number}" for number in range(1, n_conditions + 1)))
+        one = Totals(HeadTotals(names), n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
+        one.identical = record.model is None or record.model.identical_outputs is not False
         for number in range(len(record.layers)):
-            one._add_layer(document, record.of_layer(number), spans)
+            layer = record.of_layer(number)
+            one.heads.add(layer.heads, **_sums(layer, spans))
+            for head in layer.heads:
+                one._add_places(document, layer, head)
         self.merge(one)
 
-    def _add_layer(self, document: Document, layer: Record, spans: tuple[str, ...]) -> None:
-        n_heads = len(layer.heads)
-
-        def of_heads(name: str) -> Array:
-            array = layer.arrays[name][0].astype(np.float64)
-            return np.broadcast_to(array, (n_heads, *array.shape[1:]))
-
-        sums = {
-            "kinds": np.array([[kind == head.kind for kind in HEAD_TYPES] for head in layer.heads], np.int64),
-            "profile": np.stack([of_heads("profile"), of_heads("uniform_profile")], axis=1),
-        }
-        if spans:
-            sums["spans"] = np.zeros((n_heads, 3, len(spans), len(spans)))
-            if layer.spans:  # of the pairs of spans that are in the document
-                numbers = [spans.index(span.name) for span in layer.spans]
-                masses = [of_heads("span_mass"), of_heads("uniform_span_mass")]
-                parts = np.stack([np.ones_like(masses[0]), *masses], axis=1)
-                sums["spans"][np.ix_(range(n_heads), range(3), numbers, numbers)] = parts
-        self.heads.add(layer.heads, **sums)
-        query_tokens, key_tokens = layer.sequences[0].tokens, layer.keys[0].tokens
-        for head in layer.heads:
-            weights = defaultdict[str, float](float)
-            for sink in head.sink_keys:
-                weights[key_tokens[sink.key]] += sink.share
-            self.sinks.append({token: [1, weight] for token, weight in weights.items()})
+    def _add_places(self, document: Document, layer: Record, head: HeadStatistics) -> None:
+        """Adds the sinks, the strongest distance and the strongest cells of a head."""
+        queries, keys = layer.sequences[0].tokens, layer.keys[0].tokens
+        sinks, offsets, cells = dict[str, list[float]](), dict[str, list[float]](), list[CorpusCell]()
+        for sink in head.sink_keys:
+            sums = sinks.setdefault(keys[sink.key], [1, 0.0])
+            sums[1] += sink.share
+        if head.offset is not None:
             at_uniform = head.uniform.at_offset if head.uniform else None
-            at_offset = [1, head.at_offset or 0.0, at_uniform or 0.0]
-            self.offsets.append({} if head.offset is None else {str(head.offset): at_offset})
-            self.cells.append([
-                CorpusCell(
-                    document.file, document.place, cell.query, cell.key, query_tokens[cell.query], key_tokens[cell.key],
-                    cell.share, cell.lift,
-                )
-                for cell in head.largest
-            ])  # fmt: skip
-
-    def leave_out(self, document: Document, reason: str) -> None:
-        """Adds a bad document."""
-        self.n_bad += 1
-        self.bad += (BadEntry(document.file, document.place, reason),)
+            offsets[str(head.offset)] = [1, head.at_offset or 0.0, at_uniform or 0.0]
+        for cell in head.largest:
+            tokens = queries[cell.query], keys[cell.key]
+            place = document.file, document.place, cell.query, cell.key
+            cells.append(CorpusCell(*place, *tokens, cell.share, cell.lift))
+        self.sinks.append(sinks)
+        self.offsets.append(offsets)
+        self.cells.append(cells)
 
     def merge(self, other: Totals) -> None:
         """Adds other documents, behind those added so far. Raises `MhaError` if they have other heads."""
         self.documents += other.documents
         self.n_bad += other.n_bad
         self.bad += other.bad[: MAX_LISTED_BAD - len(self.bad)]
-        if not other.n_documents:
-            return
+        self.devices = tuple(sorted({*self.devices, *other.devices}))
         if not self.n_documents:
-            self.sinks, self.offsets = [{} for _ in other.sinks], [{} for _ in other.offsets]
-            self.cells = [[] for _ in other.cells]
-        elif self.heads.keys != other.heads.keys:
-            raise MhaError("documents of a corpus have different heads", code="bad-file")
-        of_longest, others = self.layers, other.layers
-        if other.longest > self.longest:
-            of_longest, others = others, of_longest
-        self.layers = tuple(map(_worst, of_longest, others)) if others else of_longest
+            self.heads, self.layers = other.heads, other.layers
+            self.sinks, self.offsets, self.cells = other.sinks, other.offsets, other.cells
+        elif other.n_documents:
+            if self.heads.keys != other.heads.keys:
+                raise MhaError("documents of a corpus have different heads", code="bad-file")
+            self.heads.merge(other.heads)
+            of_longest, others = self.layers, other.layers
+            if other.longest > self.longest:
+                of_longest, others = others, of_longest
+            self.layers = tuple(map(_worst, of_longest, others))
+            for mine, theirs in zip([*self.sinks, *self.offsets], [*other.sinks, *other.offsets], strict=True):
+                for key, sums in theirs.items():
+                    mine[key] = [*map(add, mine[key], sums)] if key in mine else sums
+            for cells, others_cells in zip(self.cells, other.cells, strict=True):
+                cells += others_cells
+                cells.sort(key=lambda cell: -cell.lift)  # among equal ones, the first
+                del cells[MAX_LARGEST:]
         self.n_documents += other.n_documents
         self.n_tokens += other.n_tokens
         self.longest = max(self.longest, other.longest)
         self.identical &= other.identical
-        self.devices = tuple(sorted({*self.devices, *other.devices}))
-        self.heads.merge(other.heads)
-        for mine, theirs in zip([*self.sinks, *self.offsets], [*other.sinks, *other.offsets], strict=True):
-            for key, sums in theirs.items():
-                mine[key] = [*map(add, mine[key], sums)] if key in mine else sums
-        for number, cells in enumerate(other.cells):  # among equal ones, the first
-            self.cells[number] = sorted([*self.cells[number], *cells], key=lambda cell: -cell.lift)[:MAX_LARGEST]
+
+
+def _sums(layer: Record, spans: Sequence[str]) -> dict[str, Array]:
+    """The arrays of a layer that are summed, whose first axis is that of heads."""
+    n_heads = len(layer.heads)
+
+    def of_heads(*names: str) -> Array:
+        arrays = [layer.arrays[name][0].astype(np.float64) for name in names]
+        return np.stack([np.broadcast_to(array, (n_heads, *array.shape[1:])) for array in arrays], axis=1)
+
+    kinds = np.array([[kind == head.kind for kind in HEAD_TYPES] for head in layer.heads], np.int64)
+    sums = {"kinds": kinds, "profile": of_heads("profile", "uniform_profile")}
+    if spans:
+        sums["spans"] = np.zeros((n_heads, 3, len(spans), len(spans)))
+        if layer.spans:  # of the pairs of spans that are in the document
+            numbers = [spans.index(span.name) for span in layer.spans]
+            masses = of_heads("span_mass", "uniform_span_mass")
+            sums["spans"][np.ix_(range(n_heads), range(3), numbers, numbers)] = np.insert(masses, 0, 1.0, axis=1)
+    return sums
 
 
 def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
@@ -162,30 +162,25 @@ def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
 
 
 def totals_to_bytes(totals: Totals, rows: Columns) -> bytes:
-    """The contents of the file of a unit: the totals, and the `statistics` of its rows, `[statistic, document, head]`, NaN for a
-    missing value."""
-    from safetensors.numpy import save
-
+    """The contents of the file of a unit: the totals, and each statistic of its rows, `[document, head]`, NaN for a missing
+    value."""
     arrays = {name: np.ascontiguousarray(array) for name, array in totals.heads.sums.items()}
-    if totals.n_documents:
-        columns = [rows[name][1] for name in (*totals.heads.names, *EFFECTS) if name in rows]
-        arrays["statistics"] = np.array(columns, np.float64).reshape(len(columns), totals.n_documents, -1)
+    for name in (*totals.heads.names, *EFFECTS):
+        if name in rows and totals.n_documents:
+            arrays[_OF_ROWS + name] = np.array(rows[name][1], np.float64).reshape(totals.n_documents, -1)
     facts = plain(replace(totals, heads=replace(totals.heads, sums={})))
-    return save(arrays, metadata={METADATA_KEY: json.dumps({"totals": facts, "digest": _digest(facts, arrays)})})
+    metadata = json.dumps({"totals": facts, "digest": _digest(facts, arrays)})
+    return safetensors.numpy.save(arrays, metadata={METADATA_KEY: metadata})
 
 
 def read_totals(path: str) -> Totals:
-    """The sums of a unit, without the `statistics`. Raises `MhaError` for a missing or damaged file."""
-    from safetensors.numpy import load
-
+    """The sums of a unit. Raises `MhaError` for a missing or damaged file."""
     file = read_tensor_file(path, MAX_FILE_BYTES)
-    document = file.metadata if isinstance(file.metadata, dict) else {}
-    arrays = load(file.data)
-    if document.get("digest") != _digest(document.get("totals"), arrays):
+    arrays, metadata = safetensors.numpy.load(file.data), decode(dict[str, Any], file.metadata, path)
+    if metadata.get("digest") != _digest(metadata.get("totals"), arrays):
         raise bad_file(path, f"{path} is damaged: its content is not what was written")
-    totals = decode(Totals, document["totals"], path)
-    arrays.pop("statistics", None)
-    totals.heads.sums = arrays
+    totals = decode(Totals, metadata["totals"], path)
+    totals.heads.sums = {name: array for name, array in arrays.items() if not name.startswith(_OF_ROWS)}
     return totals
 
 
@@ -196,24 +191,23 @@ def _digest(facts: object, arrays: Mapping[str, Array]) -> str:
 # ------------------------------------------------------------------------------------------------------------ the record
 
 
-def merged(paths: Sequence[str], names: tuple[str, ...]) -> Totals:
-    """The totals of the units in these files, with the statistics `names`. Raises `MhaError` for a missing or damaged unit, for
-    units of different heads, and if no document is good."""
-    totals = Totals(HeadTotals(names))
+def merged(paths: Sequence[str]) -> Totals:
+    """The totals of the units in these files. Raises `MhaError` for a missing or damaged unit, for units of different heads, and
+    if no document is good."""
+    totals = Totals()
     for path in paths:
         totals.merge(read_totals(path))
     if not totals.n_documents:
-        first = f": {totals.bad[0].named}: {totals.bad[0].reason}" if totals.bad else ""
-        more = f", and {totals.n_bad - 1:,} more" if totals.n_bad > 1 else ""
-        raise MhaError(f"the corpus has no good document{first}{more}", code="no-documents")
+        first = "".join(f": {bad.named}: {bad.reason}" for bad in totals.bad[:1])
+        raise MhaError(f"the corpus has no good document{first}", code="no-documents")
     return totals
 
 
-def summary(totals: Totals, example: Record, *, spans: Sequence[str], spreads: Sequence[Sequence[Spread]]) -> Record:
-    """The record of the example with the head statistics of all documents, and their `spreads` of each head."""
+def summary(totals: Totals, example: Record, paths: Sequence[str], *, spans: Sequence[str]) -> Record:
+    """The record of the example with the head statistics of all documents, whose units are in the files `paths`."""
     assert example.model, "a scan is of a checkpoint"
     assert example.corpus, "an example names its document"
-    heads = [_head(totals, number) for number in range(len(totals.cells))]
+    heads, spreads = [_head(totals, number) for number in range(len(totals.cells))], _spreads(totals, paths)
     layers = tuple(  # with the sizes of the example's arrays, of which only the profiles are of all documents
         replace(longest, survey=replace(layer.survey, steps=longest.survey.steps, checks=longest.survey.checks))
         for layer, longest in zip(example.layers, totals.layers, strict=True)
@@ -260,20 +254,18 @@ def _of_corpus(totals: Totals, number: int, head: HeadStatistics, of_head: Seque
     )
 
 
-def spreads_of(paths: Sequence[str], totals: Totals) -> list[list[Spread]]:
+def _spreads(totals: Totals, paths: Sequence[str]) -> list[list[Spread]]:
     """The spreads of each head. They are computed for one statistic at a time, and for some heads if there are many documents."""
-    units = [(path, info) for path in paths if (info := read_tensor_header(path).tensors.get("statistics"))]
     n_heads, step = len(totals.cells), max(1, _VALUES_AT_ONCE // totals.n_documents)
-    of_heads = list[list[Spread]]([] for _ in range(n_heads))
-    for index, name in enumerate([*totals.heads.names, *EFFECTS][: units[0][1].shape[0]]):
-        for start in range(0, n_heads, step):
-            parts = []
-            for path, info in units:
-                n_values = info.shape[1] * n_heads
-                numbers = np.fromfile(path, "<f8", n_values, offset=info.start + 8 * index * n_values)
-                parts.append(numbers.reshape(-1, n_heads)[:, start : start + step])
-            for number, spread in enumerate(spreads(name, np.concatenate(parts)), start):
-                of_heads[number] += [] if spread is None else [spread]
+    of_heads = [list[Spread]() for _ in range(n_heads)]
+    for name, start in product((*totals.heads.names, *EFFECTS), range(0, n_heads, step)):
+        parts = []
+        for path in paths:
+            with safetensors.safe_open(path, "numpy") as unit:
+                if _OF_ROWS + name in unit.keys():  # noqa: SIM118 - it is no mapping
+                    parts.append(unit.get_slice(_OF_ROWS + name)[:, start : min(start + step, n_heads)])
+        for number, spread in enumerate(spreads(name, np.concatenate(parts)) if parts else (), start):
+            of_heads[number] += [] if spread is None else [spread]
     return of_heads
 
 

@@ -30,15 +30,14 @@ from mhacli.models.digest import checkpoint_digest
 from mhacli.models.load import LanguageHead, Loaded, load_model
 from mhacli.models.prepare import find, inputs_of, make_texts, spans_of_pair
 from mhacli.models.runs.run import CheckpointRun
-from mhacli.record.corpus import CorpusSummary, named
+from mhacli.record.corpus import BadEntry, CorpusSummary, named
 from mhacli.record.record import Record, SpanTokens
 from mhacli.record.tables import Columns, EffectTable, HeadTable, arrow_of, dicts_of
-from mhacli.record.totals import HeadTotals
 from mhacli.text.corpus import Document
 from mhacli.text.spans import find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
-FORMAT = 3
+FORMAT = 4
 """The version of the files of units."""
 EXAMPLE_LEN = 64
 """The number of tokens up to which a longer document is a better example; of longer ones, the shortest is."""
@@ -84,7 +83,8 @@ class Worker:
             "model": run.path,
             "model_digest": checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
             "mha": mhacli.__version__,
-            "torch": torch.__version__,
+            "torch": torch.__version__.partition("+")[0],
+            "build": torch.__version__,
             "transformers": version("transformers"),
             "dtype": dtype,
             "reducer": "c" if is_compiled(device, getattr(torch, dtype)) else "torch",
@@ -113,30 +113,28 @@ class Worker:
         differ from the `settings` of the scan.
         """
         if changed := differences(settings, self.settings()):
-            raise MhaError(f"a worker differs from its scan: {changed}", code="other-worker")
-        totals = Totals(HeadTotals(self._scan.summed), devices=(settings["device"],))
-        totals.documents = (json_checksum(unit.documents),)
-        good, example, best = list[tuple[Document, Record]](), None, (False, 0)
+            raise MhaError(f"a worker differs from its scan: {', '.join(changed.values())}", code="other-worker")
+        totals = Totals(devices=(settings["device"],), documents=(json_checksum(unit.documents),))
+        good, best = list[tuple[Document, Record]](), None
         for document in unit.documents:
             try:
-                record = self._inspected(document, is_compared=not totals.n_documents)
+                record = self._inspected(document, is_compared=not good)
             except MhaError as fault:
                 if fault.code not in _BAD_CODES:
                     fault.message = f"{named(document.file, document.place)}: {fault.message}"
                     raise
-                totals.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
+                reason = fault.message.removeprefix("text 0 ").removeprefix("the text ")
+                totals.merge(Totals(n_bad=1, bad=(BadEntry(document.file, document.place, reason),)))
                 continue
             totals.add(document, record, spans=self._scan.span_names)
             good.append((document, replace(record, arrays={})))
-            n_tokens = len(record.keys[0].ids)
-            rank = (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
-            if example is None or rank > best:
-                example, best = _example(document, record, settings["device"]), rank
+            if best is None or _rank(record) > _rank(best[1]):
+                best = document, record
         columns = _rows(good)
         rows = _rows_to_bytes(columns, settings["rows"])
         totals.rows = hashlib.sha256(rows).hexdigest()
-        files = rows, b"" if example is None else example.to_bytes(), totals_to_bytes(totals, columns)
-        return files, f"{platform.node()}, process {os.getpid()}"
+        example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
+        return (rows, example, totals_to_bytes(totals, columns)), f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
     def _inspected(self, document: Document, *, is_compared: bool) -> Record:
@@ -178,6 +176,12 @@ class Worker:
                 continue
             if tokens := tokens_of(ranges, sequence):
                 yield SpanTokens(name, (tokens,))
+
+
+def _rank(record: Record) -> tuple[bool, int]:
+    """The key by which the example is chosen."""
+    n_tokens = len(record.keys[0].ids)
+    return (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
 
 
 def _example(document: Document, record: Record, device: str) -> Record:
