@@ -6,15 +6,16 @@ can be shown at any moment.
 
 from __future__ import annotations
 
-import math
+from contextlib import nullcontext
 from functools import partial
+from math import prod
 from threading import Lock
 from time import perf_counter
 
 import torch
 
 from mhacli.attention.axes import make_statistics_request
-from mhacli.attention.devices import choose_device, free_bytes, shared_out
+from mhacli.attention.devices import choose_device, free_bytes, one_thread, shared_out
 from mhacli.attention.head_statistics import HeadResults, joined, results_of
 from mhacli.attention.memory import require_memory
 from mhacli.attention.statistics import Baseline, blocks_of, head_groups, make_baseline
@@ -88,17 +89,12 @@ class HeadsRun:
             self.results.append(results)
             self.seconds["statistics"] = perf_counter() - began
 
-        is_small = math.prod(attention.shape[2:]) <= SMALL_CELLS  # so short a text that threads would only wait
-        n_threads = 1 if is_small or attention.q.device.type != "cpu" else torch.get_num_threads()
-        # so few heads together that every thread has some, and that each part is soon finished
-        most = min(_CELLS_AT_ONCE // max(1, of_head), -(-len(self.heads) // n_threads))
-        parts = head_groups(self.heads, attention.shape[1] // attention.n_kv_heads, most=most)
-        jobs = [partial(inspect, heads) for heads in parts]
-        if n_threads > 1:
-            shared_out(jobs)
-        else:
-            for job in jobs:
-                job()
+        is_alone = prod(attention.shape[2:]) <= SMALL_CELLS or attention.q.device.type != "cpu"
+        with one_thread() if is_alone else nullcontext():
+            # so few heads together that every thread has some, and that each part is soon finished
+            most = min(_CELLS_AT_ONCE // max(1, of_head), -(-len(self.heads) // torch.get_num_threads()))
+            parts = head_groups(self.heads, attention.shape[1] // attention.n_kv_heads, most=most)
+            shared_out([partial(inspect, heads) for heads in parts])
 
     def record(self) -> Record:
         """The record of the heads that are finished, of which there must be one at least."""

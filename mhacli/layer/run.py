@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -68,14 +67,15 @@ def prepare(request: Run) -> Setup:
 
 def record_run(
     setup: Setup, request: Run, *, route: str = "separate", values: bool = False, also: Sequence[str] = ()
-) -> tuple[Record, Observed]:
-    """The record of one observed run and its repetitions, and the observed run, which keeps the sites of `also` as well."""
-    capture = setup.capture({*request.plan[0], *also, *_ALWAYS}, values=values)
+) -> tuple[Record, Mapping[str, Tensor]]:
+    """The record of one observed run and its repetitions, and the tensors of that run: those that the record is made of, and
+    the sites of `also`."""
+    capture = setup.capture({*request.plan[0], *also, *_ALWAYS, *_OTHER_NAMES}, values=values)
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
-    tensors = {name: tensor.cpu() for name, tensor in capture.tensors.items()}
-    observed = Observed(tuple(capture.steps), tensors, setup.visible().cpu(), watch.seconds)
-    return make_record(setup, request, observed, again=lambda tap: setup.run(tap, route)), observed
+    return make_record(
+        setup, request, capture.steps, capture.tensors, watch.seconds, again=lambda tap: setup.run(tap, route)
+    )
 
 
 def weights_content(request: Run) -> bytes:
@@ -84,86 +84,73 @@ def weights_content(request: Run) -> bytes:
     return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens)
 
 
-@dataclass(frozen=True)
-class Observed:
-    """One observed run: its steps, kept tensors, mask, and the seconds of every site."""
-
-    steps: tuple[Step, ...]
-    tensors: Mapping[str, Tensor]
-    visible: Bool[Tensor, "#batch #head query key"]
-    first_s: Mapping[str, float]
-
-    def tensor(self, name: str) -> Tensor:
-        """`q`, `k`, `v` or `out` under the route's name, or `shares`: the weights that multiplied the values, after any
-        dropout."""
-        names = {"out": ("out", "out_sum"), "shares": ("dropped", "pattern")}.get(name, (name, f"{name}_per_head"))
-        return next(self.tensors[site] for site in names if site in self.tensors)
+_ALWAYS = ("q", "k", "v", "qk", "scores", "pattern", "dropped", "out")
+"""The sites that statistics, the self-check and a cell read."""
+_OTHER_NAMES = {"q_per_head": "q", "k_per_head": "k", "v_per_head": "v", "out_sum": "out"}
+"""What other routes call some of them."""
 
 
-_ALWAYS = (
-    "q", "q_per_head", "k", "k_per_head", "v", "v_per_head", "qk", "scores", "pattern", "dropped", "out", "out_sum"
-)  # fmt: skip
-"""The sites that statistics, the self-check and a cell read, under the names of all routes."""
-
-
-def make_record(setup: Setup, request: Run, observed: Observed, *, again: Callable[[Tap], object]) -> Record:
-    """The record of an observed run, moved to the CPU once, with the times of runs `again`.
+def make_record(
+    setup: Setup,
+    request: Run,
+    steps: Sequence[Step],
+    tensors: Mapping[str, Tensor],
+    seconds: Mapping[str, float],
+    *,
+    again: Callable[[Tap], object],
+) -> tuple[Record, Mapping[str, Tensor]]:
+    """The record of an observed run with the `seconds` of each site, and of runs `again`. And the tensors of that run, on the
+    CPU: those of other routes under the usual names too, the `shares` that multiplied the values, and what is `allowed`.
 
     Raises `MhaError` for numbers that are not finite, and `UsageError` for an array of a site that the run does not have.
     """
+    found = {site: tensor.cpu() for site, tensor in tensors.items()}
+    found |= {_OTHER_NAMES[site]: found[site] for site in tensors if site in _OTHER_NAMES}
     if not request.allow_nonfinite:
-        require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
-    timings = time_stages(again, observed.first_s, setup.device, request.repeat)
+        require_finite(found["qk"], found["out"], setup.config.dtype)
+    timings = time_stages(again, seconds, setup.device, request.repeat)
     for name in request.keep or ():
-        if name not in observed.tensors:
-            passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
+        if name not in tensors:
+            passed = [step.site for step in steps if step.cache is None] or list(tensors)
             raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
-    entropy, heads = _statistics_of(setup, observed)
-    tensors = {**observed.tensors, "out": observed.tensor("out")}  # under the route's own name
-    arrays = {name: to_array(tensors[name]) for name in request.plan[0]}
-    arrays |= {
-        "allowed": to_array(observed.visible),
-        "entropy": to_array(entropy),
-        "strongest_key": to_array(strongest_key(observed.tensor("pattern"))),
-    }
-    return setup.record(
+    found |= {"shares": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
+    entropy, heads = _statistics_of(setup, found)
+    derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(found["pattern"])}
+    kept = {name: found[name] for name in request.plan[0]} | derived
+    record = setup.record(
         request,
-        trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in observed.steps),
+        trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
         heads=HeadTable(heads),
         timings=timings,
-        self_check=_self_check(setup, observed),
+        self_check=_self_check(setup, found),
         not_kept=request.plan[1],
-        arrays=arrays,
+        arrays={name: to_array(tensor) for name, tensor in kept.items()},
     )
+    return record, found
 
 
-def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
+def _statistics_of(setup: Setup, tensors: Mapping[str, Tensor]) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
     """The entropy of each query and the statistics of each head, from the pattern shown."""
-    attention = GivenAttention(
-        weights=observed.tensor("pattern"),
-        scores=observed.tensor("scores"),
-        allowed=masks.from_tensor(observed.visible),
-        wide=True,
-    )
-    request = make_statistics_request(replace(setup.axes, device=torch.device("cpu")))
+    allowed, scores = masks.from_tensor(tensors["allowed"]), tensors["scores"]
+    attention = GivenAttention(weights=tensors["pattern"], scores=scores, allowed=allowed, wide=True)
+    axes = replace(setup.axes, device=torch.device("cpu"))
+    request = make_statistics_request(axes)
     baseline = make_baseline(attention, request)
     reduced = reduce_heads(attention, request, range(setup.config.n_heads))
-    top_score = attention.scores.amax(dim=-1)
-    return reduced.statistics["entropy"], head_statistics(
-        reduced, top_score=top_score, baseline=baseline, axes=setup.axes
-    )
+    heads = head_statistics(reduced, top_score=scores.amax(dim=-1), baseline=baseline, axes=axes)
+    return reduced.statistics["entropy"], heads
 
 
-def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
+def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
     """The error of the output against a recomputation in float64 from the weights shown, in blocks that bound the memory.
     It holds only if the weights of every query that sees a key sum to 1.
 
     The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its rounding.
     """
-    weights, out, of_layer = observed.tensor("shares"), observed.tensor("out"), setup.layer.tensors()
+    weights, out, of_layer = tensors["shares"], tensors["out"], setup.layer.tensors()
     given = (of_layer.get(f"o_proj.{part}") for part in ("weight", "bias"))
     w, b = (None if tensor is None else tensor.cpu().double() for tensor in given)
-    v = per_query_head(observed.tensor("v"), setup.config.n_heads).double()
+    v = per_query_head(tensors["v"], setup.config.n_heads).double()
     block = max(1, _BLOCK_CELLS // (weights.shape[0] * weights.shape[1] * weights.shape[3]))
     error, magnitude = 0.0, 0.0
     for rows, seen in zip(weights.split(block, dim=2), out.split(block, dim=1), strict=True):
@@ -172,7 +159,7 @@ def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
             again, sums = linear(again, w, b), linear(sums, w.abs(), None if b is None else b.abs())
         error = max(error, largest_difference(again, seen))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
-    excess = observed.tensor("pattern").sum(dim=-1, dtype=torch.float64) - observed.visible.any(dim=-1).double()
+    excess = tensors["pattern"].sum(dim=-1, dtype=torch.float64) - tensors["allowed"].any(dim=-1).double()
     largest = excess.nan_to_num(nan=0.0).abs().max().item()
     tolerance = TOLERANCES[setup.config.dtype]
     return SelfCheck.of(error, tolerance.output * magnitude, holds=largest <= tolerance.stored_row_sum)

@@ -176,19 +176,14 @@ def make_axes(encoded: Encoded, facts: Facts, device: torch.device) -> Axes:
     )
 
 
-Padded = Callable[[Sequence[Sequence[int]], int], Int[Tensor, "batch length"]]
-"""A number for each token of each text on an axis, and another for padding."""
-
-
-def _tokens(texts: Sequence[TokenSequence], padded: Padded, facts: Facts) -> Tokens:
-    ids = padded([text.ids for text in texts], -1)
-    return Tokens(ids, _places(texts, padded, facts))
-
-
-def _places(texts: Sequence[TokenSequence], padded: Padded, facts: Facts) -> Places:
-    """The position of each token in its text: one row for all texts if they begin together."""
-    places = padded([text.places for text in texts], 0)
-    return places if facts.has_separate_positions else torch.arange(places.shape[1], device=places.device)
+def _tokens(
+    texts: Sequence[TokenSequence],
+    padded: Callable[[Sequence[Sequence[int]], int], Int[Tensor, "batch length"]],
+    facts: Facts,
+) -> Tokens:
+    """The tokens on an axis, which `padded` fills up. There is one row of positions for all texts if they begin together."""
+    ids, places = padded([text.ids for text in texts], -1), padded([text.places for text in texts], 0)
+    return Tokens(ids, places if facts.has_separate_positions else torch.arange(ids.shape[1], device=ids.device))
 
 
 def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch query d_input"]:
@@ -220,16 +215,14 @@ def make_mask(axes: Axes, facts: Facts) -> Allowed | None:
     config, rules = facts.config, list[Mask]()
     if config.causal or config.prefix is not None:
         rules.append(masks.causal())
-    places = _places(axes.keys, axes.on_keys, facts)
+    places = _tokens(axes.keys, axes.on_keys, facts).places
     if config.window is not None:
         near = masks.window(*config.window)
         rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
     if config.prefix is not None:
         rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
     if facts.padded:
-        k_lens, q_lens = (
-            torch.tensor([len(text.ids) for text in texts], device=axes.device) for texts in (axes.keys, axes.queries)
-        )
+        k_lens, q_lens = ([len(text.ids) for text in texts] for texts in (axes.keys, axes.queries))
         rules.append(masks.padding(k_lens, axes.side, padded_len=axes.k_len, of="key"))
         rules.append(masks.padding(q_lens, axes.side, padded_len=axes.q_len, of="query"))
     if facts.packed:

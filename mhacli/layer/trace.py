@@ -18,38 +18,34 @@ from mhacli.attention.devices import choose_device
 from mhacli.attention.masks import both
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.layer.run import Observed, prepare, record_run
+from mhacli.layer.run import prepare, record_run
 from mhacli.layer.setup import Setup, make_axes, make_mask
 from mhacli.record.record import Cell, Record, ScorePart
 from mhacli.run import CellIndex, Run
 from mhacli.settings import ROPE
 from mhacli.sites import alibi_slopes
 
-
-def walk(request: Run, *, route: str, values: bool, place: CellIndex | None) -> Record:
-    """A record whose trace follows `route`; with `values`, with a summary of each tensor's numbers, and with a `place`, with
-    all numbers of one cell. Raises `MhaError` as `inspect` does."""
-    setup = prepare(request)
-    with torch.no_grad():
-        record, observed = record_run(setup, request, route=route, values=values, also=NEEDED if place else ())
-        return record if place is None else replace(record, cell=follow(setup, observed, place))
-
-
-# ------------------------------------------------------------------------------------------------------------- one cell
-
-
 NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 """The sites needed to explain a cell, besides those that every run keeps."""
 
 
-def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
-    """The numbers behind one cell, from the tensors of the observed run. Indices are those of tokens."""
-    (sequence, _, query, key), axes = place, setup.axes
+@torch.no_grad()
+def walk(request: Run, *, route: str, values: bool, place: CellIndex | None) -> Record:
+    """A record whose trace follows `route`; with `values`, a summary of each tensor's numbers, and with a `place`, which counts
+    tokens, all numbers of one cell. Raises `MhaError` as `inspect` does."""
+    setup = prepare(request)
+    record, tensors = record_run(setup, request, route=route, values=values, also=NEEDED if place else ())
+    if place is None:
+        return record
+    (sequence, _, query, key), axes, config = place, setup.axes, setup.config
     at = query + axes.first_query(sequence), key + axes.first_key(sequence)
-    tensors = dict(observed.tensors) | {name: _per_head(setup, observed, name) for name in ("q", "k", "v")}
-    tensors |= {name: observed.tensor(name) for name in ("pattern", "shares")}
-    scale, parts = setup.config.scale or 0.0, tuple(_parts(setup, observed, place, at))
-    return cell_of(axes, place, at, tensors, observed.visible, scale=scale, softcap=setup.config.softcap, parts=parts)
+    used = {name: tensors.get(f"{name}_rot", tensors[name]) for name in ("q", "k", "v")}  # after any rotation
+    heads = {name: per_query_head(tensor, config.n_heads) for name, tensor in used.items()}
+    given = {"scale": config.scale or 0.0, "softcap": config.softcap, "parts": tuple(_parts(setup, tensors, place, at))}
+    return replace(record, cell=cell_of(axes, place, at, {**tensors, **heads}, tensors["allowed"], **given))
+
+
+# ------------------------------------------------------------------------------------------------------------- one cell
 
 
 def cell_of(
@@ -85,38 +81,34 @@ def cell_of(
     )
 
 
-def _per_head(setup: Setup, observed: Observed, name: str) -> Tensor:
-    """`q`, `k` or `v` as used in attention: after any rotation, one per query head."""
-    rotated = observed.tensors.get(f"{name}_rot")
-    return per_query_head(observed.tensor(name) if rotated is None else rotated, setup.config.n_heads)
-
-
-def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, int]) -> Iterator[ScorePart]:
+def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tuple[int, int]) -> Iterator[ScorePart]:
     """The terms of the score before the mask, in float64. Up to rounding they add up to the score."""
-    (b, h, query, key), (i, j), scale = place, at, setup.config.scale or 0.0
-    q, k = (_per_head(setup, observed, name)[b, h].double() for name in ("q", "k"))
-    scaled = scale * float(q[i] @ k[j])
-    if setup.config.positions in ROPE:
-        plain_q, plain_k = (per_query_head(observed.tensor(n), setup.config.n_heads)[b, h].double() for n in ("q", "k"))
-        unrotated = scale * float(plain_q[i] @ plain_k[j])
+    (b, h, query, key), (i, j), config = place, at, setup.config
+    scale, softcap, kv_head = config.scale or 0.0, config.softcap, h // config.heads_per_kv_head
+
+    def product(q: Tensor, k: Tensor) -> float:
+        return scale * float(q[b, h, i].double() @ k[b, kv_head, j].double())
+
+    scaled = unrotated = product(tensors["q"], tensors["k"])
+    if config.positions in ROPE:
+        scaled, places = product(tensors["q_rot"], tensors["k_rot"]), setup.axes.queries[b].places
         yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
-        places = setup.axes.queries[b].places
-        distance = abs(places[query] - places[key])
-        yield ScorePart(f"change by the rotation, distance {distance}", "position", finite(scaled - unrotated))
-    elif setup.config.positions in ("sinusoidal", "learned"):
+        name = f"change by the rotation, distance {abs(places[query] - places[key])}"
+        yield ScorePart(name, "position", finite(scaled - unrotated))
+    elif config.positions in ("sinusoidal", "learned"):
         yield from _products(setup, place, at, scale)
     else:
         yield ScorePart("scale · q · k", "content", finite(scaled))
-    if setup.config.softcap is not None:
-        capped = setup.config.softcap * math.tanh(scaled / setup.config.softcap)
+    if softcap is not None:
+        capped = softcap * math.tanh(scaled / softcap)
         yield ScorePart("what the softcap changes", "softcap", finite(capped - scaled))
-    if "alibi" in observed.tensors:
-        slope = alibi_slopes(setup.config.n_heads)[h]
-        value = observed.tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)[b, h, i, j].item()
+    if "alibi" in tensors:
+        slope, costs = alibi_slopes(config.n_heads)[h], tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)
+        value = costs[b, h, i, j].item()
         name = f"−slope {slope:.4g} · distance {round(-value / slope)}"
         yield ScorePart(name, "position", finite(value), added=True)
-    if "bias" in observed.tensors:
-        given = observed.tensors["bias"][b, h, i, j].item()
+    if "bias" in tensors:
+        given = tensors["bias"][b, h, i, j].item()
         yield ScorePart("the bias of the file", "given", finite(given), added=True)
 
 
