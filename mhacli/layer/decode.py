@@ -39,14 +39,17 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
     whole, seen, steps = dict[str, Tensor](), dict[str, Tensor](), list[Step]()
 
     def take(site: str, tensor: Tensor, **where: Any) -> None:
-        span, past, seen["out"] = where["span"], where["past"], tensor
+        span, past = where["span"], where["past"]
+        seen["out"] = tensor
         _gather(whole, seen, span, x.shape[1])
         whole["v"] = seen["v"] if past is None else past.v
-        difference = largest_difference(tensor, full[:, slice(*span)])
-        found = {"phase": phase_of(len(steps), prompt_len), "max_abs_difference": finite(difference)}
-        steps.append(_described(setup, len(steps), span, seen=seen, past=past, cache=cache, **found))
+        found: dict[str, Any] = {"phase": phase_of(len(steps), prompt_len)}
+        found["max_abs_difference"] = finite(largest_difference(tensor, full[:, slice(*span)]))
+        found["cache_bytes"] = 0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v))
+        steps.append(_described(setup, len(steps), span, seen=seen, cache=cache, **found))
 
-    run, watch = partial(_run_steps, setup, x, cache, prompt_len), Stopwatch(setup.device, then=take)
+    run = partial(_run_steps, setup, x, cache, prompt_len)
+    watch = Stopwatch(setup.device, then=take)
     run(watch, inside=lambda site, tensor, **_: seen.update({site: tensor}))
     record, _ = make_record(setup, request, steps, whole, watch.seconds, again=run)
     weights = weight_bytes(setup.layer.attention)
@@ -64,15 +67,19 @@ def _run_steps(
 ) -> None:
     """Runs all steps over the token vectors of a text. The tap receives each output as `step N`, and the tap `inside` the
     tensors of the layer."""
-    layer, (batch, length, _), bias, past = setup.layer.attention, x.shape, setup.bias, None
+    layer, bias, past = setup.layer.attention, setup.bias, None
+    batch, length, _ = x.shape
     if cache != "none":
         past = KvCache.empty(layer, batch, room=length if cache == "preallocated" else 0)
     if bias is not None:
         bias = bias.expand(*bias.shape[:-2], length, length)
     for number, (start, end) in enumerate(spans_of(prompt_len, length)):
         first = 0 if past is None else start
-        given: dict[str, Any] = {"places": setup.queries.places[..., first:end], "tap": inside}
-        given["bias"] = None if bias is None else bias[..., first:end, :end]
+        given: dict[str, Any] = {
+            "places": setup.queries.places[..., first:end],
+            "bias": None if bias is None else bias[..., first:end, :end],
+            "tap": inside,
+        }
         if past is None:
             out = layer(x[:, :end], allowed=setup.allowed, **given)[0][:, start:]
         else:
@@ -91,19 +98,12 @@ def _gather(whole: dict[str, Tensor], seen: Mapping[str, Tensor], span: tuple[in
 
 
 def _described(
-    setup: Setup,
-    number: int,
-    span: tuple[int, int],
-    *,
-    seen: Mapping[str, Tensor],
-    past: KvCache | None,
-    cache: CacheKind,
-    **found: Any,
+    setup: Setup, number: int, span: tuple[int, int], *, seen: Mapping[str, Tensor], cache: CacheKind, **found: Any
 ) -> Step:
     """A step of the trace. `found` are the other fields of its `CacheStep`."""
     (start, end), config, axes, batch = span, setup.config, setup.axes, len(seen["out"])
     cost: dict[str, Any] = {"batch": batch, "n_new": end - start, "length": end, "cache": cache}
-    token = 0 if past is None else batch * token_bytes(config)
+    token = 0 if cache == "none" else batch * token_bytes(config)
     tokens = []
     for b, text in enumerate(axes.queries):
         first = axes.first_query(b)
@@ -118,7 +118,6 @@ def _described(
         read_bytes=end * token,
         appended_bytes=(end - start) * token,
         moved_bytes=moved_bytes(config, **cost),
-        cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
         **found,
     )
     new, words = _span(start, end), (" W_oᵀ" + " + b_o" * config.bias) * config.out_proj

@@ -63,12 +63,13 @@ class HeadsRun:
     def run(self, report_progress: Progress = no_progress) -> None:
         """Inspects all heads, on a CPU some in each thread; `report_progress` receives the completed fraction."""
         began, lock, done = perf_counter(), Lock(), 0
+        attention, request = self.attention, self.statistics_request
         report_progress(0.0, "uniform attention")
-        baseline = self.baseline = make_baseline(self.attention, self.statistics_request)
-        attention, blocks = self.attention, blocks_of(self.attention, self.statistics_request.block)
-        of_head = sum(len(queries) * len(keys) for queries, keys in blocks)
+        baseline = self.baseline = make_baseline(attention, request)
+        of_head = sum(len(queries) * len(keys) for queries, keys in blocks_of(attention, request.block))
         n_cells = attention.shape[0] * of_head * len(self.heads)
         doing = "1 head" if len(self.heads) == 1 else f"{len(self.heads)} heads"
+        reduce = partial(results_of, self.setup.axes, attention, statistics_request=request, wanted=self.wanted)
 
         def report_cells(cells: int) -> None:
             nonlocal done
@@ -77,16 +78,7 @@ class HeadsRun:
                 report_progress(min(1.0, done / max(1, n_cells)), doing)
 
         def inspect(heads: range) -> None:
-            results = results_of(
-                self.setup.axes,
-                attention,
-                heads,
-                statistics_request=self.statistics_request,
-                wanted=self.wanted,
-                baseline=baseline,
-                report_progress=report_cells,
-            )
-            self.results.append(results)
+            self.results.append(reduce(heads, baseline=baseline, report_progress=report_cells))
             self.seconds["statistics"] = perf_counter() - began
 
         is_alone = prod(attention.shape[2:]) <= SMALL_CELLS or attention.q.device.type != "cpu"
@@ -98,18 +90,19 @@ class HeadsRun:
 
     def record(self) -> Record:
         """The record of the heads that are finished, of which there must be one at least."""
-        assert self.baseline is not None, "no head is finished"
-        setup, wanted = self.setup, self.wanted
-        batch, _, q_len, k_len = self.attention.shape
-        finished = sorted(self.results, key=lambda part: part.heads[0].head)
+        setup, wanted, request, baseline = self.setup, self.wanted, self.statistics_request, self.baseline
+        assert baseline is not None, "no head is finished"
+        batch, _, *sizes = self.attention.shape
+        full_bytes = batch * len(self.heads) * prod(sizes) * self.attention.dtype.itemsize
+        finished, peak = sorted(self.results, key=lambda part: part.heads[0].head), self.peak_bytes
         results, survey = joined(
             finished,
-            self.baseline,
+            baseline,
             wanted,
             axes=setup.axes,
-            statistics_request=self.statistics_request,
-            peak_bytes=self.peak_bytes,
-            full_bytes=batch * len(self.heads) * q_len * k_len * self.attention.dtype.itemsize,
+            statistics_request=request,
+            peak_bytes=peak,
+            full_bytes=full_bytes,
         )
         return setup.record(
             wanted,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, linear
 
@@ -42,23 +41,17 @@ def walk(request: Run, *, route: str, values: bool, place: CellIndex | None) -> 
     used = {name: tensors.get(f"{name}_rot", tensors[name]) for name in ("q", "k", "v")}  # after any rotation
     heads = {name: per_query_head(tensor, config.n_heads) for name, tensor in used.items()}
     given = {"scale": config.scale or 0.0, "softcap": config.softcap, "parts": tuple(_parts(setup, tensors, place, at))}
-    return replace(record, cell=cell_of(axes, place, at, {**tensors, **heads}, tensors["allowed"], **given))
+    return replace(record, cell=cell_of(axes, place, at, {**tensors, **heads}, **given))
 
 
 # ------------------------------------------------------------------------------------------------------------- one cell
 
 
-def cell_of(
-    axes: Axes,
-    place: CellIndex,
-    at: tuple[int, int],
-    tensors: Mapping[str, Tensor],
-    visible: Bool[Tensor, "batch _head query key"],
-    **described: Any,
-) -> Cell:
+def cell_of(axes: Axes, place: CellIndex, at: tuple[int, int], tensors: Mapping[str, Tensor], **described: Any) -> Cell:
     """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head, and as `shares` the weights
     after any dropout. `described` are the other fields of `Cell`."""
-    (b, h, query, key), (i, j), first = place, at, axes.first_key(place[0])
+    (b, h, query, key), (i, j) = place, at
+    first, allowed = axes.first_key(b), tensors["allowed"]
     keys = slice(first, first + len(axes.keys[b].ids))
     names = ("q", "k", "v", "qk", "scores", "pattern", "shares", "z")
     q, k, v, qk, scores, pattern, shares, z = (tensors[name][b, h] for name in names)
@@ -71,7 +64,7 @@ def cell_of(
         k=_numbers(k[j]),
         v=_numbers(v[j]),
         qk=finite(qk[i, j].item()),
-        allowed=bool(visible[b, min(h, visible.shape[1] - 1), i, j]),
+        allowed=bool(allowed[b, min(h, allowed.shape[1] - 1), i, j]),
         score=finite(scores[i, j].item()),  # None where it is masked
         scores_row=_numbers(scores[i, keys]),
         pattern_row=_numbers(pattern[i, keys]),

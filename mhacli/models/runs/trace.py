@@ -255,4 +255,4 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
     made = attention.matrices()
     assert call.z is not None
     tensors = made | {"q": q, "k": k, "v": v, "z": call.z, "shares": made["pattern"]}
-    return cell_of(axes, place, at, tensors, made["allowed"], scale=call.scale, softcap=call.softcap, parts=parts)
+    return cell_of(axes, place, at, tensors, scale=call.scale, softcap=call.softcap, parts=parts)
