@@ -25,7 +25,7 @@ import torch
 
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
-from mhacli.commands.bench.measure import seconds_of, time_in_turns
+from mhacli.commands.bench.measure import calls_of, seconds_of, time_in_turns
 from mhacli.commands.bench.result import Benchmark, Sweep, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))
@@ -74,10 +74,11 @@ def four_lines(length: int, device: str) -> None:
     }  # fmt: skip
     said = []
     for name, (ours, direct) in pairs.items():
-        calls = {"ours": ours, "direct": direct}
-        clocks = {name: partial(seconds_of, call, device=torch.device(device)) for name, call in calls.items()}
+        calls, place = {"ours": ours, "direct": direct}, torch.device(device)
         with torch.no_grad():
-            samples, _ = time_in_turns(clocks, Sweep(repeat=60), most_calls=1 if device == "cuda" else 1000)
+            n_calls = 1 if device == "cuda" else calls_of(seconds_of(direct, 5, place))
+            clocks = {name: partial(seconds_of, call, n_calls, place) for name, call in calls.items()}
+            samples = time_in_turns(clocks, Sweep(repeat=60))
         ratios = [a / b for a, b in zip(samples["ours"], samples["direct"], strict=True)]
         said.append(f"{name} {statistics.median(ratios):.3f}")
     print(f"T={length:>5}: {', '.join(said)}")

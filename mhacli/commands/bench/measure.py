@@ -28,7 +28,7 @@ from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
 from mhacli.attention.fused import KERNELS, fused_attend, kernel_among
-from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow, Direction, Interval, Sweep
+from mhacli.commands.bench.result import LAYERS, BackendStatus, Benchmark, BenchRow, Direction, Interval, Sweep
 from mhacli.io.data import finite
 from mhacli.io.files import format_size
 from mhacli.io.memory import cpu_name, fits, n_cpus, uncollected
@@ -37,25 +37,23 @@ from mhacli.settings import ITEM_BYTES
 
 Leaves = tuple[Tensor, ...]
 """The tensors to which gradients go: q, k and v split into heads, or the rows that a layer reads."""
-Clock = Callable[[int], float | None]
-"""Takes a number of calls, and gives the seconds of one, or None if a call fails."""
+Clock = Callable[[], float | None]
+"""Gives the seconds of a call, the mean of some in succession, or None if a call fails."""
 _COMPILED = ("flex", "compiled")
 _HOLDS_SCORES = ("explicit", "math", "compiled", *LAYERS)
 _EXACT_BYTES = 1 << 30
 """The most memory for the answers in float64 beyond which they take too long; on CUDA 32 times as much."""
-_FAULTS: Mapping[str, Any] = {
-    "out-of-memory": "MemoryError|can't allocate|out of memory",
-    "unsupported": "No available kernel|No viable backend|[Nn]ot ?[Ii]mplemented|No working C|Cannot find a working triton",
-    "failed": "",
-}
-"""What errors of torch say, by the status of the row."""
+_NO_MEMORY = re.compile("can't allocate|out of memory")
+_REFUSED = re.compile(
+    "No available kernel|No viable backend|not implemented for|No working C|Cannot find a working triton"
+)
 MIN_ROUNDS, MAX_ROUNDS = 6, 384
 """Six is the fewest samples whose range contains the true median with a probability of 95 %."""
 CHECKPOINTS = (6, 12, 24, 48, 96, 192)
 """The numbers of rounds after which intervals are checked, since checking after each would stop at a lucky moment."""
 CLOSE_ENOUGH = 0.01
 """The rounds are enough if the interval of every median lies within this fraction of it."""
-MIN_SAMPLE_S = 2e-3
+MIN_SAMPLE_S, MAX_CALLS = 2e-3, 1000
 """Shorter calls are repeated within a sample, so that the overhead of clock and loop does not count."""
 L2_BYTES = 256 << 20
 """More than the level-2 cache of any GPU, so that clearing so many bytes evicts the inputs.
@@ -140,23 +138,21 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
 
 def _measured(rows: dict[str, BenchRow], device: torch.device, sweep: Sweep) -> list[BenchRow]:
     """The rows of one size by backend, measured: first calls one by one, then all backends in turns."""
-    size, clocks = next(iter(rows.values())), dict[str, Clock]()
-    problem = cache(partial(_problem, size, device, sweep.seed))
+    problem = cache(partial(_problem, next(iter(rows.values())), device, sweep.seed))
+    clocks = dict[str, Clock]()
     for name, row in rows.items():
-        first = _attempt(rows, name, _first_calls, row, problem, device, sweep.seed) if row.status == "ok" else None
-        if first is not None:
-            rows[name], clock = first
-            clocks[name] = partial(_attempt, rows, name, clock)
-    is_single = device.type == "cuda" or size.direction == "backward"
-    samples, n_calls = time_in_turns(clocks, sweep, most_calls=1 if is_single else 1000)
+        if row.status == "ok":
+            first = _attempt(rows, name, partial(_first_calls, row, problem, device))
+            if first is not None:
+                rows[name], clock = first
+                clocks[name] = partial(_attempt, rows, name, clock)
+    samples = time_in_turns(clocks, sweep)
     if not rows.keys().isdisjoint(_COMPILED):
         torch.compiler.reset()  # compiled code must not affect the next size
-    for name, seconds in samples.items():
-        rows[name] = replace(rows[name], samples_s=tuple(seconds), n_calls=n_calls[name])
-    return _ranked([*rows.values()])
+    return _ranked([replace(row, samples_s=tuple(samples.get(name, ()))) for name, row in rows.items()])
 
 
-def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[..., Any], *given: Any) -> Any:
+def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[[], Any]) -> Any:
     """What an action of a backend gives; if it fails, None, and the row says why. torch gives the reasons for refusing a kernel
     as warnings."""
     kernel = sdpa_kernel(KERNELS[name]) if name in KERNELS else nullcontext()
@@ -164,11 +160,14 @@ def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[..., Any], *
     with warnings.catch_warnings(record=True) as warned, kernel, torch.set_grad_enabled(is_graded):
         warnings.simplefilter("always")
         try:
-            return action(*given)
+            return action()
         except Exception as fault:
+            status: BackendStatus = "failed"
             reason = " ".join(str(fault).split())[:300] or type(fault).__name__
-            text = f"{type(fault).__name__}: {reason}"
-            status: Any = next(status for status, words in _FAULTS.items() if re.search(words, text))
+            if isinstance(fault, MemoryError) or _NO_MEMORY.search(reason):
+                status = "out-of-memory"
+            elif isinstance(fault, NotImplementedError) or _REFUSED.search(reason):
+                status = "unsupported"
             if status == "unsupported" and name in KERNELS:
                 why = [str(each.message).partition(" (Triggered")[0] for each in warned]
                 reason = ": ".join([f"torch has no {name} kernel for this device and these inputs", *why])
@@ -177,11 +176,11 @@ def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[..., Any], *
 
 
 def _first_calls(
-    row: BenchRow, problem: Callable[[bool], tuple[Leaves, Leaves | None]], device: torch.device, seed: int
-) -> tuple[BenchRow, Callable[[int], float]]:
+    row: BenchRow, problem: Callable[[bool], tuple[Leaves, Leaves | None]], device: torch.device
+) -> tuple[BenchRow, Clock]:
     """The row with the time of the first call, compilation included, the kernel, the memory and the error; and its clock."""
     leaves, exact = problem(row.backend in LAYERS)
-    call = _call(row, leaves, seed)
+    call = _call(row, leaves)
     whole = partial(_results, call, leaves, row.direction)
     first_s = seconds_of(whole, 1, device)
     results, ran, peak = _watched(row, whole, device)
@@ -193,20 +192,22 @@ def _first_calls(
         largest, mean = finite(float(errors.max())), finite(float(errors.mean()))
         reason = "results are not finite" if mean is None else None
         row = replace(row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason)
-    if row.direction != "backward":
-        return row, partial(seconds_of, whole, device=device)
-
-    def clock(n_calls: int) -> float:
-        out = call()
-        return seconds_of(partial(grad, out, leaves, out.detach()), n_calls, device)
-
-    return row, clock
+    if row.direction == "backward":
+        return replace(row, n_calls=1), partial(_backward_seconds, call, leaves, device)
+    n_calls = 1 if device.type == "cuda" else calls_of(seconds_of(whole, 1, device))
+    return replace(row, n_calls=n_calls), partial(seconds_of, whole, n_calls, device)
 
 
 def _results(call: Callable[[], Tensor], leaves: Leaves, direction: Direction) -> Leaves:
     """The output of a call, or the gradients of half the sum of its squares."""
     out = call()
     return (out,) if direction == "forward" else grad(out, leaves, out.detach())
+
+
+def _backward_seconds(call: Callable[[], Tensor], leaves: Leaves, device: torch.device) -> float:
+    """The seconds of a pass backward alone."""
+    out = call()
+    return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
 
 
 def median_interval(samples: Iterable[float]) -> Interval:
@@ -270,14 +271,14 @@ def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> 
     if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(str(home))):
         return leaves, None
     wide = tuple(leaf.detach().to(home).double().requires_grad_(has_gradient) for leaf in leaves)
-    return leaves, _results(_call(exact, wide, seed), wide, row.direction)
+    return leaves, _results(_call(exact, wide), wide, row.direction)
 
 
-def _call(row: BenchRow, leaves: Leaves, seed: int) -> Callable[[], Tensor]:
+def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
     """The call to time. Raises `NotImplementedError` for what the backend cannot do."""
     device, compiled = leaves[0].device, partial[Any](torch.compile, fullgraph=True, dynamic=False)
     if row.backend in LAYERS:
-        return _layer_call(row, leaves[0], seed)
+        return _layer_call(row, leaves[0])
     if row.backend in ("explicit", "compiled"):
         function = attend if row.backend == "explicit" else compiled(attend)
         return partial(function, *leaves, allowed=masks.causal() if row.is_masked else None)
@@ -294,11 +295,11 @@ def _call(row: BenchRow, leaves: Leaves, seed: int) -> Callable[[], Tensor]:
     return partial(compiled(flex_attention), *leaves, block_mask=blocks, enable_gqa=row.n_kv_heads != row.n_heads)
 
 
-def _layer_call(row: BenchRow, x: Tensor, seed: int) -> Callable[[], Tensor]:
+def _layer_call(row: BenchRow, x: Tensor) -> Callable[[], Tensor]:
     """A call of `nn.MultiheadAttention` for rows like x, with weights that keep the size of normal rows."""
     if row.n_kv_heads != row.n_heads or row.q_len != row.k_len:
         raise NotImplementedError("nn.MultiheadAttention has no shared kv heads, and no cache to decode with")
-    width, generator = x.shape[-1], torch.Generator().manual_seed(seed)
+    width, generator = x.shape[-1], torch.Generator().manual_seed(0)
     layer = nn.MultiheadAttention(width, row.n_heads, batch_first=True, device="cpu", dtype=torch.float32).eval()
     for parameter in layer.parameters():
         parameter.data.normal_(std=width**-0.5, generator=generator)
@@ -351,27 +352,23 @@ def seconds_of(call: Callable[[], object], n_calls: int, device: torch.device) -
     return (perf_counter() - start) / n_calls
 
 
-def time_in_turns(
-    clocks: Mapping[str, Clock], sweep: Sweep, *, most_calls: int
-) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """The seconds of each backend by round, and the calls of each per sample, at most `most_calls`. A backend whose clock gives
-    None drops out.
+def calls_of(seconds: float) -> int:
+    """How many calls of so many seconds make a sample."""
+    return max(1, min(MAX_CALLS, math.ceil(MIN_SAMPLE_S / max(seconds, 1e-9))))
+
+
+def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[float]]:
+    """The seconds of each backend by round. A backend whose clock gives None drops out.
 
     In each round all backends take their turn, in a new random order, until there are enough rounds: `sweep.repeat` of them,
     or as many as put the interval of every median within 1 % of it, or fill its budget; at least six.
     """
-    samples, n_calls, order = dict[str, list[float]](), dict[str, int](), random.Random(sweep.seed)
+    samples, order = {name: list[float]() for name in clocks}, random.Random(sweep.seed)
+    began = perf_counter()
     with uncollected():  # a collection would disturb single samples
-        for name, clock in clocks.items():
-            clock(1)  # which warms up
-            seconds = clock(1)
-            if seconds is not None:
-                n_calls[name] = max(1, min(most_calls, math.ceil(MIN_SAMPLE_S / max(seconds, 1e-9))))
-                samples[name] = []
-        began = perf_counter()
         for n_rounds in range(1, (sweep.repeat or MAX_ROUNDS) + 1):
             for name in order.sample([*samples], len(samples)):
-                seconds = clocks[name](n_calls[name])
+                seconds = clocks[name]()
                 if seconds is None:
                     del samples[name]
                 else:
@@ -379,7 +376,7 @@ def time_in_turns(
             is_over = perf_counter() - began > sweep.budget or (n_rounds in CHECKPOINTS and _is_precise(samples))
             if sweep.repeat is None and n_rounds >= MIN_ROUNDS and is_over:
                 break
-    return samples, n_calls
+    return samples
 
 
 def _is_precise(samples: Mapping[str, Sequence[float]]) -> bool:
