@@ -5,6 +5,7 @@ Files of earlier versions have none, and are read as they are.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,13 +15,12 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io import memory
 from mhacli.io.data import decode, json_checksum, with_earlier_config
 from mhacli.io.files import format_size
-from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, read_tensor_header
+from mhacli.io.safetensors import TensorFile, read_tensor_header
 from mhacli.record.arrays import Array, StoredArrays, checksum
 from mhacli.record.record import SCHEMA, Record
 
 MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
 """The files in the folder of a scan that other commands know; the summary is a record."""
-MAX_FILE_BYTES = 64 << 30
 _CHANGED = "was changed or damaged after it was saved"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
@@ -28,7 +28,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64",
 def load(path: str | os.PathLike[str]) -> Record:
     """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
     no record, or was changed."""
-    record = _record(read_tensor_file(_summary_of(os.fspath(path)), MAX_FILE_BYTES))
+    record = load_late(os.fspath(path))
     return replace(record, arrays=dict(record.arrays))
 
 
@@ -37,7 +37,15 @@ def load_late(path: str) -> Record:
 
     Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
     """
-    return _record(read_tensor_header(_summary_of(path)))
+    file = read_tensor_header(_summary_of(path))
+    sums = _require_unchanged(file)
+    record = decode(Record, with_earlier_config(file.metadata), file.path)
+    try:
+        record = replace(record, config=record.config.resolved())
+    except UsageError as fault:
+        raise bad_file(file.path, f"{file.path}: {fault.message}") from None
+    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors}
+    return replace(record, arrays=StoredArrays(readers))
 
 
 def is_scan(path: str) -> bool:
@@ -54,17 +62,6 @@ def _summary_of(path: str) -> str:
         hint = "the same mha scan command resumes the scan"
         raise MhaError(f"{path} has no summary: its scan is not finished", hint=hint, code="unfinished", path=path)
     return summary
-
-
-def _record(file: TensorFile) -> Record:
-    sums = _require_unchanged(file)
-    record = decode(Record, with_earlier_config(file.metadata), file.path)
-    try:
-        record = replace(record, config=record.config.resolved())
-    except UsageError as fault:
-        raise bad_file(file.path, f"{file.path}: {fault.message}") from None
-    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors}
-    return replace(record, arrays=StoredArrays(readers))
 
 
 def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
@@ -89,36 +86,25 @@ def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
 
 
 def _array(file: TensorFile, name: str, expected: str | None) -> Array:
-    """An array of the file. Raises `MhaError` if it is not what was written."""
+    """An array of the file, which is read and not mapped: a mapped file that is cut ends the process. Raises `MhaError` if
+    it is not what was written."""
     import numpy as np
 
-    info = file.tensors[name]
+    path, info = file.path, file.tensors[name]
     dtype = _DTYPES.get(info.dtype)
     if dtype is None:
-        raise bad_file(
-            file.path, f"{file.path}: its array {name} has the dtype {info.dtype}, not one of {', '.join(_DTYPES)}"
-        )
-    data = bytearray(file.data[info.start : info.start + info.n_bytes]) if file.data else _read(file, info)
-    array: Array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
-    array = array.view(bool) if dtype == "bool" else array
-    if expected not in (None, checksum(array)):
-        raise bad_file(file.path, f"{file.path}: its array {name} {_CHANGED}")
-    return array
-
-
-def _read(file: TensorFile, info: TensorInfo) -> bytearray:
-    """The bytes of an array, which are read and not mapped: a mapped file that is cut ends the process."""
+        raise bad_file(path, f"{path}: its array {name} has the dtype {info.dtype}, not one of {', '.join(_DTYPES)}")
     if not memory.fits(info.n_bytes, memory.available_bytes()):
-        message = f"{file.path} is too large to read: an array of {format_size(info.n_bytes)}"
-        raise MhaError(message, code="too-large", path=file.path)
-    data = bytearray(info.n_bytes)
+        message = f"{path} is too large to read: an array of {format_size(info.n_bytes)}"
+        raise MhaError(message, code="too-large", path=path)
     try:
-        with open(file.path, "rb") as source:
-            size = os.fstat(source.fileno()).st_size
-            source.seek(info.start)
-            n_read = source.readinto(data)
+        is_same = os.path.getsize(path) == file.n_bytes
+        array: Array = np.fromfile(path, dtype, math.prod(info.shape), offset=info.start)
     except OSError as fault:
-        raise bad_file(file.path, f"{file.path}: an array cannot be read: {fault.strerror}") from None
-    if n_read < len(data) or size != file.n_bytes:
-        raise bad_file(file.path, f"{file.path}: the file was replaced while it was in use")
-    return data
+        raise bad_file(path, f"{path}: an array cannot be read: {fault.strerror}") from None
+    if not is_same or array.nbytes < info.n_bytes:
+        raise bad_file(path, f"{path}: the file was replaced while it was in use")
+    array = array.reshape(info.shape)
+    if expected not in (None, checksum(array)):
+        raise bad_file(path, f"{path}: its array {name} {_CHANGED}")
+    return array
