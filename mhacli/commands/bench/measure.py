@@ -149,7 +149,10 @@ def _measured(rows: dict[str, BenchRow], device: torch.device, sweep: Sweep) -> 
     samples = time_in_turns(clocks, sweep)
     if not rows.keys().isdisjoint(_COMPILED):
         torch.compiler.reset()  # compiled code must not affect the next size
-    return _ranked([replace(row, samples_s=tuple(samples.get(name, ()))) for name, row in rows.items()])
+    measured = [replace(row, samples_s=tuple(samples.get(name, ()))) for name, row in rows.items()]
+    timed = [row for row in measured if row.samples_s]
+    first = min(timed, key=lambda row: statistics.median(row.samples_s), default=measured[0])
+    return [_timed(row, first) if row.samples_s else row for row in measured]
 
 
 def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[[], Any]) -> Any:
@@ -226,30 +229,19 @@ def median_interval(samples: Iterable[float]) -> Interval:
     return statistics.median(ordered), ordered[k], ordered[-1 - k]
 
 
-def _ranked(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The rows with times, and ratios to the fastest. It is certain if all others are certainly slower or ran its kernel."""
-    timed = [row for row in rows if row.samples_s]
-    if not timed:
-        return [*rows]
-    first = min(timed, key=lambda row: statistics.median(row.samples_s))
-    ranked = [_timed(row, first) if row.samples_s else row for row in rows]
-    near = [row for row in ranked if row.is_similar or row.backend == first.backend]
-    is_certain = len(first.samples_s) >= MIN_ROUNDS and len(near) < len(timed) and len({row.ran for row in near}) == 1
-    return [replace(row, is_fastest=is_certain and row in near) for row in ranked]
-
-
 def _timed(row: BenchRow, first: BenchRow) -> BenchRow:
-    """The row with what its samples give. Effects on a whole round cancel out in the interval of the ratio to the first row: it
-    is that of the ratios per round, widened to include the ratio of the medians."""
+    """The row with what its samples give, beside the first, the fastest. Effects on a whole round cancel out in the interval of
+    the ratio: it is that of the ratios per round, widened to include the ratio of the medians."""
     median, low, high = median_interval(row.samples_s)
     ratio = median / statistics.median(first.samples_s)
     _, ratio_low, ratio_high = median_interval(map(truediv, row.samples_s, first.samples_s))
     p25, p75 = np.quantile(row.samples_s, (0.25, 0.75)).tolist()
+    is_sure, is_similar = len(row.samples_s) >= MIN_ROUNDS, row is not first and min(ratio_low, ratio) <= 1
     return replace(
         row, n_samples=len(row.samples_s), median_s=median, median_low_s=low, median_high_s=high, p25_s=p25, p75_s=p75,
-        min_s=min(row.samples_s), ratio=ratio, ratio_low=min(ratio_low, ratio), ratio_high=max(ratio_high, ratio),
-        is_sure=len(row.samples_s) >= MIN_ROUNDS, is_similar=row is not first and min(ratio_low, ratio) <= 1,
-        tflops=row.flops / median / 1e12,
+        min_s=min(row.samples_s), tflops=row.flops / median / 1e12, ratio=ratio, ratio_low=min(ratio_low, ratio),
+        ratio_high=max(ratio_high, ratio), is_sure=is_sure, is_similar=is_similar,
+        is_fastest=is_sure and (row is first or is_similar),
     )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ class BenchRow:
     Without status `ok` the times are None, and `reason` says why. `ran` is the observed kernel; `is_fallback`: it is unfused
     although a fused kernel was expected. One sample has `n_calls` calls. `ratio` is the median ÷ that of the fastest row
     of the size. `low` and `high` are the 95 % interval of a median or ratio. `is_similar`: the interval of the ratio contains
-    1, so the row is not certainly slower. Without `is_sure` there were too few rounds to mark a row as the fastest.
+    1, so the row is not certainly slower. Without `is_sure` there were too few rounds to call a row the fastest; with it, all are
+    that are not certainly slower (`is_fastest`).
     `predicted_bytes`, `limit` and `share_of_peak` are always None now.
     """
 
