@@ -67,10 +67,7 @@ def _load(name: str) -> Any:
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
 _GONE = {
-    "--rope": "--positions rope", "--alibi": "--positions alibi", "--cpu": "--device cpu", "--cuda": "--device cuda",
-    "--gpu": "--device cuda", "--fp16": "--dtype float16", "--bf16": "--dtype bfloat16", "--no-color": "--color never",
-    "--no-colour": "--color never", "--quick": "--budget 0.5", "--compile": "mha bench",
-    "--judge": "mha heads TEXT --csv", "--with": "--replace mean", "--pack": "--max-tokens N",
+    "--compile": "mha bench", "--judge": "mha heads TEXT --csv", "--with": "--replace mean", "--pack": "--max-tokens N",
     "--lengths": "mha bench --decode --lengths", "--reducer": "MHA_BLOCK=torch", "convert": "mha run TEXT --model DIR --layer N",
 }  # fmt: skip
 """Options and commands that an earlier version had, and what to type in their place."""

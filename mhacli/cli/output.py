@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole
-from mhacli.render.base.options import Figure, Screen, ViewOptions
+from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, words_of
 
 if TYPE_CHECKING:
@@ -87,16 +87,8 @@ DRAWING = ("figure", "map_scale", "hide_sinks", "full")
 # ------------------------------------------------------------------------------------------------- before the command
 
 
-def require_output(
-    options: ViewOptions,
-    output: Output,
-    *,
-    read: str | None = None,
-    keep: Sequence[str] | None = None,
-    figure: Figure | None = None,
-) -> None:
-    """Checks the output before anything slow begins. `read` is the file that the command reads, `keep` names the arrays that the
-    record will hold, None for all, and `figure` is the picture that the command draws by itself.
+def require_output(options: ViewOptions, output: Output, *, read: str | None = None) -> None:
+    """Checks the output before anything slow begins. `read` is the file that the command reads.
 
     Raises `UsageError` for pictures that cannot be drawn, and for a file that is read or written twice. Raises `MhaError` for
     files that cannot be written.
@@ -104,10 +96,9 @@ def require_output(
     has_pictures = not output.files.keys().isdisjoint(DRAWN)
     if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
-    has_figure = output.svg is not None or output.png is not None
-    needs_pattern = has_figure and (options.figure or figure) not in ("walk", "effects")
-    if needs_pattern and keep is not None and "pattern" not in keep:
-        raise UsageError(f"--keep {','.join(keep)} lacks the pattern, which a picture of heads needs")
+    shows_heads = (output.svg or output.png) and options.figure != "walk"
+    if shows_heads and output.keep is not None and "pattern" not in output.keep:
+        raise UsageError(f"--keep {','.join(output.keep)} lacks the pattern, which a picture of heads needs")
     require_writable(output.files, force=output.force, read=read)
     if output.png is not None:
         from mhacli.render.figures.document import require_png

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mhacli.attention.weights_file import read_bias_file, read_layer_file, saved_metadata
@@ -14,7 +15,7 @@ from mhacli.cli.console import loading_torch, show_activity
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import uncollected
-from mhacli.io.safetensors import TensorFile
+from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import Run
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
 from mhacli.text import vocabulary as vocabularies
@@ -27,6 +28,7 @@ from mhacli.text.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
     from mhacli.models.runs.run import CheckpointRun
+    from mhacli.record.record import Record
 
 MATRICES = ("pattern", "scores", "qk", "z")
 """The arrays of a checkpoint that can be kept."""
@@ -49,9 +51,18 @@ def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> Ru
 
 
 def _of_layer(run: Run, what: Computation) -> Run:
-    config, weights = _config(what)
+    given, weights, saved = dict(what.given), None, None
+    if "random" in given:
+        given.setdefault("positions", "none")
+    if what.weights is None:
+        config = Config(**given).resolved()
+    else:
+        weights, config = read_layer_file(what.weights, given)
+        saved = saved_metadata(weights.path, weights.metadata)
+    for name, positions in (("rope_theta", ROPE), ("max_positions", ("learned",))):
+        if name in given and config.positions not in positions:
+            raise UsageError(f"{as_option(name, given[name])} changes nothing without --positions {positions[0]}")
     texts = [] if config.random is not None else read_texts(what)
-    saved = None if weights is None else saved_metadata(weights.path, weights.metadata)
     vocabulary, origin = None, "the vocabulary"
     if what.vocab is not None:
         vocabulary, origin = vocabularies.load(what.vocab), what.vocab
@@ -69,42 +80,23 @@ def _of_layer(run: Run, what: Computation) -> Run:
             max_tokens=what.max_tokens,
             max_token_len=what.max_token_len,
         )
-    notes = encoded.notes
-    if what.given.get("dropout") and not config.train:
-        notes += ("--dropout acts only with --train",)
-    made = replace(run, config=config, weights=weights, encoded=encoded, notes=notes)
+    made = replace(run, config=config, weights=weights, encoded=encoded, notes=encoded.notes)
     if config.score_bias is not None:
         read_bias_file(config.score_bias, made.facts)
     return made
-
-
-def _config(what: Computation) -> tuple[Config, TensorFile | None]:
-    """The resolved config, and the file of the weights."""
-    given = dict(what.given)
-    if "random" in given:
-        given.setdefault("positions", "none")
-    if what.weights is None:
-        weights, config = None, Config(**given).resolved()
-    else:
-        weights, config = read_layer_file(what.weights, given)
-    for name, positions in (("rope_theta", ROPE), ("max_positions", ("learned",))):
-        if name in given and config.positions not in positions:
-            raise UsageError(f"{as_option(name, given[name])} changes nothing without --positions {positions[0]}")
-    return config, weights
 
 
 def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head") -> None:
     """Raises `UsageError` for a head that the layer, or according to its config no layer of a local checkpoint, has."""
     from mhacli.models.sizes import size_of
 
-    count, hint = run.config.n_heads, "--heads N gives the layer N heads"
+    count = run.config.n_heads
     if run.model.path is not None:
         config = {} if run.checkpoint is None else run.checkpoint.config
-        counts = [size_of(config, "n_heads", stack) or 0 for stack in ("self", "encoder", "decoder")]
-        count, hint = max(counts) or MAX_HEADS, ""
+        count = max(size_of(config, "n_heads", stack) or 0 for stack in ("self", "encoder", "decoder")) or MAX_HEADS
     for head in heads or ():
         if head >= count:
-            raise UsageError(out_of_range(option, head, count), hint=hint or None)
+            raise UsageError(out_of_range(option, head, count))
 
 
 # -------------------------------------------------------------------------------------------------------- a checkpoint
@@ -157,6 +149,32 @@ def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
         from mhacli.models.prepare import prepare_checkpoint
     with show_activity("loading the checkpoint"), uncollected():
         return prepare_checkpoint(run)
+
+
+def computed(
+    run: Run,
+    options: ViewOptions,
+    *,
+    of_layer: Callable[[Run], Record],
+    of_model: Callable[[CheckpointRun], Record],
+) -> tuple[Record, tuple[str, ...]]:
+    """The record that one of two functions makes of a run, and the notes to print. The functions import what they need.
+
+    Raises `MhaError`, before torch is loaded, for options that do not fit the run, and for too little memory.
+    """
+    from mhacli.attention.memory import require_memory
+
+    require_heads(options.heads, run)
+    if run.model.path is not None:
+        prepared, notes = load_checkpoint(run)
+        with show_activity("computing"):
+            return of_model(prepared), notes
+    require_memory(run)
+    require_choices(run.config.n_heads, len(run.encoded.sequences), options)
+    with loading_torch():
+        import_module("mhacli.layer.run")
+    with show_activity("computing"):
+        return of_layer(run), run.notes
 
 
 def require_one_layer(model: ModelSettings, command: str) -> None:

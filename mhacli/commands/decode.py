@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
-from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.render.base.options import ViewOptions
 from mhacli.settings import MAX_LENGTH, Computation, Reading, setting
 from mhacli.sites import CacheKind
 
 if TYPE_CHECKING:
+    from mhacli.models.runs.run import CheckpointRun
+    from mhacli.record.record import Record
     from mhacli.run import Run
 
 _DECODING = "Decoding"
@@ -39,29 +40,26 @@ def decode(
     cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
-    from mhacli.attention.memory import require_memory
-    from mhacli.cli.source import load_checkpoint, make_run, require_heads, require_one_layer
+    from mhacli.cli.source import computed, make_run, require_one_layer
 
-    require_output(options, output, keep=output.keep)
+    def of_layer(run: Run) -> Record:
+        from mhacli.layer.decode import decode
+
+        return decode(run, cache=cache, prompt_len=prompt_len)
+
+    def of_model(prepared: CheckpointRun) -> Record:
+        from mhacli.models.runs.decode import decode_checkpoint
+
+        return decode_checkpoint(prepared, prompt_len)
+
+    require_output(options, output)
     if what.given.get("causal") is False:
         raise UsageError("--no-causal does not work with mha decode: later tokens do not exist yet")
     require_one_layer(what.model, "mha decode")
-    run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
-    require_heads(options.heads, run)
-    if run.model.path is not None:
-        prepared, notes = load_checkpoint(run)
-        from mhacli.models.runs.decode import decode_checkpoint
-
-        with show_activity("computing"):
-            record = decode_checkpoint(prepared, prompt_len)
-    else:
-        require_memory(run)
-        causal, notes = _decodable(run, prompt_len), run.notes
-        require_choices(run.config.n_heads, len(run.encoded.sequences), options)
-        with loading_torch():
-            from mhacli.layer import decode as study
-        with show_activity("computing"):
-            record = study.decode(causal, cache=cache, prompt_len=prompt_len)
+    run = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit)
+    if run.model.path is None:
+        run = _decodable(run, prompt_len)
+    record, notes = computed(run, options, of_layer=of_layer, of_model=of_model)
     print_result(record, notes, options=options, output=output, run=run)
 
 

@@ -65,36 +65,29 @@ def _hint(words: Sequence[str]) -> str:
 
 @cache
 def terms() -> tuple[Word, ...]:
-    """Every term, group by group."""
+    """Every term, group by group, with its name on the screens, and with synonyms, JSON names and headings in `also`."""
     tables: list[tuple[str, Literal["columns", "glossary", "mistakes"], str]] = [
         ("concept", "glossary", "concept"), ("sign", "glossary", "sign"), ("column", "columns", "statistic"),
         ("head type", "columns", "head_type"), ("probe", "glossary", "probe"), ("mistake", "mistakes", "mistake"),
         *((command, "columns", command) for command in TABLES),
     ]  # fmt: skip
-    listed = [_term(group, key, word) for group, file, table in tables for key, word in words_of(file, table).items()]
+    listed = []
+    for group, file, table in tables:
+        for key, word in words_of(file, table).items():
+            heading, explanation = word.heading.format(sink_tokens=SINK_TOKENS), word.explanation
+            if group == "head type" and key not in UNTYPED:
+                explanation += f" {words_of('columns', 'rule')['head_type'].explanation}"
+            elif group == "mistake":
+                explanation = " ".join(f"{clause[:1].upper()}{clause[1:]}." for clause in (explanation, word.effect))
+            names = (heading or key,) if group in TABLES else (heading, word.name, key, word.short)
+            name, *also = dict.fromkeys(each for each in (*names, *word.also) if each)
+            if group != "mistake" or ", " not in key:  # the further forms of a mistake have no terms
+                listed.append(replace(word, name=name, group=group, explanation=explanation, also=tuple(also)))
     for site in SITES.values():
         explanation, formula = site.in_general()
         listed.append(Word(name=site.name, group="site", explanation=explanation, formula=formula))
     order = list(words_of("glossary", "group"))
-    return tuple(sorted(filter(None, listed), key=lambda term: order.index(term.group)))
-
-
-def _term(group: str, key: str, word: Word) -> Word | None:
-    """The word with its name on the screens, and with synonyms, JSON names and headings in `also`; None for the further form of
-    a mistake."""
-    names: tuple[str, ...] = (word.heading or key,)
-    explanation = word.explanation
-    if group == "column":
-        names = (word.heading.format(sink_tokens=SINK_TOKENS), word.name, key)
-    elif group == "head type":
-        names = (word.name, key, word.short)
-        explanation += "" if key in UNTYPED else f" {words_of('columns', 'rule')['head_type'].explanation}"
-    elif group == "mistake":
-        if ", " in key:
-            return None
-        explanation = " ".join(f"{clause[:1].upper()}{clause[1:]}." for clause in (explanation, word.effect))
-    name, *also = dict.fromkeys(name for name in (*names, *word.also) if name)
-    return replace(word, name=name, group=group, explanation=explanation, also=tuple(also))
+    return tuple(sorted(listed, key=lambda term: order.index(term.group)))
 
 
 def _named(word: str) -> tuple[Word, ...]:
@@ -121,15 +114,9 @@ def _terms_view(matching: Sequence[Word]) -> RenderableType:
     for term in matching:
         also = f" · also: {', '.join(term.also)}" if term.also else ""
         parts += [Text(""), Text(term.name, style="bold").append(f" · {term.group}{also}", style="not bold dim")]
-        lines = {
-            "": term.explanation,
-            "Formula: ": term.formula,
-            "Wrong: ": term.wrong,
-            "Right: ": term.right,
-            "Source: ": term.source,
-        }
-        for name, line in lines.items():
-            if line:
+        for field in ("explanation", "formula", "wrong", "right", "source"):
+            name = "" if field == "explanation" else f"{field.capitalize()}: "
+            if line := getattr(term, field):
                 parts.append(Padding(Text().append(name, style="dim").append(line), (0, 0, 0, 2)))
     return Lines(*parts[1:])
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.next_steps import after_run
-from mhacli.cli.output import (
-    COLOUR,
-    DRAWING,
-    DRAWN,
-    PATTERNS,
-    SAVED,
-    TABLES,
-    Output,
-    print_result,
-    require_output,
-)
+from mhacli.cli.output import COLOUR, DRAWING, DRAWN, PATTERNS, SAVED, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
 
 if TYPE_CHECKING:
+    from mhacli.models.runs.run import CheckpointRun
     from mhacli.record.record import Record
     from mhacli.run import Run
 
@@ -44,36 +34,32 @@ def run(
     from mhacli.cli.source import make_run
     from mhacli.render.base.selection import require_generated
 
-    require_output(options, output, keep=output.keep)
+    require_output(options, output)
     require_generated(options.rows, is_generated=reading.generate is not None)
     options = replace(options, layers=what.model.layers)
     also = ("v",) if output.html is not None else ()
-    run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
-    record, notes = computed(run, options)
+    run = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
+    record, notes = inspected(run, options)
     print_result(record, notes, options=options, output=output, run=run, after=after_run)
 
 
-def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    """The record of a run, and the notes to print. `options` are checked against the texts.
+def inspected(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    """The record of a run, and the notes to print. `options` are checked against the texts."""
+    from mhacli.cli.source import computed
 
-    Raises `MhaError`, before torch is loaded, for options that cannot work.
-    """
-    from mhacli.attention.memory import require_memory
-    from mhacli.cli.source import load_checkpoint, require_heads
-    from mhacli.record.record import kinds_of
-    from mhacli.render.base.selection import query_texts, require_rows
-
-    require_heads(options.heads, run)
-    if run.model.path is not None:
-        prepared, notes = load_checkpoint(run)
-        kinds = kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)
-        require_rows(options.rows, query_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
-        with show_activity("computing"):
-            prepared.run()
-        return prepared.record(), notes
-    require_memory(run)
-    require_choices(run.config.n_heads, len(run.encoded.sequences), options)
-    with loading_torch():
+    def of_layer(run: Run) -> Record:
         from mhacli.layer.run import inspect_layer
-    with show_activity("computing"):
-        return inspect_layer(run), run.notes
+
+        return inspect_layer(run)
+
+    def of_model(prepared: CheckpointRun) -> Record:
+        from mhacli.record.record import kinds_of
+        from mhacli.render.base.selection import query_texts, require_rows
+
+        inputs = prepared.inputs
+        kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
+        require_rows(options.rows, query_texts(kinds, inputs.sequences, inputs.context, options))
+        prepared.run()
+        return prepared.record()
+
+    return computed(run, options, of_layer=of_layer, of_model=of_model)

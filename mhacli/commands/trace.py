@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,9 +15,10 @@ from mhacli.cli.console import draw, loading_torch, note, read_key, show_activit
 from mhacli.cli.next_steps import after_trace
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_report, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import are_literal
+from mhacli.cli.source import are_literal, computed, make_run, record_command, require_one_layer
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.run import Run, require_inside
 from mhacli.settings import (
     ARG,
     CALL_ARG,
@@ -32,11 +34,11 @@ from mhacli.settings import (
 )
 
 if TYPE_CHECKING:
+    from mhacli.models.runs.run import CheckpointRun
     from mhacli.record.record import Record
-    from mhacli.run import Run
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
-_OURS: tuple[Mode, ...] = ("layer", "model")
+_OURS = ("layer", "model")
 _ROUTE = "Formulation to trace; all three give the same output."
 _CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
 _PLACE = "HEAD,QUERY,KEY"
@@ -64,17 +66,19 @@ class Walk:
     # fmt: on
 
 
-def _target(typed: tuple[str, ...], values: Mapping[str, Any]) -> str | None:
+def _target(given: Mapping[str, Any]) -> str | None:
     """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
-    has_arguments = bool(values.get("arg") or values.get("call_arg"))
-    if not typed or are_literal() or not _names_code(typed[0], has_arguments=has_arguments):
+    typed, has_arguments = given.get("typed"), bool(given.get("arg") or given.get("call_arg"))
+    if given.get("path") is not None or not typed or are_literal():
+        return None
+    if not _names_code(typed[0], has_arguments=has_arguments):
         return None
     if len(typed) > 1:
         raise UsageError(
             f"{typed[0]} names code to trace, which takes no text, but {typed[1][:80]!r} follows",
             hint=f"if {shlex.quote(typed[0])} is a text, put -- before the texts",
         )
-    return typed[0]
+    return str(typed[0])
 
 
 def _names_code(word: str, *, has_arguments: bool = False) -> bool:
@@ -98,8 +102,7 @@ def _names_code(word: str, *, has_arguments: bool = False) -> bool:
 
 def _mode(given: Mapping[str, Any]) -> Mode:
     """Code of the user's own if the first word names it, else a checkpoint or a layer of mha."""
-    is_code = "path" not in given and _target(given.get("typed", ()), given)
-    return "code" if is_code else layer_or_model(given)
+    return "code" if _target(given) is not None else layer_or_model(given)
 
 
 @command(
@@ -116,14 +119,13 @@ def trace(
     output: Annotated[Output, offers("json", *SAVED, *DRAWN, *COLOUR)],
 ) -> None:
     """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
-    from mhacli.cli.source import make_run, require_one_layer
-
     has_keys = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
     if walk.step and (output.format is not None or not has_keys):
         raise UsageError("--step needs a terminal to read keys from")
-    require_output(options, output, figure="walk")
-    target = _target(what.typed, vars(walk)) if what.model.path is None else None
+    options = replace(options, figure=options.figure or "walk")
+    require_output(options, output)
     run, notes = None, tuple[str, ...]()
+    target = _target({**vars(walk), "typed": what.typed, "path": what.model.path})
     if target is not None:
         record = _walk_code(target, walk, what.given)
     else:
@@ -133,52 +135,37 @@ def trace(
             _draw_mask(run, output)
             return
         record, notes = _walked(run, walk)
-    print_result(
-        record,
-        notes,
-        options=replace(options, figure=options.figure or "walk"),
-        output=output,
-        run=run,
-        view=lambda: _print_steps(record, output.screen, walk),
-        after=after_trace,
-    )
+    view = partial(_print_steps, record, output.screen, walk)
+    print_result(record, notes, options=options, output=output, run=run, view=view, after=after_trace)
 
 
 def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
-    from mhacli.attention.memory import require_memory
-    from mhacli.cli.source import load_checkpoint
-    from mhacli.run import require_inside
+    place, texts = None if walk.cell is None else (walk.sequence, *walk.cell), run.encoded.sequences
 
-    place = None if walk.cell is None else (walk.sequence, *walk.cell)
-    if run.model.path is not None:
-        prepared, notes = load_checkpoint(run)
+    def of_layer(run: Run) -> Record:
+        from mhacli.layer import trace as study
+
+        return study.walk(run, route=walk.route, values=walk.values, place=place)
+
+    def of_model(prepared: CheckpointRun) -> Record:
         from mhacli.models.runs.trace import walk_checkpoint
 
-        with show_activity("computing"):
-            return walk_checkpoint(prepared, values=walk.values, place=place), notes
-    if place is not None:
-        texts = run.encoded.sequences
+        return walk_checkpoint(prepared, values=walk.values, place=place)
+
+    if place is not None and run.model.path is None:
         require_inside(place, run.config.n_heads, texts, run.encoded.context or texts)
-    require_memory(run)
-    with loading_torch():
-        from mhacli.layer import trace as study
-    with show_activity("computing"):
-        return study.walk(run, route=walk.route, values=walk.values, place=place), run.notes
+    return computed(run, ViewOptions(), of_layer=of_layer, of_model=of_model)
 
 
 def _draw_mask(run: Run, output: Output) -> None:
-    from mhacli.cli.source import record_command
     from mhacli.render.run.mask import mask_document, mask_view
 
     with loading_torch():
         from mhacli.layer.trace import masks_of
     masks = masks_of(run)
-    print_report(
-        output,
-        view=lambda on: mask_view(run, masks, on),
-        json=lambda: [mask_document(run, masks, record_command())],
-    )
+    document = [mask_document(run, masks, record_command())]
+    print_report(output, view=partial(mask_view, run, masks), json=lambda: document)
     for text in run.notes:
         note(text)
 
@@ -202,15 +189,13 @@ def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
 def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
     """The record of code of the user's own, made in a child process. Raises `MhaError` for code that cannot be imported or
     called."""
-    from mhacli.cli.source import record_command
     from mhacli.io.data import decode, load_json
     from mhacli.record.record import Record
     from mhacli.usercode.process import run_in_child
     from mhacli.usercode.target import TargetRequest, require_readable
 
     require_readable(target)
-    arguments, call_arguments = pairs(walk.arg, "arg"), pairs(walk.call_arg, "call-arg")
-    request = TargetRequest(target, arguments, call_arguments, **given)
+    request = TargetRequest(target, pairs(walk.arg, "arg"), pairs(walk.call_arg, "call-arg"), **given)
     if request.device == "auto":
         request = replace(request, device="cpu")
     job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}

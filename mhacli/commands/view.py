@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from mhacli.cli.console import colour_system, is_interactive, wants_colour
 from mhacli.cli.output import COLOUR, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import are_literal
+from mhacli.cli.source import are_literal, make_run
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import uncollected
 from mhacli.record.storage import is_scan
@@ -66,8 +66,7 @@ def view(
     hide_sinks: bool = setting(False, VIEW, HIDE_SINKS, common=True),
 ) -> None:
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
-    from mhacli.cli.source import make_run
-    from mhacli.commands.run import computed
+    from mhacli.commands.run import inspected
     from mhacli.record import storage
     from mhacli.record.consistency import require_agreement
 
@@ -80,7 +79,7 @@ def view(
     else:
         require_output(options, output)
         run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
-        record, notes = computed(run, options)
+        record, notes = inspected(run, options)
     with uncollected():
         from mhacli.viewer.app import run_viewer
         from mhacli.viewer.head_table import head_table

@@ -38,7 +38,7 @@ def effect(
 
     if reading.span and effect.cut is None:
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
-    require_output(options, output, figure="effects")
+    require_output(options, output)
     run = make_run(what, reading=reading, keep=())
     with loading_torch():
         from mhacli.commands.effect.study import checkpoint_study, layer_study
