@@ -106,33 +106,29 @@ class Facts:
 
 def filled_in(template: str, f: Facts) -> str:
     """A template of record/glossary.toml for a run: `<condition:then|else>` is one of two texts, `{name}` a value."""
-    config = f.config
-    conditions = {
-        "normal": config.distribution == "normal",
-        "random": config.random is not None,
-        "learned": config.positions == "learned",
-        "adds_positions": f.adds_positions,
-        "separate": f.has_separate_positions,
-        "cross": f.cross,
-        "bias": config.bias,
-        "rotated": config.positions in ROPE,
-        "alibi": config.positions == "alibi",
-        "score_bias": config.score_bias is not None,
-        "training": config.train,
-        "projected": config.out_proj,
-        "projected_bias": config.out_proj and config.bias,
-    }
-    chosen = _CHOICE.sub(lambda choice: choice[2 if conditions[choice[1]] else 3] or "", template)
-    return chosen.format(config=config, facts=f, **_template_values(f)) if "{" in chosen else chosen
+    values = _template_values(f)
+    chosen = _CHOICE.sub(lambda choice: choice[2 if values[choice[1]] else 3] or "", template)
+    return chosen.format(config=f.config, facts=f, **values) if "{" in chosen else chosen
 
 
 _CHOICE = re.compile(r"<(\w+):([^|>]*)(?:\|([^>]*))?>")
 
 
 def _template_values(f: Facts) -> Mapping[str, Any]:
+    """What templates name: the settings, the conditions, and what follows from them in words."""
     config, d_head = f.config, f.config.d_head or 1
     slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]
-    return {
+    return vars(config) | {
+        "normal": config.distribution == "normal",
+        "learned": config.positions == "learned",
+        "adds_positions": f.adds_positions,
+        "separate": f.has_separate_positions,
+        "cross": f.cross,
+        "rotated": config.positions in ROPE,
+        "alibi": config.positions == "alibi",
+        "training": config.train,
+        "projected": config.out_proj,
+        "projected_bias": config.out_proj and config.bias,
         "n_concat": f.size("head·d_v"),
         "half": d_head // 2,
         "place": "place of i" if f.has_separate_positions else "i",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import typer
-import typer.core
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from mhacli.cli.console import stdout_width, wants_colour, write
 
@@ -16,13 +15,13 @@ SHORT_LIST = 15
 _MIN_WIDTH, _MAX_WIDTH, _NAME_WIDTH = 40, 100, 26
 
 
-def _help_option(*names: str, text: str, everything: bool = False) -> typer.core.TyperOption:
+def _help_option(*names: str, text: str, everything: bool = False) -> TyperOption:
     def show(context: Any, option: Any, is_given: bool) -> None:
         if is_given and not context.resilient_parsing:
             write(help_text(context, everything=everything))
             raise typer.Exit
 
-    return typer.core.TyperOption(
+    return TyperOption(
         param_decls=[*names], is_flag=True, is_eager=True, expose_value=False, callback=show, default=False, help=text
     )
 
@@ -42,7 +41,7 @@ def add_help_options(command: Any) -> Any:
     return command
 
 
-class HelpCommand(typer.core.TyperCommand):
+class HelpCommand(TyperCommand):
     """A command with this help. The first long name of an option is in the help; others work as well."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
@@ -62,40 +61,29 @@ def help_text(context: Any, *, everything: bool = False) -> str:
     page.write_text(command.help)
     with page.section(bold.format("Examples")):
         page.write("".join(f"  {line}\n" for line in command.epilog.split("\n")))
-    for title, rows in _sections(context, everything=everything):
+    options = [each for each in command.params if isinstance(each, TyperOption) and not each.hidden]
+    options = [option for option in options if option not in _HELP_OPTIONS]
+    is_short = not everything and len(options) > SHORT_LIST
+    common = getattr(command.callback, "common_options", ()) if is_short else {option.name for option in options}
+    commands = getattr(command, "commands", {})
+    rows = {"Commands": [(name, each.help or "") for name, each in commands.items()], "Arguments": []}
+    for each in command.params:
+        if isinstance(each, TyperArgument):
+            rows["Arguments"].append((each.make_metavar(ctx=context), each.help or ""))
+        elif each in options and each.name in common:
+            panel = (everything and each.rich_help_panel) or "Options"
+            rows.setdefault(panel, []).append(_row(each, context))
+    for title in filter(rows.get, rows):
         with page.section(bold.format(title)):
-            page.write_dl(rows, col_max=_NAME_WIDTH)
-    n_options = len(_options(command))
-    if isinstance(command, typer.core.TyperGroup):
+            page.write_dl(rows[title], col_max=_NAME_WIDTH)
+    if commands:
         page.write(f"\n{context.command_path} COMMAND --help shows the examples and options of a command.\n")
-    elif not everything and n_options > SHORT_LIST:
-        page.write(f"\n{context.command_path} --help-all lists all {n_options} options.\n")
+    elif is_short:
+        page.write(f"\n{context.command_path} --help-all lists all {len(options)} options.\n")
     return str(page.getvalue())
 
 
-def _sections(context: Any, *, everything: bool) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The sections of a help text: titles, and rows of names and what they do."""
-    command = context.command
-    if isinstance(command, typer.core.TyperGroup):
-        yield "Commands", [(name, stub.help or "") for name, stub in command.commands.items()]
-    arguments = [parameter for parameter in command.params if isinstance(parameter, typer.core.TyperArgument)]
-    if arguments:
-        yield "Arguments", [(argument.make_metavar(ctx=context), argument.help or "") for argument in arguments]
-    options = _options(command)
-    if not everything and len(options) > SHORT_LIST:
-        options = [option for option in options if option.name in getattr(command.callback, "common_options", ())]
-    panels = [(everything and option.rich_help_panel) or "Options" for option in options]
-    for title in dict.fromkeys(panels):
-        yield title, [_row(option, context) for option, panel in zip(options, panels, strict=True) if panel == title]
-
-
-def _options(command: Any) -> list[typer.core.TyperOption]:
-    """The options but those of help."""
-    options = [p for p in command.params if isinstance(p, typer.core.TyperOption)]
-    return [option for option in options if not option.hidden and option not in _HELP_OPTIONS]
-
-
-def _row(option: typer.core.TyperOption, context: Any) -> tuple[str, str]:
+def _row(option: TyperOption, context: Any) -> tuple[str, str]:
     """The short and the first long name of an option with its metavar, and its help."""
     names = ", ".join([name for name in option.opts if len(name) == 2] + option.opts[:1])
     if option.secondary_opts:

@@ -33,11 +33,9 @@ _ROWS, _KEYS = "Print the matrix rows of queries A to B−1.", "Print the matrix
 def _span(word: str | None, count: int, name: str) -> range:
     """Positions from `100:140`, `:40` or `100:`, without the end; all `count` positions for None. Raises `UsageError`."""
     match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
-    if match is None:
-        raise UsageError(f"{name} {str(word)[:40]!r} is not A:B such as 100:140, from A to B−1")
-    positions = range(int(match[1] or 0), int(match[2] or count))
+    positions = range(int(match[1] or 0), int(match[2] or count)) if match else range(0)
     if not positions or positions.stop > count:
-        raise UsageError(f"{name} {str(word)[:40]!r} is empty or not within 0:{count}")
+        raise UsageError(f"{name} {str(word)[:40]!r} is not A:B within 0:{count}, such as 100:140, from A to B−1")
     return positions
 
 
@@ -63,10 +61,7 @@ class Cells:
             rows, keys = _span(self.rows, q_len, "--rows"), _span(self.keys, k_len, "--keys")
             block = Corner(rows.start, len(rows), keys.start, len(keys))
         if is_shifted and (queries or block):
-            raise UsageError(
-                "--query, --rows and --keys need texts of one length where padding is on the left",
-                hint="with --padding right all texts begin in the same column",
-            )
+            raise UsageError("--query, --rows and --keys need texts of one length, or --padding right")
         return Kept(queries, self.top if queries else 0, block, z)
 
 

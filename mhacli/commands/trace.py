@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -74,10 +73,7 @@ def _target(given: Mapping[str, Any]) -> str | None:
     if not _names_code(typed[0], has_arguments=has_arguments):
         return None
     if len(typed) > 1:
-        raise UsageError(
-            f"{typed[0]} names code to trace, which takes no text, but {typed[1][:80]!r} follows",
-            hint=f"if {shlex.quote(typed[0])} is a text, put -- before the texts",
-        )
+        raise UsageError(f"{typed[0]} names code to trace, which takes no text", hint="-- stands before texts")
     return str(typed[0])
 
 
