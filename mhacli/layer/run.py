@@ -51,11 +51,10 @@ def inspect(
     return inspect_layer(Run(encoded=text, config=config))
 
 
+@torch.no_grad()
 def inspect_layer(request: Run) -> Record:
     """The record for a resolved request, as by `inspect`."""
-    setup = prepare(request)
-    with torch.no_grad():
-        return record_run(setup, request)[0]
+    return record_run(prepare(request), request)[0]
 
 
 def prepare(request: Run) -> Setup:

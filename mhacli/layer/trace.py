@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -79,12 +80,12 @@ def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tu
     (b, h, query, key), (i, j), config = place, at, setup.config
     scale, softcap, kv_head = config.scale or 0.0, config.softcap, h // config.heads_per_kv_head
 
-    def product(q: Tensor, k: Tensor) -> float:
+    def scaled_product(q: Tensor, k: Tensor) -> float:
         return scale * float(q[b, h, i].double() @ k[b, kv_head, j].double())
 
-    scaled = unrotated = product(tensors["q"], tensors["k"])
+    scaled = unrotated = scaled_product(tensors["q"], tensors["k"])
     if config.positions in ROPE:
-        scaled, places = product(tensors["q_rot"], tensors["k_rot"]), setup.axes.queries[b].places
+        scaled, places = scaled_product(tensors["q_rot"], tensors["k_rot"]), setup.axes.queries[b].places
         yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
         name = f"change by the rotation, distance {abs(places[query] - places[key])}"
         yield ScorePart(name, "position", finite(scaled - unrotated))
@@ -110,26 +111,20 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
-    layer, (b, h, *_) = setup.layer.attention, place
-    projected = []
+    layer, (b, h, *_), sides = setup.layer.attention, place, []
     for tokens, projection, head, index in (
         (setup.queries, layer.q_proj, h, at[0]),
         (setup.context or setup.queries, layer.k_proj, h // setup.config.heads_per_kv_head, at[1]),
     ):
         rows, added = setup.content(tokens), setup.added(tokens.places)
-        position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
+        assert added is not None, "positions are added to the rows"
         columns = slice(head * layer.d_head, (head + 1) * layer.d_head)
         weight, bias = (None if p is None else p[columns].cpu().double() for p in (projection.weight, projection.bias))
-        content, place_part = (linear(part[b, index].cpu().double(), weight) for part in (rows, position))
-        projected.append((content if bias is None else content + bias, place_part))
-    (q_content, q_position), (k_content, k_position) = projected
-    for name, kind, query_part, key_part in (
-        ("content of the query · content of the key", "content", q_content, k_content),
-        ("content of the query · position of the key", "both", q_content, k_position),
-        ("position of the query · content of the key", "both", q_position, k_content),
-        ("position of the query · position of the key", "position", q_position, k_position),
-    ):
-        yield ScorePart(name, kind, finite(scale * float(query_part @ key_part)))  # type: ignore[arg-type]
+        content, position = (part[b, index].cpu().double() for part in (rows, added.expand(rows.shape)))
+        sides.append({"content": linear(content, weight, bias), "position": linear(position, weight)})
+    for (of_query, query), (of_key, key) in product(*(side.items() for side in sides)):
+        name, kind = f"{of_query} of the query · {of_key} of the key", of_query if of_query == of_key else "both"
+        yield ScorePart(name, kind, finite(scale * float(query @ key)))  # type: ignore[arg-type]
 
 
 def _numbers(tensor: Tensor) -> tuple[float | None, ...]:
