@@ -62,9 +62,8 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
     config = _config_from_shapes(file, given) if saved is None else saved.config
     for name in sorted(_SHAPE_CHOICES & given.keys()):
         if given[name] != getattr(config, name):
-            choice = as_option(name, given[name])
-            message = f"{choice} contradicts {path}, which has {name} {getattr(config, name)}"
-            raise UsageError(message, hint=f"leave out {choice}")
+            has = f"has {name} {getattr(config, name)}"
+            raise UsageError(f"leave out {as_option(name, given[name])}, which contradicts {path}: it {has}")
     config = replace(config, **given).resolved()
     found = {name: info.shape for name, info in file.tensors.items()}
     expected = expected_shapes(config, found[EMBEDDING][0] if found.get(EMBEDDING) else 0)
@@ -100,8 +99,7 @@ def saved_metadata(path: str, metadata: Any) -> Metadata | None:
         return None
     kind = metadata.get("format", metadata.get("schema")) if isinstance(metadata, dict) else None
     if kind != FORMAT:
-        message = f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}"
-        raise bad_file(path, message, hint="mha show draws a record" if kind == "mha.record/1" else None)
+        raise bad_file(path, f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}")
     return decode(Metadata, with_earlier_config(metadata), path)
 
 
@@ -115,8 +113,7 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
         raise bad_file(file.path, message, hint="--model takes a whole checkpoint, --weights the tensors of one layer")
     (_, d_input), (q_width, _), (k_width, _), (v_width, _) = (shapes[name] for name in needed)
     if "n_heads" not in given:
-        message = f"{file.path} does not give the number of heads that its {q_width} query rows make"
-        raise UsageError(message, hint="add --heads N")
+        raise UsageError(f"add --heads N, which {file.path} does not give: it has {q_width} query rows")
     d_head = given.get("d_head", max(1, q_width // max(1, given["n_heads"])))
     n_kv_heads = given.get("n_kv_heads", max(1, k_width // d_head))
     positions, w_o = shapes.get(POSITION_EMBEDDING), shapes.get("o_proj.weight")

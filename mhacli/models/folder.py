@@ -50,8 +50,7 @@ def read_checkpoint(path: str) -> Checkpoint:
     try:
         names = sorted(os.listdir(path))
     except NotADirectoryError:
-        hint = f"try --model {os.path.dirname(path) or '.'}" if path.endswith(".safetensors") else None
-        raise bad_file(path, f"{path} is a file: --model takes the folder with its {CONFIG}", hint=hint) from None
+        raise bad_file(path, f"{path} is a file: --model takes the folder with its {CONFIG}") from None
     except (OSError, ValueError) as fault:
         hint = "a checkpoint is a folder; the id of one on a hub looks like org/name"
         message = f"{path}: {getattr(fault, 'strerror', None) or fault}"
@@ -62,8 +61,7 @@ def read_checkpoint(path: str) -> Checkpoint:
         raise bad_file(path, f"{path} is an adapter of PEFT for the base model {base!r:.200}, not a model", hint=hint)
     if CONFIG not in names:
         hint = (
-            f"a checkpoint is a folder with {CONFIG} and .safetensors files, as save_pretrained of transformers writes it; "
-            "GGUF files of llama.cpp cannot be read"
+            f"a checkpoint has {CONFIG} and .safetensors files, as save_pretrained writes it; mha reads no GGUF files"
         )
         raise bad_file(path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint=hint)
     return _of_files(path, path, _weight_files(path, names))
@@ -103,8 +101,7 @@ def _real(folder: str, name: str) -> str | None:
     real, (above, _) = os.path.realpath(path), os.path.split(home)
     blobs = os.path.join(os.path.dirname(above), "blobs") if os.path.basename(above) == "snapshots" else home
     if os.path.dirname(real) not in (home, blobs):
-        hint = "links may lead to the blobs of the same Hugging Face cache only"
-        raise bad_file(path, f"{path} leads out of its folder, to {real}", hint=hint)
+        raise bad_file(path, f"{path} leads out of its folder or its Hugging Face cache, to {real}")
     return real
 
 
@@ -128,10 +125,8 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
         shards = sorted(set(decode(dict[str, str], _json(folder, INDEX).get("weight_map"), index).values()))
         missing = [name for name in shards if name not in stored]  # a name that leads out of the folder is in none
         if missing:
-            message = (
-                f"{folder} lacks {len(missing)} of the {len(shards)} shards that {INDEX} names: {_listed(missing)}"
-            )
-            raise bad_file(folder, message, hint="the download may be incomplete")
+            lacked = f"{len(missing)} of the {len(shards)} shards that {INDEX} names: {_listed(missing)}"
+            raise bad_file(folder, f"{folder} lacks {lacked}", hint="the download may be incomplete")
         stored = shards
     pickles = [name for name in names if name.lower().endswith(PICKLE_ENDINGS)]
     if pickles and not stored:

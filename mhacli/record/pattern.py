@@ -136,10 +136,8 @@ def stacked(patterns: Sequence[Pattern]) -> Pattern:
     for other in patterns:
         if other.values.shape != first.values.shape or other.heads != first.heads:
             shapes = f"{first.values.shape} and {other.values.shape}"
-            raise UsageError(
-                f"layers {first.layers[0]} and {other.layers[0]} do not fit into one array: {shapes}",
-                hint="choose one with layer=, or one kind of attention with kind=",
-            )
+            both = f"layers {first.layers[0]} and {other.layers[0]}"
+            raise UsageError(f"{both} do not fit into one array: {shapes}", hint="choose with layer= or kind=")
     values, allowed = (np.stack([getattr(pattern, name) for pattern in patterns]) for name in ("values", "allowed"))
     layers = tuple(pattern.layers[0] for pattern in patterns)
     return Pattern(values, allowed, ("layer", *first.dims), layers, first.heads, first.batch, first.queries, first.keys)

@@ -69,12 +69,9 @@ def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
     that of a record, or not what was written."""
     document = file.metadata if isinstance(file.metadata, dict) else {}
     if document.get("schema") != SCHEMA:
-        found = document.get("schema") or document.get("format")
-        raise bad_file(
-            file.path,
-            f"{file.path} is not a record of schema {SCHEMA}: it has {repr(found) if found else 'no schema'}",
-            hint=None if found else "mha run TEXT --save FILE writes a record",
-        )
+        found = document.get("schema") or document.get("format") or "no schema"
+        hint = "mha run TEXT --save FILE writes a record"
+        raise bad_file(file.path, f"{file.path} is not a record of schema {SCHEMA}: it has {found}", hint=hint)
     written = {name: value for name, value in document.items() if name != "checksum"}
     if document.get("checksum") not in (None, json_checksum(written)):
         raise bad_file(file.path, f"{file.path}: its JSON {_CHANGED}")

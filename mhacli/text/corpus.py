@@ -101,8 +101,15 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
     """
     files = dict.fromkeys(file for source in sources for file in _matched(source))
     for file in files:
-        _require_known(file, form)
-        if not is_pipe(file):
+        kind, has_one_pass = form.kind(file), is_pipe(file)
+        if os.path.isdir(file):
+            message = f"{file} is a directory: {shlex.quote(os.path.join(file, '*'))} takes its files"
+            raise MhaError(message, code="unreadable", path=file)
+        if kind in _HINTS:
+            raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file)
+        if has_one_pass and kind in ("parquet", "csv"):
+            raise UsageError(f"{describe(file)} is a pipe: a table must be a regular file", path=file)
+        if not has_one_pass:
             with opened(file):
                 next(_raw_texts(file, form), None)
     return islice((document for file in files for document in _documents_of(file, form)), form.max_docs)
@@ -129,18 +136,6 @@ def _matched(source: str) -> list[str]:
 def is_pipe(source: str) -> bool:
     """Whether a source can be read only once."""
     return source == "-" or (os.path.exists(source) and stat.S_ISFIFO(os.stat(source).st_mode))
-
-
-def _require_known(file: str, form: CorpusFormat) -> None:
-    """Raises `MhaError` for a directory, a file of a kind that is not read, and a table in a pipe."""
-    kind = form.kind(file)
-    if os.path.isdir(file):
-        hint = f"{shlex.quote(os.path.join(file, '*'))} takes its files"
-        raise MhaError(f"{file} is a directory, not a file", hint=hint, code="unreadable", path=file)
-    if kind in _HINTS:
-        raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file)
-    if kind in ("parquet", "csv") and is_pipe(file):
-        raise UsageError(f"{describe(file)} is a pipe: a table must be a regular file", path=file)
 
 
 def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes | None]]:
@@ -192,24 +187,21 @@ def _whole(file: str, kind: str, fault_type: type[Exception] = OSError) -> Itera
 
 def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
     """The text in the field of a JSON line. Where an object has no field `a.b`, it is the field b of the object a."""
-    field = rest = form.field or DEFAULT_FIELD
+    field = form.field or DEFAULT_FIELD
     try:
         entry = json.loads(form.text(raw))
     except (ValueError, RecursionError):
         raise MhaError("not JSON") from None
     if not isinstance(entry, dict):
         raise MhaError("not a JSON object")
-    while isinstance(entry, dict) and rest not in entry and "." in rest:
-        name, _, rest = rest.partition(".")
-        entry = entry.get(name)
-    value = entry.get(rest) if isinstance(entry, dict) else None
-    if not isinstance(value, str):
+    for name in [field] if field in entry else field.split("."):
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    if not isinstance(entry, str):
         raise MhaError(f"without text in the field {field!r}")
     try:
-        return form.text(value.encode())
-    except UnicodeEncodeError as fault:
-        half = f"\\u{ord(value[fault.start]):04x}"
-        raise MhaError(f"not text: it has half a surrogate pair, {half}") from None
+        return form.text(entry.encode())
+    except UnicodeEncodeError:
+        raise MhaError("not text: it has half a surrogate pair") from None
 
 
 def _rows(file: str, column: str) -> Iterator[bytes | None]:

@@ -60,10 +60,7 @@ def encode(
     """
     if config.random is not None:
         if texts or context:
-            raise UsageError(
-                "--random takes random vectors in place of text, but a text or context is given",
-                hint="leave out --random or the text",
-            )
+            raise UsageError("--random takes random vectors in place of text: leave out --random or the text")
         batch, length = config.random  # the vectors are drawn later, where tensors are made
         sequences = [places(length)] * batch
         _require_positions(sequences, config, f"--random {batch},{config.max_positions}")
@@ -72,9 +69,7 @@ def encode(
     tokenizer = make_tokenizer(config, max_token_len)
     own = tokenizer.vocabulary
     if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
-        raise UsageError(
-            f"--vocab contradicts {config.tokenizer}, which has its own vocabulary", hint="leave out --vocab"
-        )
+        raise UsageError(f"leave out --vocab, which contradicts {config.tokenizer} with its own vocabulary")
     notes: list[str] = []
     cut = []
     for kind, given in (("text", texts), ("context", context)):
@@ -89,10 +84,7 @@ def encode(
     for i, sides in enumerate(zip(sequences, keys, strict=False)):
         n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
         if n_queries != n_keys:
-            raise UsageError(
-                f"text {i} has {n_queries} documents, but its context has {n_keys}",
-                hint="document n of the text attends to document n of the context",
-            )
+            raise UsageError(f"text {i} has {n_queries} documents, but its context, which needs as many, has {n_keys}")
     known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
     if own is None and not all(known):
         notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
@@ -110,21 +102,17 @@ def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config)
     if not texts:
         raise UsageError("no text is given", hint='try "the cat sat on the mat"')
     if config.needs_order and context:
-        raise UsageError(
-            f"--{config.needs_order} does not work with --context: a context has no order relative to the text",
-            hint=f"leave out --{config.needs_order} or --context",
-        )
+        order = "a context has no order relative to the text"
+        raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
 
 
 def _require_positions(sequences: Sequence[TokenSequence], config: Config, shorter: str) -> None:
     """Raises `MhaError` for more tokens than learned positions; the options `shorter` would fit."""
     longest = max(max(sequence.places) + 1 for sequence in sequences)
     if config.positions == "learned" and longest > config.max_positions:
-        raise MhaError(
-            f"{longest} tokens are more than the {config.max_positions} learned positions",
-            hint=f"{shorter} fits; without --weights --max-positions {longest} makes room for all",
-            code="too-large",
-        )
+        hint = f"{shorter} fits; without --weights --max-positions {longest} makes room for all"
+        message = f"{longest} tokens are more than the {config.max_positions} learned positions"
+        raise MhaError(message, hint=hint, code="too-large")
 
 
 def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
@@ -152,11 +140,8 @@ def _tokens_of(
         notes.append(f"{name} is one document: the separator {config.documents!r} is not in it")
     if len(numbered) > limit:
         if max_tokens is None:
-            raise MhaError(
-                f"{name} has more than {limit} tokens",
-                hint=f"--max-tokens {limit} takes the first {limit}; a larger number raises the limit",
-                code="too-large",
-            )
+            hint = f"--max-tokens {limit} takes the first {limit}; a larger number raises the limit"
+            raise MhaError(f"{name} has more than {limit} tokens", hint=hint, code="too-large")
         notes.append(f"only the first {limit:,} tokens of {name} are used (--max-tokens)")
     documents, tokens = zip(*numbered[:limit], strict=True)
     words, offsets, ids = zip(*tokens, strict=True)

@@ -106,11 +106,8 @@ def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[st
             start = text.find(content, end + mark - at) if mark >= 0 else -1
             at = mark + len(_mark(i))
         if start < 0:
-            raise MhaError(
-                f"messages[{i}] ({role}) is missing from the text that the chat template makes: {content[:60]!r}",
-                hint="the template changes or leaves out this message; --span NAME=START:END marks it by characters",
-                code="no-turn",
-            )
+            missing = f"messages[{i}] ({role}) is missing from the text that the chat template makes: {content[:60]!r}"
+            raise MhaError(missing, hint="--span NAME=START:END marks a message by characters", code="no-turn")
         end = start + len(content)
         seen[role] += 1
         for name in [role] if totals[role] == 1 else [role, f"{role}{seen[role]}"]:
@@ -131,11 +128,9 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
     spans: dict[str, Ranges] = {}
     for name, value in _named(words).items():
         if value is None and name not in chat:
-            known = (
-                f"a role or turn of the chat: {', '.join([*chat][:20])}" if chat else "a role of a chat, without --chat"
-            )
+            known = ", ".join([*chat][:20]) or "none without --chat"
             hint = f"--span {name[:60]}=0:10 and --span {name[:60]}=/REGEX/ are spans of any text"
-            raise UsageError(f"--span {name[:60]} is not {known}", hint=hint)
+            raise UsageError(f"--span {name[:60]} is not a role or turn of the chat: {known}", hint=hint)
         if value is None:
             spans[name] = chat[name]
         elif _is_expression(value):
@@ -144,10 +139,8 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
             match = _RANGE.fullmatch(value)
             start, end = (int(match[1] or 0), int(match[2] or len(text))) if match else (0, 0)
             if not start < end <= len(text):
-                raise UsageError(
-                    f"--span {name}={value[:60]} is neither START:END within the characters 0:{len(text)} nor /REGEX/",
-                    hint="START and END count the characters of the text from 0; END is excluded and above START",
-                )
+                known = f"START:END within the characters 0:{len(text)}, with END above START, nor /REGEX/"
+                raise UsageError(f"--span {name}={value[:60]} is neither {known}")
             spans[name] = ((start, end),)
         if not spans[name]:
             shown = name if value is None else f"{name}={value}"
@@ -160,8 +153,7 @@ def require_expressions(words: Sequence[str]) -> None:
     text."""
     for name, value in _named(words).items():
         if value is None or not _is_expression(value):
-            message = f"--span {name}: a corpus has spans by regular expressions only"
-            raise UsageError(message, hint=f"try --span {name}=/REGEX/")
+            raise UsageError(f"--span {name}: a corpus has spans by regular expressions only, {name}=/REGEX/")
         _compiled(name, value)
 
 
@@ -204,11 +196,8 @@ def _matches(name: str, value: str, text: str, ends: float) -> Ranges:
         found = _compiled(name, value).finditer(text, timeout=max(1e-3, ends - process_time()))
         return tuple(match.span() for match in found if match.end() > match.start())
     except TimeoutError:
-        raise MhaError(
-            f"--span {name}={value} takes longer than {LIMIT_S:g} seconds to search",
-            hint="nested repetitions such as (a+)+ can take forever; NAME=START:END needs no search",
-            code="too-slow",
-        ) from None
+        message = f"--span {name}={value} takes longer than {LIMIT_S:g} seconds to search"
+        raise MhaError(message, hint="nested repetitions such as (a+)+ can take forever", code="too-slow") from None
 
 
 def tokens_of(ranges: Ranges, sequence: TokenSequence) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from mhacli.errors import MhaError, UsageError, bad_file, missing_library
+from mhacli.errors import UsageError, bad_file, missing_library
 from mhacli.io.files import read_whole
 from mhacli.io.libraries import guarded
 from mhacli.text.tokenizers import BUILT_IN, Token, is_inner_mark
@@ -53,9 +53,7 @@ class LibraryTokenizer:
         by_id = {i: name for name, i in self.library.get_vocab(with_added_tokens=True).items()}
         size = max(by_id, default=-1) + 1
         if not 0 < size <= MAX_ENTRIES:
-            raise _refused(
-                self.path, f"has a vocabulary with ids up to {size - 1}: at least 0, at most {MAX_ENTRIES - 1}"
-            )
+            raise bad_file(self.path, f"{self.path} has ids up to {size - 1}: at least 0, at most {MAX_ENTRIES - 1}")
         return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
 
     def _token(self, token_id: int) -> tuple[Piece, str | None]:
@@ -84,9 +82,8 @@ class LibraryTokenizer:
         """The count of each name, taken line by line, without the special tokens that the tokenizer adds."""
         counts: Counter[str] = Counter()
         for lines in _whole_lines(pieces):
-            for line in guarded(
-                "the tokenizer", self.path, partial(self.library.encode_batch, lines, add_special_tokens=False)
-            ):
+            encode = partial(self.library.encode_batch, lines, add_special_tokens=False)
+            for line in guarded("the tokenizer", self.path, encode):
                 counts.update(line.tokens)
         return counts
 
@@ -98,16 +95,13 @@ class LibraryTokenizer:
         self, text: str, limit: int | None, *, special: bool = True, pair: str | None = None
     ) -> tuple[TokenSequence, int]:
         """The first `limit` tokens of a text (None: all), or of it and its `pair`, and the number of further tokens."""
-        encoding = guarded(
-            "the tokenizer", self.path, lambda: self.library.encode(text, pair, add_special_tokens=special)
-        )
+        encode = partial(self.library.encode, text, pair, add_special_tokens=special)
+        encoding = guarded("the tokenizer", self.path, encode)
         ids, names = encoding.ids, encoding.tokens
         if len(ids) != len(names) or any(self.library.id_to_token(i) is None for i in set(ids)):
-            raise _refused(
-                self.path,
-                f"gives {len(ids)} ids and {len(names)} tokens for one text, {[*zip(names, ids, strict=False)]!r:.80}: its "
-                "post_processor must give every special token an id of the vocabulary",
-            )
+            given = f"{len(ids)} ids and {len(names)} tokens for a text, {[*zip(names, ids, strict=False)]!r:.80}"
+            rule = "its post_processor must give every special token an id of the vocabulary"
+            raise bad_file(self.path, f"{self.path} gives {given}: {rule}")
         n = None if limit is None else limit + 3  # with all parts of the last character, which has at most four
         pieces, labels = [self.token(i)[0] for i in ids[:n]], [self.token(i)[1] for i in ids[:n]]
         begins = [len(text) + 1 if number == 1 else 0 for number in encoding.sequence_ids]
@@ -136,10 +130,6 @@ class LibraryTokenizer:
         offsets = [(character_of[a], character_of[b - 1] + 1) if a < b else (0, 0) for a, b in pairwise(ends)]
         text = re.sub(r"[\udc80-\udcff]", "\ufffd", characters)
         return _described(TokenSequence(text, (), tuple(ids), tuple(offsets)), pieces, labels, [])
-
-
-def _refused(path: str, fault: str) -> MhaError:
-    return bad_file(path, f"{path} {fault}")
 
 
 def _described(
@@ -185,9 +175,8 @@ def file_tokenizer(path: str) -> LibraryTokenizer:
     """The tokenizer of a `tokenizer.json`. Raises `MhaError` if the file or the library is missing, or the file is not a
     tokenizer."""
     if not os.path.exists(path) and os.path.basename(path) == path and "." not in path:
-        raise UsageError(
-            f"--tokenizer {shlex.quote(path)} is not one of {', '.join(BUILT_IN)} or the path of a tokenizer.json"
-        )
+        known = f"one of {', '.join(BUILT_IN)} or the path of a tokenizer.json"
+        raise UsageError(f"--tokenizer {shlex.quote(path)} is not {known}")
     data = read_whole(path, MAX_FILE_BYTES)
     try:
         import tokenizers

@@ -74,10 +74,8 @@ class BuiltInTokenizer:
             for chunk in re.finditer(r"\S+", text):
                 require_token_len(chunk.end() - chunk.start(), self.max_token_len)
                 for word, start, end in self._words(chunk.group()):
-                    cased = (
-                        word if self.config.keep_case else word.lower()
-                    )  # the lower case of a sigma depends on its word
-                    yield cased, (chunk.start() + start, chunk.start() + end), None
+                    name = word if self.config.keep_case else word.lower()
+                    yield name, (chunk.start() + start, chunk.start() + end), None
             return
         for i, character in enumerate(text):
             is_itself = self.config.tokenizer == "char" or character.isascii()
@@ -121,8 +119,5 @@ def _chunks(pieces: Iterable[str], max_len: int | None) -> Counter[str]:
 def require_token_len(length: int, limit: int | None) -> None:
     """Raises `MhaError` for a word longer than `limit`."""
     if limit is not None and length > limit:
-        raise MhaError(
-            f"a word has {length} characters or more, above the limit of {limit}",
-            hint=f"--max-token-len {10 * limit} raises the limit; --tokenizer char needs no spaces",
-            code="too-large",
-        )
+        hint = f"--max-token-len {10 * limit} raises the limit; --tokenizer char needs no spaces"
+        raise MhaError(f"a word has {length} or more characters, the limit is {limit}", hint=hint, code="too-large")

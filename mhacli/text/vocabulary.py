@@ -59,11 +59,8 @@ class Vocabulary:
         unknown = self.id_of.get(UNKNOWN, -1)
         missing = next((token for token in tokens if token not in self.id_of), None)
         if missing is not None and unknown < 0:
-            raise MhaError(
-                f"{missing!r} is not among the {len(self.tokens)} tokens of {source}",
-                hint="with --vocab FILE words that the vocabulary lacks become <unk>",
-                code="unknown-token",
-            )
+            message = f"{missing!r} is not among the {len(self.tokens)} tokens of {source}, which has no <unk>"
+            raise MhaError(message, code="unknown-token")
         return tuple(self.id_of.get(token, unknown) for token in tokens)
 
 
