@@ -146,7 +146,8 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
 
     The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its rounding.
     """
-    weights, out, of_layer = tensors["shares"], tensors["out"], setup.layer.tensors()
+    weights, out = tensors["shares"], tensors["out"]
+    of_layer = setup.layer.tensors()
     given = (of_layer.get(f"o_proj.{part}") for part in ("weight", "bias"))
     w, b = (None if tensor is None else tensor.cpu().double() for tensor in given)
     v = per_query_head(tensors["v"], setup.config.n_heads).double()

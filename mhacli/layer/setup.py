@@ -65,13 +65,14 @@ class Setup:
                     f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
                     hint="--vocab FILE names the vocabulary that the weights were made with",
                 )
-        self.config, self.facts, self.layer = replace(config, device=str(device)), facts, layer.to(device)
-        self.device, axes = device, make_axes(encoded, facts, device)
-        self.axes = axes
+        self.config, self.facts, self.device = replace(config, device=str(device)), facts, device
+        self.layer = layer.to(device)
+        self.axes = axes = make_axes(encoded, facts, device)
         self.queries = _tokens(axes.queries, axes.on_queries, facts)
         self.context = None if axes.is_self else _tokens(axes.keys, axes.on_keys, facts)
         self.random = None if config.random is None else _random_rows(config, device)
-        self.allowed, self.bias = make_mask(axes, facts), None
+        self.allowed = make_mask(axes, facts)
+        self.bias = None
         if config.score_bias is not None:
             self.bias = _bias(config.score_bias, facts, device, request.allow_nonfinite)
 

@@ -85,7 +85,8 @@ def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tu
 
     scaled = unrotated = scaled_product(tensors["q"], tensors["k"])
     if config.positions in ROPE:
-        scaled, places = scaled_product(tensors["q_rot"], tensors["k_rot"]), setup.axes.queries[b].places
+        scaled = scaled_product(tensors["q_rot"], tensors["k_rot"])
+        places = setup.axes.queries[b].places
         yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
         name = f"change by the rotation, distance {abs(places[query] - places[key])}"
         yield ScorePart(name, "position", finite(scaled - unrotated))
@@ -97,8 +98,8 @@ def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tu
         capped = softcap * math.tanh(scaled / softcap)
         yield ScorePart("what the softcap changes", "softcap", finite(capped - scaled))
     if "alibi" in tensors:
-        slope, costs = alibi_slopes(config.n_heads)[h], tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)
-        value = costs[b, h, i, j].item()
+        slope = alibi_slopes(config.n_heads)[h]
+        value = tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)[b, h, i, j].item()
         name = f"−slope {slope:.4g} · distance {round(-value / slope)}"
         yield ScorePart(name, "position", finite(value), added=True)
     if "bias" in tensors:
@@ -111,7 +112,8 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
-    layer, (b, h, *_), sides = setup.layer.attention, place, []
+    layer, sides = setup.layer.attention, []
+    b, h, *_ = place
     for tokens, projection, head, index in (
         (setup.queries, layer.q_proj, h, at[0]),
         (setup.context or setup.queries, layer.k_proj, h // setup.config.heads_per_kv_head, at[1]),
@@ -123,7 +125,8 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
         content, position = (part[b, index].cpu().double() for part in (rows, added.expand(rows.shape)))
         sides.append({"content": linear(content, weight, bias), "position": linear(position, weight)})
     for (of_query, query), (of_key, key) in product(*(side.items() for side in sides)):
-        name, kind = f"{of_query} of the query · {of_key} of the key", of_query if of_query == of_key else "both"
+        name = f"{of_query} of the query · {of_key} of the key"
+        kind = of_query if of_query == of_key else "both"
         yield ScorePart(name, kind, finite(scale * float(query @ key)))  # type: ignore[arg-type]
 
 
