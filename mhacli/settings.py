@@ -289,17 +289,10 @@ class Config:
     def resolved(self) -> Config:
         """This config with all derived widths filled in. Raises `UsageError` with the broken rule."""
         require_ranges(self)
-        d_head = self.d_head if self.d_head is not None else _split_evenly(self.d_model, self.n_heads)
-        full = replace(
-            self,
-            d_head=d_head,
-            d_v=self.d_v if self.d_v is not None else d_head,
-            d_input=self.d_input if self.d_input is not None else self.d_model,
-            n_kv_heads=self.n_kv_heads if self.n_kv_heads is not None else self.n_heads,
-            scale=float(self.scale) if self.scale is not None else d_head**-0.5,
-            prefix=self.prefix or None,
-            sink=self.sink or None,
-        )
+        d_head = _split_evenly(self.d_model, self.n_heads) if self.d_head is None else self.d_head
+        derived = {"d_v": d_head, "d_input": self.d_model, "n_kv_heads": self.n_heads, "scale": d_head**-0.5}
+        missing: dict[str, Any] = {name: value for name, value in derived.items() if getattr(self, name) is None}
+        full = replace(self, d_head=d_head, prefix=self.prefix or None, sink=self.sink or None, **missing)
         _require_rules(full)
         return full
 

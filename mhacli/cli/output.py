@@ -238,21 +238,14 @@ def _print_notes(record: Record, notes: Sequence[str]) -> None:
 def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 if a check of the record failed. Errors in a user's attention are not errors of its
     trace, which has no checks."""
-    if record.module is not None:
-        return
-    checks = (
-        [] if record.survey is None else [(f"the check '{each.name}' fails", each) for each in record.survey.checks]
-    )
-    if record.effect is not None:
-        checks.append(("a second computation of the removals disagrees with the first", record.effect.verified))
+    from mhacli.render.base.format import check_text
+
+    checks = [] if record.survey is None else [*record.survey.checks]
+    checks += [] if record.effect is None else [record.effect.verified]
+    failed = [check for check in (*checks, record.self_check) if not check.ok]
+    if failed and record.module is None:
+        message = f"{failed[0].name or 'self-check'} {check_text(failed[0])}"
+        raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
     if record.model is not None and record.model.identical_outputs is False:
         message = "the model's outputs with inspection differ from those without"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-    also = "" if record.decoding is None else ", or is not that of a full recomputation"
-    checks.append((f"the output does not follow from the pattern shown{also}", record.self_check))
-    for message, check in checks:
-        if not check.ok:
-            reason = "it has numbers that are not finite"
-            if check.error is not None:
-                reason = f"a difference of {check.error:.3g} is above the tolerance of {check.tolerance:.3g}"
-            raise MhaError(f"{message}: {reason}", code="self-check", exit_code=EXIT_CHECK)

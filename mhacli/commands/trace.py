@@ -18,19 +18,7 @@ from mhacli.cli.source import are_literal, computed, make_run, record_command, r
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
-from mhacli.settings import (
-    ARG,
-    CALL_ARG,
-    MAX_LENGTH,
-    MAX_SECONDS,
-    TIME_LIMIT,
-    Computation,
-    Mode,
-    like,
-    numbers,
-    pairs,
-    setting,
-)
+from mhacli.settings import ARG, CALL_ARG, MAX_SECONDS, TIME_LIMIT, Computation, Mode, like, numbers, pairs, setting
 
 if TYPE_CHECKING:
     from mhacli.models.runs.run import CheckpointRun
@@ -58,7 +46,7 @@ class Walk:
     cell: tuple[int, int, int] | None = setting(
         None, _WALK, _CELL, parse=numbers(_PLACE, "0,5,1"), metavar=_PLACE, common=True, modes=_OURS
     )
-    sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=MAX_LENGTH, modes=_OURS)
+    sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=10**9, modes=_OURS)
     verbose: bool = like(ViewOptions, "verbose", _WALK, common=True)
     mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",), excludes=_OF_A_LAYER)
     step: bool = setting(False, _WALK, "Wait for a key after each step; q quits.")

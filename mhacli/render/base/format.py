@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.io.files import format_size
-from mhacli.record.checks import Check, SelfCheck, error_text
+from mhacli.record.checks import Check, error_text
 from mhacli.record.consistency import contradictions
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadsSummary, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, TensorSummary, Timing, WeightShape
@@ -402,7 +402,7 @@ def reducer_text(record: Record, surveys: Sequence[HeadsSummary]) -> str:
     return visible(f"; statistics by {' and '.join(dict.fromkeys(names))}" + (f" ({reasons})" if reasons else ""))
 
 
-def check_text(check: SelfCheck) -> str:
+def check_text(check: Check) -> str:
     """`ok: largest difference 1.2e-7, tolerance 4e-6`, or `FAILED: …`."""
     verdict = "ok" if check.ok else "FAILED"
     if check.error is None:
