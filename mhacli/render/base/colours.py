@@ -10,7 +10,7 @@ steps, none more than a fifth away from the mean. The look of the 16 colours dep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -160,6 +160,27 @@ def level_of(weight: float, largest: float) -> int:
 def glyph(level: int) -> str:
     """The character for a level on screens without colour."""
     return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
+
+
+# ------------------------------------------------------------------------------------------------ pages and pictures
+
+UNKNOWN: RGB = (214, 39, 40)
+"""The colour of NaN in pages and pictures: red, which is not in the ramp."""
+
+
+def hex_of(colour: Sequence[int]) -> str:
+    """A colour as an attribute of SVG or HTML.
+
+    >>> hex_of((68, 1, 84))
+    '#440154'
+    """
+    return "#" + "".join(f"{int(part):02x}" for part in colour)
+
+
+def ink_on(colour: Sequence[int]) -> str:
+    """Black or white, whichever is readable on a colour."""
+    red, green, blue = (int(part) for part in colour)
+    return "#ffffff" if is_dark((red, green, blue)) else "#000000"
 
 
 # ------------------------------------------------------------------------------------------------------------- changes

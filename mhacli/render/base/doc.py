@@ -127,7 +127,8 @@ class Grid:
     Shades reach from 0 to `top`, or for a change from −`top`. `places` are the numbers of columns where names do not fit (None:
     from 0 on). `marked` cells have a star, and `signs` stand in place of numbers, each with its style. Columns `beside` the
     cells are of the number of a row; those with a `drop` go first. With `has_all_rows` none is left out. `smaller` gives the
-    grid with at most so many rows and columns.
+    grid with at most so many rows and columns. `taken` are the numbers of cells that were taken out, NaN elsewhere, and
+    `about` gives the tooltip of a cell (None: its names and number; a cell without tooltip is not drawn).
     """
 
     title: str = ""
@@ -147,3 +148,5 @@ class Grid:
     beside: Sequence[Column[int]] = ()
     has_all_rows: bool = False
     smaller: Callable[[int, int], Grid] | None = None
+    taken: Array | None = None
+    about: Callable[[int, int], str] | None = None

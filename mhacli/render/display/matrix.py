@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER
-from mhacli.render.base.colours import NAN_SIGN, glyph, ramp_colour
+import numpy as np
+
+from mhacli.record.arrays import Array
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels, range_text
+from mhacli.render.base.colours import NAN_SIGN, UNKNOWN, glyph, hex_of, ink_on, ramp_colour
 from mhacli.render.base.format import fitted, weight_text
 from mhacli.render.base.options import Scale
-from mhacli.render.figures.scales import UNKNOWN, Shading, hex_of, ink_on, shading
 from mhacli.render.heads.head_map import HeadMap
 from mhacli.render.page.elements import Html, joined, tag, text
 
@@ -22,13 +24,15 @@ _NAME, _DECIMALS = 12, 3
 def matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
     """The cells of a pattern under a title, with the scale below. A row is a query, a column a key."""
     shown = cells.fitting(MOST_CELLS, MOST_CELLS)
-    shaded, has_numbers = shading([shown], scale), max(shown.weights.shape) <= _NUMBERS
+    top, has_numbers = shown.largest or 1.0, max(shown.weights.shape) <= _NUMBERS
+    shades = levels(shown.weights, scale, top)
     columns = range(shown.weights.shape[1])
     head = [tag("th", text("query ↓ key →"), class_="word"), *(_column(shown, j, upright=has_numbers) for j in columns)]
     names = (tag("th", text(fitted(shown.query_name(i), _NAME)), class_="word") for i in range(len(shown.weights)))
-    rows = (tag("tr", name, *_cells(shown, shaded, i, has_numbers=has_numbers)) for i, name in enumerate(names))
+    rows = (tag("tr", name, *_cells(shown, shades, i, has_numbers=has_numbers)) for i, name in enumerate(names))
     body = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows))
-    notes = [*_notes(shown), f"scale: {shaded.range}"]
+    is_exceeded = bool((np.nan_to_num(shown.weights) > 1.0001 * top).any())
+    notes = [*_notes(shown), f"scale: {scale}, {range_text(scale, top, is_exceeded=is_exceeded)}"]
     return joined(
         [
             tag("p", tag("b", text(title))),
@@ -43,9 +47,9 @@ def _column(shown: HeadMap, column: int, *, upright: bool) -> Html:
     return tag("th", name) if upright else tag("th", name, style="writing-mode:vertical-rl;padding:0;text-align:left")
 
 
-def _cells(shown: HeadMap, shaded: Shading, row: int, *, has_numbers: bool) -> Iterator[Html]:
+def _cells(shown: HeadMap, shades: Array, row: int, *, has_numbers: bool) -> Iterator[Html]:
     """The cells of a row. Cells without a number have a sign in their own colour, visible without colours."""
-    for column, level in enumerate(shaded.levels[0][row].astype(int).tolist()):
+    for column, level in enumerate(shades[row].astype(int).tolist()):
         if level == FORBIDDEN:
             yield tag("td", text("0" if has_numbers else ""), class_="dim")
             continue

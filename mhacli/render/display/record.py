@@ -12,7 +12,7 @@ from mhacli.record.heads import UNTYPED
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
 from mhacli.render.base.cells import FORBIDDEN
-from mhacli.render.base.colours import change_colour
+from mhacli.render.base.colours import change_colour, hex_of, ink_on
 from mhacli.render.base.format import configuration, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
@@ -23,7 +23,6 @@ from mhacli.render.checkpoint.view import grid, listed_heads
 from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, terminal_part
 from mhacli.render.display.matrix import matrix
 from mhacli.render.display.terminal import record_views
-from mhacli.render.figures.scales import hex_of, ink_on
 from mhacli.render.heads.drawable import SHORT, DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.render.heads.table import heads_table

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from html import escape
 from importlib.util import find_spec
+
+from rich.cells import cell_len
 
 from mhacli.errors import MhaError, missing_library
 from mhacli.record.record import Record
+from mhacli.render.base.format import RECORD_BY, provenance
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.figures.effects import effects_figure
-from mhacli.render.figures.grid import grid_figure
-from mhacli.render.figures.head import head_figure
-from mhacli.render.figures.head_picture import metadata
+from mhacli.render.figures.heads import heads_figure
 from mhacli.render.figures.svg import (
     INK,
     MONO,
     PAPER,
+    SOFT,
+    Piece,
     Sheet,
-    characters,
     element,
+    paragraph,
     placed,
     rectangle,
+    stacked,
     value_text,
     written,
 )
 from mhacli.render.figures.trace import trace_figure
 from mhacli.render.heads.drawable import drawable_heads
 
-_MARGIN = 18.0
+_MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
+_TITLE, _TITLE_EM, _ABOUT = 16.0, 0.68, 11.0
+"""The sizes of the title and of the lines below it, and an upper bound of the width of bold characters in ems."""
+_DRAWING = ("heads", "sequences", "layers", "rows", "words", "map_scale", "hide_sinks", "precision")
+"""The options of a picture."""
 
 
 def figure(record: Record, options: ViewOptions) -> str:
@@ -37,8 +49,22 @@ def figure(record: Record, options: ViewOptions) -> str:
     """
     kind = options.figure or _usual(record, options)
     if kind == "effects":
-        return _document(effects_figure(record), record)
-    return _document({"head": head_figure, "grid": grid_figure, "walk": trace_figure}[kind](record, options), record)
+        sheet = effects_figure(record)
+    elif kind == "walk":
+        sheet = trace_figure(record)
+    else:
+        sheet = heads_figure(record, options, kind)
+    changed = (field.name for field in fields(options) if getattr(options, field.name) != field.default)
+    drawn_as = [f"figure {kind}", *(f"{name} {getattr(options, name)}" for name in changed if name in _DRAWING)]
+    said = [*filter(None, (sheet.scale, *sheet.caption))]
+    metadata = {
+        "drawn": [*sheet.drawn],
+        "drawn as": " · ".join(drawn_as),
+        "said": said,
+        "command": [*record.command],
+        **{word: line for word, line in provenance(record) if word != RECORD_BY},
+    }
+    return _document(sheet, ". ".join(said or sheet.about), metadata)
 
 
 def _usual(record: Record, options: ViewOptions) -> Figure:
@@ -51,23 +77,28 @@ def _usual(record: Record, options: ViewOptions) -> Figure:
     return "head" if len(drawable_heads(record, options)) == 1 else "grid"
 
 
-def _document(sheet: Sheet, record: Record) -> str:
-    width, height = sheet.body.width + 2 * _MARGIN, sheet.body.height + 2 * _MARGIN
-    size = value_text(width), value_text(height)
-    content = [
-        element("title", characters(sheet.title), id="title"),
-        element("desc", characters(". ".join(sheet.sentences)), id="desc"),
-        element("metadata", characters(metadata(record, sheet))),
-        rectangle(0, 0, width, height, PAPER),
-        placed(sheet.body, _MARGIN, _MARGIN),
-    ]
+def _document(sheet: Sheet, description: str, metadata: Mapping[str, object]) -> str:
+    title = written(
+        0, _TITLE, sheet.title, _TITLE, font_weight="bold", font_family="'DejaVu Sans', Helvetica, Arial, sans-serif"
+    )
+    title_width = cell_len(sheet.title) * _TITLE_EM * _TITLE
+    width = max(_LEAST, title_width, *(piece.width for piece in sheet.body))
+    head = [Piece(title, title_width, 1.35 * _TITLE)]
+    head += [paragraph(line, width, size=_ABOUT, fill=SOFT) for line in sheet.about]
+    caption = [paragraph(" · ".join(sheet.caption), width)] if sheet.caption else []
+    body = stacked([stacked(head, 2), *sheet.body, *caption], _GAP)
+    width, height = max(width, body.width) + 2 * _MARGIN, body.height + 2 * _MARGIN
     whole = element(
         "svg",
-        *content,
+        element("title", escape(sheet.title, quote=False), id="title"),
+        element("desc", escape(description, quote=False), id="desc"),
+        element("metadata", escape(json.dumps(metadata), quote=False)),
+        rectangle(0, 0, width, height, PAPER),
+        placed(body, _MARGIN, _MARGIN),
         xmlns="http://www.w3.org/2000/svg",
-        width=size[0],
-        height=size[1],
-        viewBox=f"0 0 {size[0]} {size[1]}",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {value_text(width)} {value_text(height)}",
         role="img",
         aria_labelledby="title desc",
         font_family=MONO,
@@ -76,7 +107,6 @@ def _document(sheet: Sheet, record: Record) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- as PNG
-
 
 _ZOOM = 2.0
 """Pixels per unit of the picture, for screens of twice the usual density."""

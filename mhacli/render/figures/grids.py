@@ -1,0 +1,269 @@
+"""Draws grids as SVG: side by side and in rows, on one scale, with the names of their rows and columns, and the scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhacli.record.arrays import Array
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, change_levels, levels, range_text
+from mhacli.render.base.colours import UNKNOWN, change_colour, hex_of, ink_on, ramp_colour, sink_colour
+from mhacli.render.base.doc import Grid, shown
+from mhacli.render.base.format import fitted, number_text
+from mhacli.render.figures.svg import (
+    FAINT,
+    SOFT,
+    Piece,
+    element,
+    image,
+    mono_width,
+    placed,
+    rectangle,
+    value_text,
+    written,
+)
+
+ROOMY = 9.5
+"""The least size of cells at which every row and column has its name."""
+_SHAPES = 2500
+"""The most cells of a picture that are rectangles with a tooltip; more are images."""
+_LARGEST, _LEAST_NUMBERED, _WIDEST, _LEAST_HEIGHT = 42.0, 15.0, 64.0, 14.0
+"""The largest cell, the least one with a number, and the widest; and the least height of few rows with many columns."""
+_GAP, _SIZE, _LONGEST, _TILT = 10.0, 10.0, 18, 50.0
+"""The gap between grids, the size of titles, the most characters of a name, and the angle of names of columns."""
+_MASKED, _BLANK = (228, 228, 228), (255, 255, 255)
+"""Masked cells are lighter than most of the ramp, without a hue; among changes they are blank."""
+_WEIGHTS = np.array([ramp_colour(level) for level in range(256)], np.uint8)
+_CHANGES = np.array([change_colour(level) for level in range(-255, 256)], np.uint8)
+_SINKS = np.array([sink_colour(level) for level in range(256)], np.uint8)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The size of the cells of all grids, the size of numbers in them (0: none), and whether they are an image."""
+
+    width: float
+    height: float
+    number: float
+    is_image: bool
+
+
+def grids(rows: Sequence[tuple[str, Sequence[Grid]]], side: float) -> Piece:
+    """Rows of grids, each row with its name, and each grid at most about `side` large."""
+    every = [of for _, row in rows for of in row]
+    first, cells = every[0], _cells_of(every, side)
+    is_alike = all((of.rows, of.columns) == (first.rows, first.columns) for of in every)
+    has_names = len(every) == 1 or (is_alike and min(cells.width, cells.height) >= ROOMY)
+    left = _row_names(first.rows, cells.height) if has_names else Piece()
+    top = _column_names(first.columns, cells.width) if has_names else Piece()
+    title = _SIZE + 5 if any(of.title for of in every) else 0.0
+    of_rows = max(mono_width(f"{name}  ", _SIZE) if name else 0.0 for name, _ in rows)
+    start = max(of_rows + left.width, mono_width(f"{first.corner} ", _SIZE))
+    pieces = {id(of): _drawn(of, cells) for of in every}
+    step = max(max(pieces[id(of)].width, top.width, mono_width(of.title, _SIZE)) for of in every) + _GAP
+
+    y = title + top.height
+    content = written(start - 6, y - 6, first.corner, _SIZE, fill=SOFT, text_anchor="end") if first.corner else ""
+    for name, row in rows:
+        height = max(pieces[id(of)].height for of in row)
+        if name:
+            content += written(of_rows - 8, y + height / 2 + 0.35 * _SIZE, name, _SIZE, text_anchor="end")
+        content += placed(left, start - left.width, y)
+        for place, of in enumerate(row):
+            parts = written(0, -top.height - 5, of.title, _SIZE) if of.title else ""
+            parts += placed(top, 0, -top.height) + pieces[id(of)].content
+            at = f"translate({value_text(start + place * step)} {value_text(y)})"
+            content += element("g", parts, tooltip=of.meaning, transform=at)
+        y += height + _GAP + title + top.height
+    width = start + max(len(row) for _, row in rows) * step - _GAP
+    return Piece(content, width, y - _GAP - title - top.height)
+
+
+def _cells_of(every: Sequence[Grid], side: float) -> _Cells:
+    """The common size of cells: with numbers if all have room."""
+    n_rows, n_columns = (max(of.values.shape[axis] for of in every) for axis in (0, 1))
+    width = height = max(1.0, min(_LARGEST, side // max(n_rows, n_columns)))
+    if 4 * n_rows < n_columns:
+        height = max(height, _LEAST_HEIGHT)
+    is_image = sum(of.values.size for of in every) > _SHAPES
+    if is_image or width < _LEAST_NUMBERED:
+        return _Cells(width, height, 0.0, is_image)
+    number = min(11.0, 3 + width / 5)
+    widest = max(len(_number(of, *at)) for of in every for at in np.ndindex(of.values.shape))
+    needed = mono_width("0" * widest, number) + 5
+    return _Cells(max(width, needed), height, number, False) if needed <= _WIDEST else _Cells(width, height, 0.0, False)
+
+
+def _drawn(of: Grid, cells: _Cells) -> Piece:
+    """The cells of a grid in a frame, and the columns beside them."""
+    colours = colours_of(of)
+    n_rows, n_columns = of.values.shape
+    width, height = n_columns * cells.width, n_rows * cells.height
+    if cells.is_image:
+        content = image(colours, (cells.width, cells.height))
+    else:
+        content = "".join(_cell(of, at, colours[at].tolist(), cells) for at in np.ndindex(of.values.shape))
+    content += rectangle(0, 0, width, height, "none", stroke=FAINT, stroke_width=0.8)
+    for column in of.beside if cells.number else ():
+        texts = [column.text(row) for row in range(n_rows)]
+        width += max(mono_width(text, cells.number) for text in (column.heading, *texts)) + _GAP
+        for row, text in enumerate((column.heading, *texts)):
+            y = (row - 0.5) * cells.height + 0.35 * cells.number if row else -5.0
+            content += written(width, y, text, cells.number, fill=SOFT, text_anchor="end")
+    return Piece(content, width, height)
+
+
+def _cell(of: Grid, at: tuple[int, ...], colour: Sequence[int], cells: _Cells) -> str:
+    """A cell with its tooltip, and its number if it fits. The number ignores the pointer, so that the tooltip shows."""
+    row, column = at
+    tooltip = of.about(row, column) if of.about else _tooltip(of, row, column)
+    if not tooltip:
+        return ""
+    x, y = column * cells.width, row * cells.height
+    crisp = "crispEdges"
+    shape = rectangle(x, y, cells.width, cells.height, hex_of(colour), tooltip=tooltip, shape_rendering=crisp)
+    if not cells.number:
+        return shape
+    ink = ink_on(colour) if of.allowed[row, column] else SOFT
+    x, y = x + cells.width / 2, y + cells.height / 2 + 0.35 * cells.number
+    text = _number(of, row, column)
+    return shape + written(x, y, text, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
+
+
+def _value(of: Grid, row: int, column: int) -> float:
+    """The number of a cell; of one that was taken out the number before."""
+    taken = math.nan if of.taken is None else float(of.taken[row, column])
+    return float(of.values[row, column]) if math.isnan(taken) else taken
+
+
+def _number(of: Grid, row: int, column: int) -> str:
+    """The number in a cell: `0` if masked, unlike `.00`."""
+    value = _value(of, row, column)
+    if not of.allowed[row, column]:
+        return "0" if of.scale != "change" else ""
+    return "?" if math.isnan(value) else shown(value, of.unit, of.digits)
+
+
+def _tooltip(of: Grid, row: int, column: int) -> str:
+    """The names and the number of a cell, with all digits of a float32: `cat → the: 0.170927`."""
+    value = _value(of, row, column)
+    words = "masked" if not of.allowed[row, column] else "not a number" if math.isnan(value) else f"{value:.6g}"
+    is_taken = of.taken is not None and not math.isnan(of.taken[row, column])
+    return f"{of.rows[row]} → {of.columns[column]}: {words}{', a sink, taken out' if is_taken else ''}"
+
+
+def colours_of(of: Grid) -> Array:
+    """The colours of the cells, `[row, column, 3]`. Those that were taken out have a ramp of their own."""
+    if of.scale == "change":
+        cells = change_levels(np.where(of.allowed, of.values, np.nan), of.top)
+        ramp, masked = _CHANGES, _BLANK
+    else:
+        cells = levels(np.where(of.allowed, of.values, FORBIDDEN), of.scale, of.top)
+        ramp, masked = _WEIGHTS, _MASKED
+    colours: Array = ramp[np.clip(cells, 0, None).astype(int)]
+    colours[cells == FORBIDDEN] = masked
+    colours[cells == NOT_A_NUMBER] = UNKNOWN
+    if of.taken is not None:
+        is_taken = ~np.isnan(of.taken)
+        colours[is_taken] = _SINKS[np.rint(255 * np.clip(of.taken[is_taken], 0, 1)).astype(int)]
+    return colours
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def _row_names(names: Sequence[str], pitch: float) -> Piece:
+    """The names of rows, right aligned; where they have no room, of every 2nd, 5th, 10th … row."""
+    size = min(11.0, 0.92 * pitch) if pitch >= ROOMY else ROOMY
+    every = 1 if pitch >= ROOMY else _every(2 * size / pitch)
+    texts = {row: fitted(name, _LONGEST) for row, name in enumerate(names) if row % every == 0}
+    width = max(mono_width(text, size) for text in texts.values()) + 5
+    content = ""
+    for row, text in texts.items():
+        y = (row + 0.5) * pitch + 0.35 * size
+        content += written(width - 5, y, text, size, text_anchor="end")
+    return Piece(content, width, len(names) * pitch)
+
+
+def _column_names(names: Sequence[str], pitch: float) -> Piece:
+    """The names of columns, tilted if they are too wide; where they have no room, of every 2nd, 5th, 10th … column."""
+    size = min(11.0, 0.92 * pitch) if pitch >= ROOMY else ROOMY
+    widest = max(mono_width(fitted(name, _LONGEST), size) for name in names)
+    every = 1 if pitch >= ROOMY else _every((widest + 8) / pitch)
+    is_level = widest <= every * pitch - 4
+    tilt = 0.0 if is_level else _TILT if pitch >= 1.6 * size else 90.0
+    angle = math.radians(tilt)
+    height = size + 5 if is_level else widest * math.sin(angle) + size * math.cos(angle) + 5
+    content, reach = "", 0.0
+    for column, name in enumerate(names):
+        if column % every:
+            continue
+        text, x, y = fitted(name, _LONGEST), (column + 0.5) * pitch, height - 5
+        if is_level:
+            content += written(x, y, text, size, text_anchor="middle")
+            reach = max(reach, x + mono_width(text, size) / 2)
+            continue
+        x += 0.35 * size * math.sin(angle)
+        reach = max(reach, x + mono_width(text, size) * math.cos(angle) + size)
+        turn = f"rotate({value_text(-tilt)} {value_text(x)} {value_text(y)})"
+        content += written(x, y, text, size, transform=turn)
+    return Piece(content, max(reach, len(names) * pitch), height)
+
+
+def _every(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20 … that is at least `least`."""
+    power = 1
+    while 5 * power < least:
+        power *= 10
+    return next(factor * power for factor in (1, 2, 5) if factor * power >= least)
+
+
+# --------------------------------------------------------------------------------------------------------------- scale
+
+_BAR, _HIGH, _STEPS, _BESIDE = 220.0, 12.0, 16, 22.0
+_ALIKE = 1e-4
+"""A relative excess over the scale's top that its four digits cannot show."""
+
+
+def scale_words(every: Sequence[Grid]) -> str:
+    """The kind and the range of the common scale: `linear, 0 … .62`."""
+    first = every[0]
+    if first.scale == "change":
+        high = number_text(first.top)
+        return f"{f'-{high}' if _has_negative(every) else 0} … {high}"
+    largest = max(float(np.max(of.values, where=np.isfinite(of.values) & of.allowed, initial=0.0)) for of in every)
+    return f"{first.scale}, {range_text(first.scale, first.top, is_exceeded=largest > (1 + _ALIKE) * first.top)}"
+
+
+def _has_negative(every: Sequence[Grid]) -> bool:
+    return any(bool((of.values[of.allowed] < 0).any()) for of in every)
+
+
+def legend(every: Sequence[Grid], what: str) -> Piece:
+    """The ramp with its range and what it is of, and the other colours that occur."""
+    if every[0].scale == "change":
+        ramp, masked = _CHANGES if _has_negative(every) else _CHANGES[255:], ""
+    else:
+        ramp, masked = _WEIGHTS, "masked"
+    entries = [(ramp, _BAR, f"{what}: {scale_words(every)}")]
+    if masked and not all(of.allowed.all() for of in every):
+        entries.append((np.array([_MASKED]), _HIGH, masked))
+    if any(bool(np.isnan(of.values[of.allowed]).any()) for of in every):
+        entries.append((np.array([UNKNOWN]), _HIGH, "not a number"))
+    if any(of.taken is not None and not np.isnan(of.taken).all() for of in every):
+        entries.append((_SINKS, _BAR / 2, "sinks, taken out: linear, 0 … 1"))
+    content, x = "", 0.0
+    for place, (colours, width, label) in enumerate(entries):
+        picked = colours[np.linspace(0, len(colours) - 1, min(_STEPS + 1, len(colours))).astype(int)].tolist()
+        stops = [
+            element("stop", offset=f"{100 * step / _STEPS:g}%", stop_color=hex_of(colour))
+            for step, colour in enumerate(picked)
+        ]
+        content += element("defs", element("linearGradient", *stops, id=f"scale{place}"))
+        content += rectangle(x, 0, width, _HIGH, f"url(#scale{place})", stroke=FAINT, stroke_width=0.5)
+        content += written(x, _HIGH + 1.25 * _SIZE, label, _SIZE)
+        x += max(width, mono_width(label, _SIZE)) + _BESIDE
+    return Piece(content, x - _BESIDE, _HIGH + 1.6 * _SIZE)
