@@ -18,9 +18,9 @@ from mhacli.record.consistency import contradictions
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadsSummary, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, TensorSummary, Timing, WeightShape
 from mhacli.settings import Config
+from mhacli.sites import positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.tokens import TokenSequence
-from mhacli.variants import positions_name
 
 PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"

@@ -30,9 +30,8 @@ from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
-from mhacli.sites import row_flops
+from mhacli.sites import row_flops, variants
 from mhacli.text.escape import visible
-from mhacli.variants import variants
 
 MAX_STEPS = 16
 _OF_STEPS = Comparison(

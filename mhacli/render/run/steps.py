@@ -18,8 +18,8 @@ from mhacli.render.base.format import fitted, is_masked, memory_text, values_tex
 from mhacli.render.base.options import Screen
 from mhacli.render.run.trace import header, repeats_text
 from mhacli.render.run.view import axes_text
+from mhacli.sites import variants
 from mhacli.text.escape import visible
-from mhacli.variants import variants
 
 _LEAST, _GAP = 16, "  "
 """The least width of a formula, and the gap before it."""

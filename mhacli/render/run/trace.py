@@ -37,8 +37,8 @@ from mhacli.render.base.options import Screen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.run.view import Comparison, axes_text, groups_table, self_check_line
 from mhacli.settings import ROPE
+from mhacli.sites import variants
 from mhacli.text.escape import visible
-from mhacli.variants import variants
 
 _INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
 _KINDS = {
