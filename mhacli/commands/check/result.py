@@ -95,6 +95,13 @@ class Finding:
     source: str = ""
     modes: tuple[Mode, ...] = ()
 
+    @property
+    def in_words(self) -> str:
+        """The mistake with its line and its fix."""
+        at = "" if self.file is None else f" ({place(self.file, self.line)})"
+        fix = self.fix.strip().partition("\n")[0]
+        return f"{self.message}{at}" + (f"; fix: {fix}" if fix else "")
+
 
 @dataclass(frozen=True)
 class ProbeResult:
@@ -190,7 +197,9 @@ class Examination(Shown):
     def summary(self) -> str:
         """The verdict in a sentence, with the mistakes and fixes, or with the agreement and unexamined arguments."""
         if self.verdict == "wrong":
-            return f"wrong: {'; '.join(self._mistakes()) or 'a probe fails'}"
+            parts = [finding.in_words for finding in self.findings[:2]] or ["a probe fails"]
+            parts += [f"{len(self.findings) - 2} more mistakes"] if len(self.findings) > 2 else []
+            return f"wrong: {'; '.join(parts)}"
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
         n = sum(probe.ok is True for probe in self.probes)
@@ -204,31 +213,14 @@ class Examination(Shown):
         missing = [f"not examined: {', '.join(self.not_examined)}"] if self.not_examined else []
         return f"right: {'; '.join([text, *missing, *(f'note: {note}' for note in self.notes)])}"
 
-    def _mistakes(self) -> Iterator[str]:
-        """The mistakes with their lines and fixes; of three or more the first, and the number of the others."""
-        shown = self.findings if len(self.findings) < 3 else self.findings[:1]
-        for number, finding in enumerate(shown):
-            at = "" if finding.file is None else f" ({place(finding.file, finding.line)})"
-            yield f"{'and ' * (number > 0)}{finding.message}{at}"
-            if self.against is not None and self.departure is not None:
-                here = place(self.departure.file, self.departure.line, self.target)
-                there = place(self.departure.other_file, self.departure.other_line, self.against)
-                yield f"the first difference is in {self.departure.site}: compare {here} with {there}"
-            elif finding.fix:
-                yield f"fix: {finding.fix.strip().splitlines()[0]}"
-        if len(shown) < len(self.findings):
-            yield f"{len(self.findings) - 1} more mistakes"
-
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""
         fields: dict[str, Any] = plain(self)
         return {"schema": "mha.check/1", "summary": self.summary} | fields
 
 
-def place(file: str | None, line: int | None, target: str = "") -> str:
-    """A line of a file, by its path from the working directory; without a file, that it is in a library."""
-    if file is None:
-        return f"library code of {target}"
+def place(file: str, line: int | None) -> str:
+    """A line of a file, by its path from the working directory."""
     return shown_path(file) if line is None else f"{shown_path(file)}:{line}"
 
 

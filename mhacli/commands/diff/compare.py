@@ -70,11 +70,12 @@ def diff(
     given = {"the first record": a, "the second record": b}
     names = [name if isinstance(record, Record) else os.fspath(record) for name, record in given.items()]
     a, b = (record if isinstance(record, Record) else load(record) for record in given.values())
-    if tolerance is not None:
-        return RecordDiff(a, b, (names[0], names[1]), tolerance, None)
-    dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
-    coarser = next((name for name in TOLERANCES if name in dtypes), "float32")
-    return RecordDiff(a, b, (names[0], names[1]), TOLERANCES[coarser].runs, coarser)
+    dtype = None
+    if tolerance is None:
+        dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
+        dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
+        tolerance = TOLERANCES[dtype].runs
+    return RecordDiff(a, b, (names[0], names[1]), tolerance, dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------- the record
@@ -180,7 +181,8 @@ class RecordDiff(Shown):
             "tolerance": least,
             "n_compared": len(both),
             "changes": sorted(changes, key=lambda change: -abs(change["change"])),
-            **{side: [(of_a | of_b)[key] for key in alone] for side, alone in _alone(of_a, of_b).items()},
+            "only_a": [effect for key, effect in of_a.items() if key not in of_b],
+            "only_b": [effect for key, effect in of_b.items() if key not in of_a],
         }
 
     @property
@@ -475,13 +477,9 @@ class LayerDifference:
 
     @cached_property
     def heads(self) -> list[dict[str, Any]]:
-        """The heads of another type, or whose pattern or a statistic changed by more than the tolerance. `size` is the
-        largest change of a weight, None if a number is missing or new."""
-        heads, of_pattern = [], set[int]()
-        for site in self.sites:
-            if site.site in ("pattern", "map"):
-                least = self.tolerance * (site.magnitude or 0.0)
-                of_pattern |= {row["head"] for row in site.heads if row["largest"] is None or row["largest"] > least}
+        """The heads of another type, or of which a statistic changed by more than the tolerance. `size` is the largest
+        change of a weight, None if a number is missing or new."""
+        heads = []
         for a, b in self.head_pairs:
             statistics, size = [], 0.0
             for row in _CHANGES:
@@ -490,7 +488,7 @@ class LayerDifference:
                 if change > self.tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
                     statistics.append({"name": row.field, "a": before, "b": after})
                     size = max(size, change) if row.is_change or math.isinf(change) else size
-            if statistics or a.kind != b.kind or a.head in of_pattern:
+            if statistics or a.kind != b.kind:
                 head = {"layer": self.label, "head": a.head, "kind_a": a.kind, "kind_b": b.kind, "size": finite(size)}
                 heads.append(head | {"statistics": statistics})
         return heads
@@ -530,7 +528,7 @@ def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | 
             row = changed(row, largest=None, magnitude=None, relative=None)
     elif a and b and a.values and b.values and is_same:
         x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in (a.values, b.values))
-        found = _compared([([], x, y, np.ones(1, bool))], layer.tolerance)
+        found = _compared([(0, None, [], x, y, np.ones(1, bool))], layer.tolerance)
         row = changed(row, seen="extremes", why="by min, max, mean, std", **found)
         if (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf):
             row = changed(row, status="beyond")
@@ -565,15 +563,16 @@ def _tensor(record: Record, name: str, step: Step | None) -> tuple[tuple[str, ..
 
 _Places = Sequence[tuple[str, Array]]
 """Along each axis, the indices `[2, cells]` that correspond in A and in B; an axis without a name stands for all heads."""
-_Cells = tuple[_Places, Array, Array, Array]
-"""The places of some cells, the numbers of both records there, and which of them count."""
+_Cells = tuple[int, int | None, _Places, Array, Array, Array]
+"""The sequence and the head of some cells, their places, the numbers of both records there, and which of them count."""
 
 
 def _cells(layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple[Array, Array]) -> Iterator[_Cells]:
     """The cells of two arrays that correspond, a sequence and a head at a time, which bounds memory."""
     records = layer.a, layer.b
-    heads: list[int | None] = [None]  # no heads, or one row for all
-    if "head" in axes and not (name in FOR_ALL_HEADS and all(array.shape[1] == 1 for array in arrays)):
+    heads: list[int | None] = [None]  # all at once
+    is_one_row = name in FOR_ALL_HEADS and all(array.shape[1] == 1 for array in arrays)
+    if "head" in axes and not layer.is_code and not is_one_row:
         heads = [head for head in heads_of(layer.a) if head in heads_of(layer.b)]
     has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
     for sequence in range(len(layer.queries) if "batch" in axes else 1):
@@ -585,7 +584,7 @@ def _cells(layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple
             if has_masks:  # scores of masked cells have no meaning
                 a, b = (_chosen(record, record.arrays["allowed"], places, side) for side, record in enumerate(records))
                 counted = a & b
-            yield places, x, y, counted
+            yield sequence, head, places, x, y, counted
 
 
 def _place(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | None) -> tuple[str, Array]:
@@ -633,7 +632,7 @@ def _compared(pieces: Iterable[_Cells], tolerance: float) -> dict[str, Any]:
     counts, largest, magnitude, worst, is_identical = np.zeros(5, int), 0.0, 0.0, 0.0, True
     at: dict[str, list[Any]] | None = None
     heads: dict[int, tuple[float, int]] = {}
-    for places, a, b, counted in pieces:
+    for sequence, head, places, a, b, counted in pieces:
         index = np.flatnonzero(np.broadcast_to(counted, a.shape))
         x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (a, b))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -650,10 +649,8 @@ def _compared(pieces: Iterable[_Cells], tolerance: float) -> dict[str, Any]:
             worst, place = gap, np.unravel_index(index[gaps.argmax()], a.shape)
             found = [(axis, *both[:, n].tolist()) for (axis, both), n in zip(places, place, strict=False) if axis]
             at = dict(zip(("axes", "a", "b"), map(list, zip(*found, strict=True)), strict=True)) if found else None
-        piece = {axis: both[0, 0] for axis, both in places if both.shape == (2, 1)}
-        if {"sequence", "head"} <= piece.keys():  # of equal gaps, the first sequence
-            head = int(piece["head"])
-            heads[head] = max(heads.get(head, (-1.0, 0)), (gap, -int(piece["sequence"])))
+        if head is not None:  # of equal gaps, the first sequence
+            heads[head] = max(heads.get(head, (-1.0, 0)), (gap, -sequence))
     is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
     return {
         "status": "identical" if is_identical else "within" if is_within else "beyond",
