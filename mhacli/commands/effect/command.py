@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mhacli.cli.console import loading_torch, note, progress, show_activity
+from mhacli.cli.console import loading_torch, progress, show_activity
 from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import UsageError
-from mhacli.io.files import format_size
 from mhacli.io.memory import uncollected
-from mhacli.render.base.format import count_of, seconds_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
-
-_ANNOUNCED_S = 2.0
-"""The predicted time from which it is printed."""
 
 
 @command(
@@ -44,10 +39,6 @@ def effect(
         from mhacli.commands.effect.study import checkpoint_study, layer_study
     with show_activity("computing" if run.model.path is None else "inspecting the checkpoint"), uncollected():
         study, notes = (layer_study if run.model.path is None else checkpoint_study)(run, effect)
-        n_removals, seconds, n_bytes = study.foresee()
-    if seconds > _ANNOUNCED_S:
-        most = f"at most {format_size(n_bytes)} in addition to the weights"
-        note(f"{count_of(n_removals, 'removal', grouped=True)}: about {seconds_text(seconds)}, and {most}")
     with progress() as report_progress:
-        study.effects.run(report_progress)
-    print_result(study.with_effects(), notes, options=options, output=output)
+        record = study.run(report_progress)
+    print_result(record, notes, options=options, output=output)

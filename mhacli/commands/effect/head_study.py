@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy
-from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.commands.effect.study import EffectStudy, verified
+from mhacli.errors import UsageError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, n_vocabulary_of
@@ -107,32 +107,28 @@ class HeadStudy:
     def run(self, report_progress: Progress = no_progress) -> None:
         """Computes all numbers. Raises `MhaError` if a second computation of removals disagrees."""
         texts = [*self._each_text()] if self.effect else []
-        n_parts = 1 + self.control + len(texts)
+        n_parts, base = 1 + self.control + len(texts), self.inspected.loaded
 
         def part(number: int) -> Progress:
             return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
 
         self.inspected.run(part(0))
+        record = self.inspected.record()
         if self.control:
-            run = CheckpointRun(
-                self.inspected.loaded, self._inputs(self._random_texts()), replace(self.request, kept=Kept())
-            )
+            run = CheckpointRun(base, self._inputs(self._random_texts()), replace(self.request, kept=Kept()))
             run.run(part(1))
             self._controls = run.record().heads
-        record = self.inspected.record()
         for number, text in enumerate(texts, 1 + self.control):
             inputs, of_text = self._inputs(text), replace(record, sequences=text.sequences, context=text.context)
-            run = CheckpointRun(self.inspected.loaded, inputs, self.request)
-            settings = EffectSettings()
             study = EffectStudy(
-                self.loaded.model, inputs.keywords, settings, self.request, of_text, self.loaded.tokenizer, run
+                self.loaded.model,
+                inputs.keywords,
+                EffectSettings(),
+                self.request,
+                of_text,
+                inspected=CheckpointRun(base, inputs, self.request),
             )
-            study.foresee()
-            study.effects.run(part(number))
-            if not study.effects.verified.ok:
-                message = "a second computation of the removals disagrees with the first"
-                raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-            self._effects.append(study.with_effects())
+            self._effects.append(verified(study.run(part(number))))
 
     def record(self) -> Record:
         """The record of all texts, whose heads have the numbers that were asked for."""

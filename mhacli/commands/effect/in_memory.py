@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mhacli.commands.effect.metric import GivenMetric
 from mhacli.commands.effect.removal import Removal, without
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy
+from mhacli.commands.effect.study import EffectStudy, verified
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.calls import Call
 from mhacli.models.inputs import run_model
@@ -68,7 +68,6 @@ def effects(
     `target` and `versus` are tokens, or names of classes, or their ids. Raises `MhaError` for options that do not fit together,
     and if the verification fails.
     """
-    numbers = {"at": at, "position": position, "target": target, "versus": versus}
     try:
         require_open(model, _EFFECTS)
         settings = EffectSettings(
@@ -77,14 +76,23 @@ def effects(
             replace=None if replace == "zero" else replace,
             target_first=target_first,
             from_python=True,
-            screen=screen,
-            verify=n_verified,
-            **{name: _number(value) for name, value in numbers.items()},
+            at=_number(at),
+            position=_number(position),
+            target=_number(target),
+            versus=_number(versus),
+            screen=_number(screen),
+            verify=index(n_verified),
         )
         _require_possible(settings, model)
         named = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
         run = Run(model=ModelSettings(path=type(model).__name__, layers=named, device=str(device_of(model))))
-        return _record(model, _inputs(model, inputs, tokenizer), tokenizer, settings, run=run, metric=metric)
+        keywords = _inputs(model, inputs, tokenizer)
+        with torch.no_grad(), inspecting(model, tokenizer) as seen:
+            run_model(model, lambda: model(**keywords))
+        names = None if tokenizer is None else own_tokenizer(tokenizer)
+        return verified(
+            EffectStudy(model, keywords, settings, run, seen.record, names, metric=metric).run(), "not-verified"
+        )
     except MhaError as fault:
         noted(fault)
         raise
@@ -95,27 +103,23 @@ def _number(value: Any) -> Any:
     return value if value is None or isinstance(value, str) else index(value)
 
 
-@torch.no_grad()
-def _record(
-    model: nn.Module,
-    inputs: Mapping[str, Any],
-    tokenizer: Any,
-    settings: EffectSettings,
-    *,
-    run: Run,
-    metric: GivenMetric | None,
-) -> Record:
-    with inspecting(model, tokenizer) as seen:
-        run_model(model, lambda: model(**inputs))
-    names = None if tokenizer is None else own_tokenizer(tokenizer)
-    study = EffectStudy(model, inputs, settings, run, seen.record, names, metric=metric)
-    study.foresee()
-    study.effects.run()
-    if not study.effects.verified.ok:
-        is_coarse = study.record.config.dtype in ("bfloat16", "float16")
-        hint = "in 16 bits rounding can hide such changes; model.float() shows whether it does" if is_coarse else None
-        raise MhaError("the removals are not verified: a second computation disagrees", hint=hint, code="not-verified")
-    return study.with_effects()
+def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
+    """Raises `UsageError` for numbers out of range, for arguments that exclude each other, and for a model in training."""
+    if model.training:
+        raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
+    _require_replacement(settings.replace or "zero")
+    for name, option in options_of(EffectSettings):
+        value = getattr(settings, name)
+        if isinstance(value, int) and option.is_number and not option.contains(value):
+            raise UsageError(f"{settings.name_of(name)} {value} is not in the range {option.range_text}")
+        for other in option.excludes:
+            if value and getattr(settings, other):
+                raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
+
+
+def _require_replacement(replace: str) -> None:
+    if replace not in REPLACEMENTS:
+        raise noted(UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS)))
 
 
 def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
@@ -144,20 +148,6 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     return inputs
 
 
-def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
-    """Raises `UsageError` for arguments that exclude each other, and for a model in training."""
-    if model.training:
-        raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
-    if settings.replace not in (None, *REPLACEMENTS):
-        raise UsageError(f"replace {settings.replace!r} is not known", hint=", ".join(REPLACEMENTS))
-    if settings.screen is not None and settings.screen < 1:
-        raise UsageError(f"screen {settings.screen} is below 1")
-    for name, option in options_of(EffectSettings):
-        for other in option.excludes:
-            if getattr(settings, name) and getattr(settings, other):
-                raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
-
-
 # ---------------------------------------------------------------------------------------------------------------- removed
 
 
@@ -183,15 +173,13 @@ def removed(
     all positions, and on leaving a context in which the model was not called or never computed the named heads or edges.
     """
     require_open(model, _REMOVED)
-    if replace not in REPLACEMENTS:
-        raise noted(UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS)))
+    _require_replacement(replace)
     if not (heads or edges):
         raise noted(UsageError(f"{_REMOVED} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
     if not heads and replace != "zero":
         raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
     own: AttentionKind = "decoder" if is_pair(model) else "self"
-    places = map(_place_of, heads)
-    removals = [Removal((kind or own, layer), (head,), replace=replace) for kind, layer, head in places]
+    removals = [Removal((kind or own, layer), (head,), replace=replace) for kind, layer, head in map(_place_of, heads)]
     for kind, layer, head, query, key in (_place_of(edge, is_edge=True) for edge in edges):
         chosen = () if head is None else (head,)
         removals.append(Removal((kind or own, layer), chosen, (query,), (key,), "renormalise"))
@@ -238,7 +226,7 @@ class _Removing:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.opened = model, ExitStack()
-        self._wanted, self._done, self._layers = list[Removal](), set[Removal](), list[LayerKey]()
+        self._wanted, self._done, self._layers = list[Removal](), set[Removal](), dict[LayerKey, None]()
         self._pass = ModelPass(1)
 
     @contextmanager
@@ -279,7 +267,7 @@ class _Removing:
         if call.part != 0:
             return None
         key: LayerKey = (call.kind, call.layer)
-        self._layers += [] if key in self._layers else [key]
+        self._layers.setdefault(key)
         here = [removal for removal in self._wanted if removal.layer == key and self._runs(removal, call)]
         if not here:
             return None
@@ -291,17 +279,13 @@ class _Removing:
     def _runs(self, removal: Removal, call: Call) -> bool:
         """Whether this call computes what is removed: of an edge, it has the query, and its keys reach the key. Raises `MhaError`
         for a head that does not exist, and if nothing can be removed."""
-        for head in removal.heads:
-            if head >= call.shape[1]:
-                raise noted(UsageError(f"layer {call.layer}: " + out_of_range("head", head, call.shape[1])))
-        if call.z is None:
-            raise _refused(f"{call.name} gives no head outputs that could be replaced", None, "no-attention")
+        if any(head >= call.shape[1] for head in removal.heads):
+            raise noted(UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], call.shape[1])}"))
+        if call.z is None or (call.has_dropout and removal.keys is not None):
+            reason = "gives no head outputs that could be replaced" if call.z is None else "drops weights by chance"
+            raise _refused(f"{call.name} {reason}: nothing can be removed", None, "no-attention")
         if removal.keys is None:
             return True
-        if call.has_dropout:
-            raise _refused(
-                f"{call.name} drops weights by chance: none can be removed", "call model.eval()", "no-attention"
-            )
         first, n_queries, n_keys = self._pass.n_past, *call.shape[2:]
         last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
         return first <= removal.queries[0] < first + n_queries and removal.keys[0] < last_key
@@ -311,11 +295,9 @@ class _Removing:
         of them, or if it does not show which are padding."""
         read = self._pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
         if self._pass.n_past and call.kind != "encoder":
-            message = (
-                f"{call.name} runs behind {self._pass.n_past} tokens in a cache: a mean over all positions is not known"
-            )
+            message = f"{call.name} runs behind tokens in a cache: a mean over all positions is not known"
             raise _refused(message, "call the model with the whole text")
-        if (read is None and not hasattr(self.model, "config")) or (read is not None and not read.has_padding):
+        if not (hasattr(self.model, "config") if read is None else read.has_padding):
             return None
         if read is None or tuple(read.real.shape) != (call.shape[0], call.shape[2]):
             message = f"{call.name} reads no ids at its positions, and which of them are padding is not known"

@@ -114,21 +114,3 @@ def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes
         log_p, log_q = rows.scores.log_softmax(dim=-1), untouched.scores.log_softmax(dim=-1)
         found |= {"kl": (log_q.exp() * (log_q - log_p)).sum(dim=-1), "rank": after["rank"]}
     return found
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; equal numbers have the mean of their ranks. None if one side has only one rank.
-
-    >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
-    0.8
-    """
-    ranks = torch.stack([_ranks(torch.tensor(numbers, dtype=torch.float64)) for numbers in (a, b)])
-    ranks = ranks - ranks.mean(dim=1, keepdim=True)
-    lengths = ranks.norm(dim=1)
-    return None if not bool(lengths.all()) else round(float(ranks[0] @ ranks[1] / lengths.prod()), 12)
-
-
-def _ranks(numbers: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    _, place, counts = numbers.unique(return_inverse=True, return_counts=True)
-    ranks: Tensor = counts.cumsum(dim=0) - (counts - 1) / 2
-    return ranks[place]

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, islice
-from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -37,8 +36,6 @@ _N_SHAKEN = 2
 """The number of passes that measure rounding."""
 _PART_OF_CHANGE = 0.5
 """The fraction of the largest change by a removal above which rounding hides it, so that rounding is no excuse for errors."""
-_PASSES_OF_GRADIENT = 3
-"""The approximate time of a forward and a backward pass, in forward passes."""
 _GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 """The cache layers of transformers that only hold keys and values and append new ones."""
 
@@ -67,7 +64,6 @@ class EffectRun:
     n_batches: int = 0
     verified: SelfCheck = SelfCheck.of(0.0, 0.0, n=0, identical=True)  # noqa: RUF009 - frozen
     most_rows: int = TOKENS_AT_ONCE
-    _pass_seconds: float = 0.0
     _floors: dict[str, float] = field(default_factory=dict)
     _errors: list[float] = field(default_factory=list)
     _vectors: dict[int, Tensor] = field(default_factory=dict)
@@ -78,11 +74,7 @@ class EffectRun:
     @cached_property
     def untouched(self) -> Reading:
         """The output of a plain pass without capture."""
-        began = perf_counter()
-        reading = self._read()
-        reading.vector.cpu()  # on a GPU the pass is over only then
-        self._pass_seconds = perf_counter() - began
-        return reading
+        return self._read()
 
     @cached_property
     def parts(self) -> Parts:
@@ -153,25 +145,11 @@ class EffectRun:
         """The change by which removals are ranked."""
         return "d_output" if self.target is None else "d_logit"
 
-    def foresee(self, inspected: CheckpointRun | None, available: int) -> tuple[int, float, int]:
-        """Sets the number of rows of a pass; the number of removals, the predicted seconds, and the largest memory in addition
-        to the weights. Raises `MhaError` if not even the smallest batch fits in memory."""
-        n_tokens, n_removals = _n_tokens(self.inputs), len(self.plan)
-        passes = float(self.settings.verify + _N_SHAKEN)
-        if self.settings.screen is not None:
-            n_removals, passes = min(2 * self.settings.screen, n_removals), passes + _PASSES_OF_GRADIENT
-        n_run, n_logits = self._width, 0 if self.untouched.scores is None else self.untouched.scores.shape[1]
-        if inspected is not None:
-            self.most_rows = inspected.rows_that_fit(self._rows_at_once, available, n_run=n_run, n_logits=n_logits)
-        most = 0
-        for batch in self._batches(range(n_removals)):
-            n_skipped = 0 if self.start else self.parts.n_skipped(self._layers_of(batch))
-            most = max(most, len(batch) + 1)
-            passes += (len(batch) + 1) * self._width / n_tokens * (1 - n_skipped / max(1, len(self.parts.blocks)))
-        n_bytes = 0
-        if inspected is not None:
-            n_bytes = inspected.removal_bytes(most, n_run=n_run, n_logits=n_logits, length=inspected.length)
-        return n_removals, passes * self._pass_seconds, n_bytes
+    def fit(self, inspected: CheckpointRun, available: int) -> None:
+        """Sets the number of rows of a pass. Raises `MhaError` if not even the smallest batch fits in memory."""
+        scores = self.untouched.scores
+        n_logits = 0 if scores is None else scores.shape[1]
+        self.most_rows = inspected.rows_that_fit(self._rows_at_once, available, n_run=self._width, n_logits=n_logits)
 
     def _layers_of(self, items: Sequence[int]) -> set[LayerKey]:
         return {removal.layer for item in items for removal in self.plan[item]}

@@ -89,5 +89,5 @@ class EffectSettings:
     def name_of(self, parameter: str) -> str:
         """The user's name for a parameter."""
         if self.from_python:
-            return parameter
+            return "n_verified" if parameter == "verify" else parameter
         return "--layer" if parameter == "layers" else dict(options_of(EffectSettings))[parameter].name(parameter)

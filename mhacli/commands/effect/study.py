@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -12,11 +11,12 @@ import torch
 from torch import nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.effect.metric import GivenMetric, Target, rank_correlation, values
+from mhacli.commands.effect.metric import GivenMetric, Target, values
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.errors import UsageError, out_of_range
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
+from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.prepare import read
@@ -26,7 +26,6 @@ from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screenin
 from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
 from mhacli.run import Run
-from mhacli.text.tokens import TokenSequence
 
 _MASKS = ("[MASK]", "<mask>")
 
@@ -69,9 +68,17 @@ def _require_one_text(n: int) -> None:
         raise UsageError(f"mha effect takes one text, and {n} are given", hint="give each text in a run of its own")
 
 
+def verified(record: Record, code: str = "self-check") -> Record:
+    """A record of effects. Raises `MhaError` if the second computation of removals disagrees."""
+    if record.effect is not None and not record.effect.verified.ok:
+        message = "a second computation of the removals disagrees with the first"
+        raise MhaError(message, code=code, exit_code=EXIT_CHECK)
+    return record
+
+
 @dataclass
 class EffectStudy:
-    """The effects of removals from one text: call `foresee`, then `effects.run`; `with_effects` gives the record.
+    """The effects of removals from one text, which `run` computes.
 
     `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them. `inspected` is the run
     of a checkpoint, which foresees memory.
@@ -88,37 +95,74 @@ class EffectStudy:
     effects: EffectRun = field(init=False)
 
     @torch.no_grad()
-    def foresee(self) -> tuple[int, float, int]:
-        """The number of removals, the predicted seconds, and the largest memory in addition to the weights. Raises `MhaError`
-        for heads and tokens that do not exist, and for removals that do not fit in memory."""
+    def run(self, report_progress: Progress = no_progress) -> Record:
+        """The record of the inspected pass with the effects. Raises `MhaError` for heads and tokens that do not exist, and for
+        removals that do not fit in memory."""
         has_batches = self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
-        self.effects = EffectRun(
+        self.effects = done = EffectRun(
             self.model, self.inputs, self._position(), self.settings, metric=self.metric, has_batches=has_batches
         )
-        self.effects.target = self._target()
-        self.effects.plan = self._plan()
-        return self.effects.foresee(self.inspected, free_bytes(self.request.model.device))
+        done.target = self._target()
+        done.plan = self._plan()
+        if self.inspected is not None:
+            done.fit(self.inspected, free_bytes(self.request.model.device))
+        done.run(report_progress)
+        check = self.record.self_check.and_holds(done.verified.ok)
+        table = EffectTable(self._effect(item) for item in sorted(done.results))
+        return replace(self.record, self_check=check, effects=table, effect=self._summary())
+
+    def _named(self, parameter: str) -> str:
+        """A parameter as the user names it: an option or an argument."""
+        return self.settings.name_of(parameter)
 
     # ------------------------------------------------------------------------------------------------ what is removed
 
     def _plan(self) -> list[tuple[Removal, ...]]:
-        settings, at, z = self.settings, self.settings.at, self.effects.parts.z
-        layers = self._layers()
+        settings, at = self.settings, self.settings.at
+        n_heads = {key: z.shape[1] for key, z in self.effects.parts.z.items()}
+        for kind, n in self.request.model.layers or ():
+            if not any(number == n and kind in (None, own) for own, number in n_heads):
+                raise self._no_layer("layers", str(n) if kind is None else f"{kind}.{n}")
+        layers = [key for key in n_heads if self.request.model.includes(key[1], key[0])]
         if settings.cut is not None:
             return [self._cut(layers, *settings.cut)]
-        heads = self._heads(layers)
+        heads = self._heads(layers, n_heads)
         if not heads:
             raise UsageError(f"{self._named('heads')} and {self._named('layers')} name nothing to remove")
         if settings.edges:
-            every = [(key, tuple(range(z[key].shape[1]))) for key in layers]
+            every = [(key, tuple(range(n_heads[key]))) for key in layers]
             return self._edges(every if settings.heads is None else [(key, (head,)) for key, head in heads])
-        for key in layers:
-            if at is not None and not 0 <= at < z[key].shape[2]:
-                raise UsageError(out_of_range(self._named("at"), at, z[key].shape[2]))
+        n_places = min(z.shape[2] for key, z in self.effects.parts.z.items() if key in layers)
+        if at is not None and at >= n_places:
+            raise UsageError(out_of_range(self._named("at"), at, n_places))
         places, replacement = () if at is None else (at,), settings.replace or "zero"
         made = [Removal(key, (head,), places, replace=replacement) for key, head in heads]
         joint = [tuple(made)] if settings.heads is not None and len(made) > 1 else []
         return [*((removal,) for removal in made), *joint]
+
+    def _heads(self, layers: Sequence[LayerKey], n_heads: Mapping[LayerKey, int]) -> list[tuple[LayerKey, int]]:
+        """The heads to remove, in the order of the layers."""
+        if self.settings.heads is None:
+            shown = self.request.statistics.heads
+            return [(key, head) for key in layers for head in shown or range(n_heads[key])]
+        kinds, chosen = {kind for kind, _ in n_heads}, set[tuple[int, int]]()
+        own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in kinds)
+        for kind, n, head in self.settings.heads:
+            key: LayerKey = (kind or own, n or 0)
+            place = ".".join(str(part) for part in (kind, n, head) if part is not None)
+            if key not in layers or (n is None and len(n_heads) > 1):
+                raise self._no_layer("heads", place)
+            if head >= n_heads[key]:
+                raise UsageError(out_of_range(f"{self._named('heads')} {place}: head", head, n_heads[key]))
+            chosen.add((layers.index(key), head))
+        return [(layers[place], head) for place, head in sorted(chosen)]
+
+    def _no_layer(self, parameter: str, place: str) -> UsageError:
+        known = [*self.effects.parts.z]
+        are_alike = len({kind for kind, _ in known}) == 1
+        listed = ", ".join(str(n) if are_alike else f"{kind}.{n}" for kind, n in known)
+        message = f"{self._named(parameter)} {place} names no layer with attention"
+        return UsageError(message, hint=f"layers with attention: {listed}")
 
     def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
         """The removals of the weights from the measured position to each key."""
@@ -134,45 +178,9 @@ class EffectStudy:
         spans = {span.name: span.tokens[0] for span in self.record.spans}
         for name in (source, reader):
             if not spans.get(name):
-                why = "has no token" if name in spans else "is not given"
                 hint = f"--span '{name}=/…/' names a part of the text"
-                raise UsageError(f"--cut names the span {name!r}, which {why}", hint=hint)
+                raise UsageError(f"--cut names the span {name!r}, which has no token", hint=hint)
         return tuple(Removal(key, (), spans[reader], spans[source], "renormalise") for key in layers)
-
-    def _layers(self) -> list[LayerKey]:
-        """The layers with removals, in the order in which they run."""
-        known = [*self.effects.parts.z]
-        for kind, n in self.request.model.layers or ():
-            if not any(number == n and kind in (None, own) for own, number in known):
-                raise self._no_layer(self._named("layers"), str(n) if kind is None else f"{kind}.{n}")
-        return [key for key in known if self.request.model.includes(key[1], key[0])]
-
-    def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
-        n_heads = {key: z.shape[1] for key, z in self.effects.parts.z.items()}
-        if self.settings.heads is None:
-            shown = self.request.statistics.heads
-            return [(key, head) for key in layers for head in shown or range(n_heads[key])]
-        kinds, chosen = {kind for kind, _ in n_heads}, set[tuple[int, int]]()
-        own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in kinds)
-        for kind, n, head in self.settings.heads:
-            if n is None and len(n_heads) > 1:
-                hint = "of an encoder-decoder: encoder.5.1, decoder.5.1 or cross.5.1"
-                raise UsageError(f"--head {head} is not LAYER.HEAD, such as 5.1", hint=hint)
-            key: LayerKey = (kind or own, n or 0)
-            place = str(n) if kind is None else f"{kind}.{n}"
-            name = f"{self._named('heads')} {head if n is None else f'{place}.{head}'}"
-            if key not in layers:
-                raise self._no_layer(f"{name}:", place)
-            if head >= n_heads[key]:
-                raise UsageError(out_of_range(f"{name}: head", head, n_heads[key]))
-            chosen.add((layers.index(key), head))
-        return [(layers[place], head) for place, head in sorted(chosen)]
-
-    def _no_layer(self, subject: str, place: str) -> UsageError:
-        known = [*self.effects.parts.z]
-        are_alike = len({kind for kind, _ in known}) == 1
-        listed = ", ".join(str(n) if are_alike else f"{kind}.{n}" for kind, n in known)
-        return UsageError(f"{subject} layer {place} has no attention", hint=f"layers with attention: {listed}")
 
     # --------------------------------------------------------------------------------------------- where it is measured
 
@@ -186,11 +194,10 @@ class EffectStudy:
         return asked % n
 
     def _target(self) -> Target | None:
-        asked, reading = self.settings, self.effects.untouched
-        if reading.scores is not None:
-            versus = None if asked.versus is None else self._id("versus", asked.versus)
-            target = int(reading.scores[0].argmax()) if asked.target is None else self._id("target", asked.target)
-            return target, versus
+        asked, scores = self.settings, self.effects.untouched.scores
+        if scores is not None:
+            target = int(scores[0].argmax()) if asked.target is None else self._id("target", asked.target)
+            return target, None if asked.versus is None else self._id("versus", asked.versus)
         for name in ("screen", "target", "versus"):
             if getattr(asked, name) is not None:
                 hint = "without it, the change of the output vector is measured"
@@ -202,27 +209,21 @@ class EffectStudy:
         name, (measured, _, scores, _) = self._named(parameter), self.effects.untouched
         assert scores is not None
         if isinstance(word, str) and measured == "token" and self.tokenizer is not None:
-            return self._token(name, word, self.tokenizer.sequence(word, special=False))
-        if isinstance(word, str):
-            names = {self._outcome(i): i for i in range(scores.shape[1] if measured != "token" else 0)}
-            if word not in names and not word.isdecimal():
-                hint = f"the {measured} is one of: {', '.join([*names][:20])}" if names else "give its id"
-                raise UsageError(f"{name} {word!r} is not known", hint=hint)
-            word = names[word] if word in names else int(word)
-        if not 0 <= word < scores.shape[1]:
-            raise UsageError(out_of_range(name, word, scores.shape[1]))
-        return word
-
-    def _token(self, name: str, word: str, sequence: TokenSequence) -> int:
-        """The id of the token of a word."""
-        if not sequence.ids or (len(sequence.ids) > 1 and not self.settings.target_first):
-            pieces = " ".join(repr(token) for token in sequence.tokens)
-            hint = f"{self._named('target_first')} takes the first of them"
-            raise UsageError(f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}", hint=hint)
-        if sequence.unknown(0) is not None:
-            hint = f"{name} {shlex.quote(sequence.tokens[0])} measures the token that stands for every such word"
-            raise UsageError(f"{name} {word!r} is not in the vocabulary of the tokenizer", hint=hint)
-        return sequence.ids[0]
+            sequence = self.tokenizer.sequence(word, special=False)
+            if not sequence.ids or (len(sequence.ids) > 1 and not self.settings.target_first):
+                pieces = " ".join(repr(token) for token in sequence.tokens)
+                hint = f"{self._named('target_first')} takes the first of them"
+                raise UsageError(f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}", hint=hint)
+            if sequence.unknown(0) is not None:
+                raise UsageError(f"{name} {word!r} is not in the vocabulary of the tokenizer")
+            return sequence.ids[0]
+        n = scores.shape[1]
+        names = {} if measured == "token" else {self._outcome(i): str(i) for i in range(n)}
+        number = names.get(str(word), str(word))
+        if not number.isdecimal() or int(number) >= n:
+            hint = f"it is one of: {', '.join([*names][:20])}" if names else f"give an id up to {n - 1}"
+            raise UsageError(f"{name} {word!r} is not a {measured} of the model", hint=hint)
+        return int(number)
 
     def _outcome(self, n: int) -> str:
         """The name of a token, class, tag or answer."""
@@ -237,17 +238,7 @@ class EffectStudy:
             return str((getattr(getattr(self.model, "config", None), "id2label", None) or {}).get(n, n))
         return str(n) if self.tokenizer is None else self.tokenizer.of_ids([n]).tokens[0]
 
-    def _named(self, parameter: str) -> str:
-        """A parameter as the user names it: an option or an argument."""
-        return self.settings.name_of(parameter)
-
     # ------------------------------------------------------------------------------------------------------- the record
-
-    def with_effects(self) -> Record:
-        """The record of the inspected pass with the effects."""
-        check = self.record.self_check.and_holds(self.effects.verified.ok)
-        table = EffectTable(self._effect(item) for item in sorted(self.effects.results))
-        return replace(self.record, self_check=check, effects=table, effect=self._summary())
 
     def _effect(self, item: int) -> Effect:
         done, removals, spans = self.effects, self.effects.plan[item], self.settings.cut or ()
@@ -274,30 +265,32 @@ class EffectStudy:
 
     def _summary(self) -> EffectSummary:
         done, (target, versus) = self.effects, self.effects.target or (None, None)
-        target_name, versus_name = (None if n is None else self._outcome(n) for n in (target, versus))
-        numbers: dict[str, Any] = dict.fromkeys(("logit", "logprob", "rank"))
-        numbers |= {name: value[0].item() for name, value in values(done.untouched, done.target).items()}
+        numbers: dict[str, Any] = {name: value[0].item() for name, value in values(done.untouched, done.target).items()}
         return EffectSummary(
             metric=done.measure,
             position=done.position,
-            target=target_name,
+            target=None if target is None else self._outcome(target),
             target_id=target,
-            versus=versus_name,
+            versus=None if versus is None else self._outcome(versus),
             versus_id=versus,
+            logit=numbers.get("logit"),
+            logprob=numbers.get("logprob"),
+            rank=numbers.get("rank"),
             floor=done.floor(done.measure),
             n_passes=done.n_batches,
             verified=done.verified,
-            screening=self._screening(),
+            screening=None if self.settings.screen is None else self._screening(self.settings.screen),
             measured=done.untouched.measured,
-            **numbers,
         )
 
-    def _screening(self) -> Screening | None:
-        """The rank correlation of the estimates with the computed effects."""
-        done, n = self.effects, self.settings.screen
-        if n is None:
-            return None
-        names = ("first_order", done.measure)
-        estimated, found = ([abs(done.change(item, name) or 0.0) for item in done.results] for name in names)
+    def _screening(self, n: int) -> Screening:
+        """The rank correlation of the sizes of estimates and computed effects, None if either are all equal."""
+        done = self.effects
+        sizes = [
+            [abs(done.change(item, name) or 0.0) for item in done.results] for name in ("first_order", done.measure)
+        ]
+        ranks = [torch.sign(one[:, None] - one).sum(dim=1) for one in torch.tensor(sizes, dtype=torch.float64)]
+        length = float(ranks[0].norm() * ranks[1].norm())
+        correlation = round(float(ranks[0] @ ranks[1]) / length, 12) if length else None
         n_all, n_largest = len(done.estimates), min(n, len(done.estimates))
-        return Screening(n_all, n_largest, len(done.results) - n_largest, rank_correlation(estimated, found))
+        return Screening(n_all, n_largest, len(done.results) - n_largest, correlation)

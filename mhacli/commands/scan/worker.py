@@ -20,11 +20,11 @@ import mhacli
 from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.run import rows_at_once
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy
+from mhacli.commands.effect.study import EffectStudy, verified
 from mhacli.commands.scan.command import Scan
 from mhacli.commands.scan.folder import UNIT_SIZE, Settings, Unit, UnitFiles, differences
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
-from mhacli.errors import EXIT_CHECK, MhaError
+from mhacli.errors import MhaError
 from mhacli.io.data import json_checksum, plain
 from mhacli.models.digest import checkpoint_digest
 from mhacli.models.load import LanguageHead, Loaded, load_model
@@ -154,16 +154,12 @@ class Worker:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
         study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record, inspected=run)
-        study.foresee()
+        effects = verified(study.run()).effects
         if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
             message = "the removals of its heads need more memory than is free"
             hint = "--max-tokens shortens documents, and fewer workers leave more memory to each"
             raise MhaError(message, hint=hint, code="out-of-memory")
-        study.effects.run()
-        if not study.effects.verified.ok:
-            message = "a second computation of its removals gives different effects"
-            raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-        return replace(record, effects=study.with_effects().effects)
+        return replace(record, effects=effects)
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
