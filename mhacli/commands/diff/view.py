@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rich.cells import set_cell_size
-from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.commands.diff.compare import Difference, LayerDifference, RecordDiff, change_of, heads_of
 from mhacli.errors import UsageError, first_names
-from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
-from mhacli.render.base import doc
-from mhacli.render.base.cells import CHANGES, WEIGHTS, Ramp, cell, change_levels, levels, range_text, ticks
-from mhacli.render.base.format import (
-    count_of,
-    filled,
-    fitted,
-    number_text,
-    plain_table,
-    title_rule,
-    token_text,
-    weight_text,
-)
+from mhacli.render.base.doc import Column, Grid, Table, column, shown
+from mhacli.render.base.format import count_of, filled, fitted, number_text, title_rule, token_text
+from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen
+from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.effect import number_column, removal_words
 from mhacli.render.checkpoint.effect_map import removal_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
-from mhacli.render.heads.heatmap import AXES
 from mhacli.text.escape import token_label, visible
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
@@ -49,17 +38,18 @@ def diff_view(d: RecordDiff, options: ViewOptions, screen: Screen) -> Renderable
         layers = [layer for layer, each in of_a if {(None, each.layer), (each.kind, each.layer)} & {*options.layers}]
     origin = "--tolerance" if d.dtype is None else f"{d.dtype}; --tolerance sets another"
     rule = f"|B − A| ≤ {d.tolerance:.3g} × the largest number of the site" if d.tolerance else "all bits are equal"
-    names = [Text(f"{letter} = {visible(name)}", style="bold") for letter, name in zip("AB", d.names, strict=True)]
+    names = f"A = {visible(d.names[0])} · B = {visible(d.names[1])}"
     sections = [
-        Group(*names, Text(verdict_text(d), style=_COLOURS[d.verdict])),
-        *_settings(d, everything=options.everything),
+        Group(Text(names, style="bold"), *_settings(d, everything=options.everything)),
         *_texts(d, everything=options.everything),
-        *_sites(d, layers or d.layers, everything=options.everything),
+        *_sites(d, layers or d.layers, screen, everything=options.everything),
         *_effects(d, everything=options.everything),
         *_heads(layers or d.layers, screen, everything=options.everything),
         *_maps(d, layers, options, screen),
-        Text(f"numbers agree if {rule} ({origin})", style="dim"),
-        Text(visible(d.summary), style=_COLOURS[d.verdict]),
+        Group(
+            Text(f"numbers agree if {rule} ({origin})", style="dim"),
+            Text(visible(d.summary), style=_COLOURS[d.verdict]),
+        ),
     ]
     return Group(*[part for section in sections for part in (section, Text(""))][:-1])
 
@@ -75,7 +65,7 @@ def _alone(words: str, names_a: Sequence[str], names_b: Sequence[str]) -> list[T
     return [Text(f"{words} {letter}: {', '.join(names)}", style="dim") for letter, names in sides if names]
 
 
-# ------------------------------------------------------------------------------------------------------------- verdict
+# --------------------------------------------------------------------------------------------------------------- sites
 
 
 def verdict_text(d: RecordDiff) -> str:
@@ -133,12 +123,9 @@ def _place(layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_
 def _settings(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
     """The settings that differ. The commands only if nothing else differs, since they repeat the rest."""
     listed = d.settings if everything else [row for row in d.settings if row["name"] != "command"] or d.settings
-    lines = []
     for row in listed:
         of_layers = f" ({first_names(row['layers'], 1)})" if row["layers"] else ""
-        lines.append(Text(visible(f"{row['name']}{of_layers}: {row['a']} → {row['b']}")))
-    if lines:
-        yield Group(title_rule("settings that differ: A → B"), *lines)
+        yield Text(visible(f"{row['name']}{of_layers}: {row['a']} → {row['b']}"))
 
 
 def _texts(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
@@ -172,64 +159,95 @@ def _change(change: dict[str, Any]) -> Text:
     return line
 
 
-# --------------------------------------------------------------------------------------------------------------- sites
-
-
 _STATUS = {
     **{name: (words_of("columns", "diff")[name].heading, "green") for name in ("identical", "within")},
     "beyond": (words_of("columns", "diff")["beyond"].heading, "bold red"),
-    **{"shape": ("OTHER SHAPE", "bold red"), "skipped": ("–", "dim"), "same shape": ("same shape", "green")},
+    **{"shape": ("OTHER SHAPE", "bold red"), "skipped": ("–", "dim")},
 }
 """The word for each status, and its style."""
 
 
-def _sites(d: RecordDiff, layers: Sequence[LayerDifference], *, everything: bool) -> Iterator[RenderableType]:
+def _sites(
+    d: RecordDiff, layers: Sequence[LayerDifference], screen: Screen, *, everything: bool
+) -> Iterator[RenderableType]:
     """A line per layer and the sites of the first that differs; for a single layer its sites. With `everything` all
     sites."""
     first = next((layer for layer in layers if any(site.departs for site in layer.sites)), None)
-    if len(layers) != 1:
-        names = ("sites", "same bits", "within", "differ", "largest, relative")
-        table = plain_table(("layer", False), *((name, True) for name in names), ("first to differ", False))
-        for layer in layers:
-            counted = [site for site in layer.sites if site.status != "skipped"]
-            departs = [_site_name(site.site) for site in counted if site.departs]
-            n_same, n_within = sum(s.is_same_bits for s in counted), sum(s.status == "within" for s in counted)
-            largest = number_text(max((site.relative or 0.0 for site in counted), default=0.0))
-            counts = map(str, (len(counted), n_same, n_within, len(departs), largest))
-            row = visible(layer.label), *counts, (departs or ["–"])[0]
-            table.add_row(*map(Text, row), style="bold red" if departs else "")
-        none = [] if layers else [Text("the records have no layer in common", style="yellow")]
-        yield Group(title_rule("layer by layer"), *[table] * bool(layers), *_alone("only in", *d.only.values()), *none)
+    if not layers:
+        yield Text("the records have no layer in common", style="yellow")
+    elif len(layers) > 1:
+        yield Group(*table(_layers_table(layers), screen.width), *_alone("only in", *d.only.values()))
     for layer in layers:
         if everything or len(layers) == 1 or layer is first:
-            yield _layer(layer, everything=everything)
+            quiet = 0 if everything else sum(map(_is_quiet, layer.sites))
+            note = [f"same shape, numbers not saved: {count_of(quiet, 'more site')} (--all)"] if quiet else []
+            sides = ([*map(_site_name, names)] for names in layer.only.values())
+            yield Group(*table(_sites_table(layer, everything), screen.width, *note), *_alone("only in", *sides))
+
+
+def _layers_table(layers: Sequence[LayerDifference]) -> Table[LayerDifference]:
+    """A row for each layer: the number of sites by how they compare, and the first that differs."""
+
+    def counted(layer: LayerDifference) -> list[Difference]:
+        return [site for site in layer.sites if site.status != "skipped"]
+
+    def departs(layer: LayerDifference) -> list[str]:
+        return [_site_name(site.site) for site in counted(layer) if site.departs]
+
+    columns: list[Column[LayerDifference]] = [
+        Column(heading="layer", value=lambda layer: visible(layer.label)),
+        Column(heading="sites", value=lambda layer: len(counted(layer)), unit="integer"),
+        Column(heading="same bits", value=lambda layer: sum(s.is_same_bits for s in counted(layer)), unit="integer"),
+        Column(heading="within", value=lambda layer: sum(s.status == "within" for s in counted(layer)), unit="integer"),
+        Column(heading="differ", value=lambda layer: len(departs(layer)), unit="integer"),
+        Column(
+            heading="largest, relative",
+            value=lambda layer: max((site.relative or 0.0 for site in counted(layer)), default=0.0),
+            unit="number",
+            drop=1,
+        ),
+        Column(heading="first to differ", value=lambda layer: (departs(layer) or ["–"])[0]),
+    ]
+    red = [replace(column, style=lambda layer: "bold red" if departs(layer) else "") for column in columns]
+    return Table(columns=red, rows=layers, title="layer by layer")
 
 
 def _site_name(site: str) -> str:
     return "mask" if site == "allowed" else visible(site)
 
 
-def _layer(layer: LayerDifference, *, everything: bool) -> RenderableType:
-    """The sites of a layer; those of equal shape without numbers are only counted."""
-    headings = [(words_of("columns", "diff")[name].heading, True) for name in ("largest", "relative")]
-    table, n_quiet = plain_table(("site", False), *headings, ("", False)), 0
-    table.add_column("where", overflow="fold", ratio=1)
-    for site in layer.sites:
-        is_quiet = site.seen == "shape" and site.status == "identical"
-        if is_quiet and not everything:
-            n_quiet += 1
-            continue
-        word, style = _STATUS["same shape" if is_quiet else site.status]
-        numbers = ("" if number is None else number_text(number) for number in (site.largest, site.relative))
-        name = Text(_site_name(site.site), style="bold" if site.departs else "")
-        where = Text("; ".join(_remarks(site, layer)), style="" if site.departs else "dim")
-        table.add_row(name, *map(Text, numbers), Text(word, style=style), where)
-    parts: list[RenderableType] = [table] if table.row_count else []
-    if n_quiet:
-        parts.append(Text(f"same shape, numbers not saved: {count_of(n_quiet, 'more site')} (--all)", style="dim"))
-    alone = _alone("only in", *(list(map(_site_name, names)) for names in layer.only.values()))
-    title = f"{layer.label + ' · ' if layer.label else ''}site by site, in the order of execution"
-    return Group(title_rule(title), *parts, *alone)
+def _is_quiet(site: Difference) -> bool:
+    """Whether the site has no numbers to compare, and the same shape."""
+    return site.seen == "shape" and site.status == "identical"
+
+
+def _sites_table(layer: LayerDifference, everything: bool) -> Table[Difference]:
+    """A row for each site of a layer, quiet ones with `everything` only."""
+
+    def status(site: Difference) -> tuple[str, str]:
+        return ("same shape", "green") if _is_quiet(site) else _STATUS[site.status]
+
+    return Table(
+        columns=[
+            Column(
+                heading="site",
+                value=lambda site: _site_name(site.site),
+                style=lambda site: "bold" if site.departs else "",
+            ),
+            column("diff", "largest", lambda site: "" if site.largest is None else number_text(site.largest), "id"),
+            column("diff", "relative", lambda site: "" if site.relative is None else number_text(site.relative), "id"),
+            Column(heading="", value=lambda site: status(site)[0], style=lambda site: status(site)[1]),
+            Column(
+                heading="where",
+                value=lambda site: "; ".join(_remarks(site, layer)),
+                least=24,
+                wraps=True,
+                style=lambda site: "" if site.departs else "dim",
+            ),
+        ],
+        rows=[site for site in layer.sites if everything or not _is_quiet(site)],
+        title=layer.label,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- effects and heads
@@ -240,11 +258,11 @@ def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
     if d.effects is None:
         return
     metric, changes, lines = d.effects["metric"], d.effects["changes"], list[Text]()
-    shown = changes if everything else changes[:10]
-    for change in shown:
+    listed = changes if everything else changes[:10]
+    for change in listed:
         numbers = " → ".join(number_column(metric).text(change[side]) for side in "ab")
-        lines.append(Text(f"{removal_words(change['a'], d.a)}: {numbers} ({doc.shown(change['change'], 'change')})"))
-    lines += _more(len(changes) - len(shown), "removal")
+        lines.append(Text(f"{removal_words(change['a'], d.a)}: {numbers} ({shown(change['change'], 'change')})"))
+    lines += _more(len(changes) - len(listed), "removal")
     if changes:
         least = f"differences up to {number_text(d.effects['tolerance'])} are noise or within the tolerance"
         lines.append(Text(least, style="dim"))
@@ -292,9 +310,8 @@ def _statistic(name: str, a: float | None, b: float | None) -> str:
 # ---------------------------------------------------------------------------------------------------------------- maps
 
 
-_GAP, _LABEL = 2, 8
-_Panel = tuple[str, Array, Array, Ramp]
-"""A title, the levels of cells, their numbers, and the colours."""
+_LABEL = 12
+"""The most columns of the name of a row."""
 
 
 def require_drawable(records: Sequence[Record], options: ViewOptions) -> None:
@@ -329,13 +346,12 @@ def _maps(
         yield Text("no head is drawn: the records have no pattern or map that can be compared", style="yellow")
     elif len(found) > len(shown):
         yield Text(f"⋮ {count_of(len(found) - len(shown), 'more head')} changed (--all, --head N)", style="dim")
-    if shown:
-        alone = "; tokens of one text alone are left out" if d.first == "tokens" else ""
-        yield Text(f"{AXES}; a blank cell is masked{alone}", style="dim")
+    if shown and d.first == "tokens":
+        yield Text("tokens of one text alone are left out", style="dim")
 
 
 def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions, screen: Screen) -> RenderableType:
-    """A head in A, in B, and B − A, of the tokens that correspond, with their scales."""
+    """A head in A, in B, and B − A, of the tokens that correspond."""
     heads = [DrawableHead(record, heads_of(record).index(head), head) for record in (layer.a, layer.b)]
     a, b = (head_map(each, sequence) for each in heads)
     rows, columns = layer.queries[sequence], layer.keys[sequence]
@@ -346,56 +362,48 @@ def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions,
     is_other = (a.block, a.first) != (b.block, b.first) or (a.block > 1 and not layer.has_same_tokens)
     if is_other or not rows.size or not columns.size:
         words = "not drawn side by side: the records hold maps of other tokens"
-        return Group(title_rule(" · ".join(title)), Text(words, style="dim"))
+        return Text(f"{' · '.join(title)}: {words}", style="dim")
     names = [
         ["|".join(dict.fromkeys((of_a(i), of_b(j)))) for i, j in places.T.tolist()]
         for places, of_a, of_b in ((rows, a.query_name, b.query_name), (columns, a.key_name, b.key_name))
     ]
-    block, first, kind = a.block, a.first[1], scale_of(options, heads)
+    block, first = a.block, a.first[1]
     a, b = (
         each.part(rows[side])
         .part(slice(None), columns[side])
-        .fitting(rows.shape[1] if options.everything else 40, screen.width // 3 - _LABEL - _GAP)
+        .fitting(rows.shape[1] if options.everything else 40, screen.width // 3 - _LABEL - 2)
         for side, each in enumerate((a, b))
     )
     change = np.where(b.is_open, b.weights, 0.0) - np.where(a.is_open, a.weights, 0.0)
-    change = np.where(a.is_open | b.is_open, np.where(np.isnan(change), np.inf, change), np.nan)
-    largest, top = float(np.abs(change).max(initial=0.0, where=np.isfinite(change))), largest_of_maps((a, b))
-    title += [f"largest change {number_text(largest)}"]
-    title += [f"each mark {a.block} × {a.block} tokens"] if a.block > 1 else []
-    reach = range_text(kind, top)
-    scales = Text(f"A and B: {kind}, {reach}: ").append_tokens(WEIGHTS.swatches(colour=screen.colour))
-    scales.append(f"\nB − A: linear, −{number_text(largest)} … +{number_text(largest)}: ")
-    scales.append_tokens(CHANGES.swatches(colour=screen.colour)).append(" from less in B to more")
-    panels = [(name, levels(each.weights, kind, top), each.weights, WEIGHTS) for name, each in (("A", a), ("B", b))]
-    panels.append(("B − A", change_levels(change, largest), change, CHANGES))
+    largest = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
     factor = a.block // block  # a cell stands for so many rows and columns
-    places = (columns[0, ::factor] * block + first).tolist()
-    painted = [
-        _painted(panel, [line[::factor] for line in names], places, options.precision, screen) for panel in panels
-    ]
-    return Group(title_rule(" · ".join(title)), Columns(painted, padding=(0, _GAP, 0, 0)), scales)
-
-
-def _painted(
-    panel: _Panel, names: Sequence[Sequence[str]], places: Sequence[int], precision: int, screen: Screen
-) -> Text:
-    """A panel whose cells are as wide as up to three side by side allow, with numbers if these fit."""
-    title, of_cells, numbers, ramp = panel
-    least = precision + 3  # a sign, a point and a gap
-    rooms = [((screen.width - (n - 1) * _GAP) // n - _LABEL) // len(names[1]) for n in (3, 2, 1)]
-    width = max(1, min(8, next((room for room in rooms if room >= least), rooms[0])))
-    rows, columns = (
-        [set_cell_size(fitted(name, n), n) + " " for name in line]
-        for line, n in zip(names, (_LABEL - 1, width - 1), strict=True)
+    labels = [fitted(name, _LABEL) for name in names[0][::factor]]
+    whole = Grid(
+        values=a.weights,
+        allowed=a.is_open,
+        rows=labels,
+        columns=names[1][::factor],
+        places=(columns[0, ::factor] * block + first).tolist(),
+        top=largest_of_maps((a, b)),
+        scale=scale_of(options, heads),
+        digits=options.precision,
+        title="A",
+        has_all_rows=True,
     )
-    axis = "".join(columns) if width >= least else ticks(places, width)
-    text = Text(" " * _LABEL).append(title, style="bold").append(f"\n{' ' * _LABEL}{axis}", style="dim")
-    for name, row, values in zip(rows, of_cells.astype(int).tolist(), numbers.tolist(), strict=True):
-        text.append(f"\n{name}", style="bold")
-        for level, number in zip(row, values, strict=True):
-            word = weight_text(abs(number), precision) if level >= 0 and width >= least else ""
-            if ramp is CHANGES and word.strip("0."):  # a change that rounds to 0 has no sign
-                word = ("+" if number > 0 else "−") + word
-            text.append(*cell(level, width, colour=screen.colour, ramp=ramp, gap=int(width > 1), word=word))
-    return text
+    unnamed = [""] * len(labels)
+    panels = [
+        whole,
+        replace(whole, values=b.weights, allowed=b.is_open, rows=unnamed, title="B"),
+        replace(
+            whole,
+            values=change,
+            allowed=a.is_open | b.is_open,
+            rows=unnamed,
+            top=largest,
+            scale="change",
+            title="B − A",
+        ),
+    ]
+    each = f" · each mark {a.block} × {a.block} tokens" * (a.block > 1)
+    heading = Text(f"{' · '.join(title)} · largest change {number_text(largest)}{each}", style="bold")
+    return Group(heading, *grids(panels, screen, everything=options.everything))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.color import Color
 from rich.style import Style
 
 from mhacli.record.arrays import Array
@@ -101,15 +102,19 @@ def cell(
 
 
 def half_cells(
-    upper: Sequence[int], lower: Sequence[int] | None, *, broken: Style = _PLAIN
+    upper: Sequence[int],
+    lower: Sequence[int] | None,
+    *,
+    broken: Style = _PLAIN,
+    paint: Callable[[int], Color] = ramp_paint,
 ) -> Iterator[tuple[str, Style]]:
     """Two rows of levels as one line with a character per pair; None without a second row. `broken` styles pairs with a
-    `NOT_A_NUMBER`."""
+    `NOT_A_NUMBER`, and `paint` gives a level's colour."""
     for top, bottom in zip(upper, lower or [FORBIDDEN] * len(upper), strict=True):
         if NOT_A_NUMBER in (top, bottom):
             yield NAN_SIGN, broken
         else:
-            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, ramp_paint)
+            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, paint)
 
 
 def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from rich.style import Style
+
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.render.base.format import (
@@ -20,10 +22,11 @@ from mhacli.render.base.format import (
 
 Row = TypeVar("Row")
 Unit = Literal[
-    "word", "id", "integer", "number", "short", "weight", "fraction", "nats", "change", "size", "percent", "count", "bytes",
-    "seconds"
+    "word", "id", "integer", "number", "short", "weight", "fraction", "nats", "change", "brief", "size", "percent", "count",
+    "bytes", "seconds"
 ]  # fmt: skip
-"""What a value is: an `id` has no separators, a `change` a sign and the `size` of a change none; a `count` is of operations."""
+"""What a value is: an `id` has no separators, a `change` a sign, the `size` of a change none, and a `brief` one few digits; a
+`count` is of operations."""
 
 
 def _size_text(number: float) -> str:
@@ -36,6 +39,12 @@ def _change_text(number: float) -> str:
     return f"{'+' if number > 0 else ''}{_size_text(number)}"
 
 
+def _brief_text(number: float) -> str:
+    """A change in five columns: `-1.20`, `.31`, `0`."""
+    digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
+    return "0" if number == 0 else weight_text(number, digits)
+
+
 _TEXTS: dict[Unit, Callable[..., str]] = {
     "word": str,
     "id": str,
@@ -46,6 +55,7 @@ _TEXTS: dict[Unit, Callable[..., str]] = {
     "fraction": lambda part: f"{100 * part:.0f}%",
     "nats": "{:.2f}".format,
     "change": _change_text,
+    "brief": _brief_text,
     "size": _size_text,
     "percent": percent_text,
     "count": count_text,
@@ -144,7 +154,7 @@ class Grid:
     meaning: str = ""
     places: Sequence[int] | None = None
     marked: Array | None = None
-    signs: Sequence[Sequence[tuple[str, str]]] | None = None
+    signs: Sequence[Sequence[tuple[str, Style]]] | None = None
     beside: Sequence[Column[int]] = ()
     has_all_rows: bool = False
     smaller: Callable[[int, int], Grid] | None = None

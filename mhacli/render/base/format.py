@@ -26,13 +26,16 @@ PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def weight_text(weight: float, precision: int) -> str:
+def weight_text(weight: float, precision: int = 2) -> str:
     """An attention weight without its leading zero: `.17`, `1.00`, `nan`.
 
     >>> weight_text(0.171, 2)
     '.17'
     """
-    return "nan" if math.isnan(weight) else f"{weight:.{precision}f}".removeprefix("0") or "0"
+    if math.isnan(weight):
+        return "nan"
+    digits = f"{abs(weight):.{precision}f}".removeprefix("0") or "0"
+    return f"-{digits}" if weight < 0 and digits.strip("0.") else digits
 
 
 def number_text(number: float | None) -> str:

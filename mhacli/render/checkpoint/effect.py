@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import exp
 from operator import attrgetter
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
@@ -13,7 +14,7 @@ from rich.text import Text
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.cells import CHANGES, cell
-from mhacli.render.base.doc import Column, Table, Unit, column, shown
+from mhacli.render.base.doc import Column, Grid, Table, Unit, column, shown
 from mhacli.render.base.format import (
     count_of,
     flowing,
@@ -22,6 +23,7 @@ from mhacli.render.base.format import (
     percent_text,
     type_text,
 )
+from mhacli.render.base.grids import are_numbers_narrow, grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
@@ -46,25 +48,27 @@ _SIGNED = ("d_logit", "first_order", "d_logprob")
 
 
 def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """The sections of a record with effects."""
+    """The sections of a record with effects: the answer, the map of heads or the coloured text, the table, the verification."""
     summary = record.effect
     assert summary is not None, "a record with effects has a summary"
-    effect_map = EffectMap.of(record)
-    yield _question(record, summary, screen)
+    question, proof = _question(record, summary, screen), _proof(summary, screen)
     if not summary.verified.ok:
-        yield _proof(summary, screen)
+        yield from (question, proof)
         return
-    if effect_map.rows:
-        yield _head_map(effect_map, screen)
-    for read in effect_map.texts:
-        yield _coloured_text(effect_map, read, screen)
-    yield scale_text(effect_map, screen, has_signs=bool(effect_map.texts) or not _is_numbered(effect_map, screen))
+    yield from (_answer(record, summary, screen), Text(""), question, Text(""))
+    shown, has_signs = EffectMap.of(record), False
+    if shown.rows:
+        of_heads = _grid(shown)
+        has_signs = not are_numbers_narrow(of_heads, screen.width)
+        yield from grids([of_heads], screen, has_caption=False)
+    for read in shown.texts:
+        yield _coloured_text(shown, read, screen)
+    yield from (scale_text(shown, screen, has_signs=has_signs or bool(shown.texts)), Text(""))
     yield from table(effect_table(record, summary, None if options.everything else _MAX_ROWS), screen.width)
     yield from _interaction(record, summary)
     yield from _masked_words(record, screen)
     yield from _rank_words(summary, screen)
-    yield _proof(summary, screen)
-    yield _answer(record, summary, screen)
+    yield proof
 
 
 def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
@@ -122,31 +126,24 @@ def _removed(effect: Effect) -> str:
 # --------------------------------------------------------------------------------------------------------- the pictures
 
 
-def _head_map(shown: EffectMap, screen: Screen) -> Text:
-    """A row per layer, a column per head; a head that was not removed is a space."""
-    label, is_numbered = _label(shown), _is_numbered(shown, screen)
-    width = NUMBER if is_numbered else MARK
-    axis = head_axis(shown.n_columns, width)
-    above = f"{'':{label + len(axis) - len(axis.lstrip())}}head\n{'layer':>{label - 2}}  "
-    has_layers = any(row.name for row in shown.rows)  # a layer of mha has no name
-    lines = [Text((above if has_layers else f"{'head':>{label - 2}}  ") + axis, style="dim")]
-    for row in shown.rows:
-        line = Text(f"{row.name:>{label - 2}}  ")
-        for effect in row.heads:
-            word = shown.word(effect) if is_numbered else ""
-            line.append(*cell(shown.level(effect), width, colour=screen.colour, ramp=CHANGES, gap=1, word=word))
-        lines.append(line)
-    return Text("\n").join(lines)
-
-
-def _label(shown: EffectMap) -> int:
-    """The columns of the names of rows."""
-    return max(len("layer"), *(len(row.name) for row in shown.rows)) + 2
-
-
-def _is_numbered(shown: EffectMap, screen: Screen) -> bool:
-    """Whether the cells of the map have room for numbers; true without a map."""
-    return not shown.rows or _label(shown) + shown.n_columns * NUMBER <= screen.width
+def _grid(shown: EffectMap) -> Grid:
+    """A row per layer, a column per head; a head that was not removed is blank."""
+    changes = [[None if each is None else shown.summary.change_of(each) for each in row.heads] for row in shown.rows]
+    n_columns = shown.n_columns
+    values = np.array([[*row, *[None] * (n_columns - len(row))] for row in changes], dtype=np.float64)
+    corner = "layer" if any(row.name for row in shown.rows) else "head"  # a layer of mha has no name
+    width = max(len(corner), *(len(row.name) for row in shown.rows))
+    return Grid(
+        values=values,
+        allowed=~np.isnan(values),
+        rows=[f"{row.name:>{width}}" for row in shown.rows],
+        columns=[str(head) for head in range(n_columns)],
+        top=shown.largest,
+        scale="change",
+        unit="brief",
+        corner=corner,
+        has_all_rows=True,
+    )
 
 
 def head_axis(n_heads: int, width: int) -> str:

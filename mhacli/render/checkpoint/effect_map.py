@@ -11,6 +11,7 @@ import numpy as np
 from mhacli.record.effect import Effect, EffectSummary
 from mhacli.record.record import InspectedLayer, Record, texts_of
 from mhacli.render.base.cells import FORBIDDEN, change_levels
+from mhacli.render.base.doc import shown
 from mhacli.render.base.format import number_text
 from mhacli.render.base.selection import short_name
 from mhacli.text.escape import token_label, visible
@@ -78,12 +79,7 @@ class EffectMap:
     def word(self, effect: Effect | None) -> str:
         """A change in five columns: `-1.20`, `.31`, `0`; empty for a head that was not removed."""
         change = None if effect is None else self.summary.change_of(effect)
-        if change is None:
-            return ""
-        if change == 0:
-            return "0"
-        words = f"{change:.2f}" if abs(change) < 9.995 else f"{change:.1f}" if abs(change) < 99.95 else f"{change:.0f}"
-        return words.replace("0.", ".", 1) if abs(change) < 0.995 else words
+        return "" if change is None else shown(change, "brief")
 
     @cached_property
     def rows(self) -> tuple[EffectRow, ...]:

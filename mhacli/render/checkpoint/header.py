@@ -34,15 +34,22 @@ _CAPTURES = {
 }
 
 
-def model_header(record: Record, model: Model, screen: Screen, *, everything: bool = False) -> RenderableType:
-    """The model, the check that inspection changed nothing, the capture of each layer, and the unverified layers."""
+def model_header(
+    record: Record, model: Model, screen: Screen, *, in_brief: bool = False, everything: bool = False
+) -> RenderableType:
+    """The model, the check that inspection changed nothing, the capture of each layer, and the unverified layers; `in_brief` what
+    was read, and how its attention differs from plain attention."""
     name = [Text(visible(model.path), style="bold")]
     name += [Text(f"revision {visible(model.revision)}")] if model.revision else []
-    lines: list[RenderableType] = [
-        flowing([*name, *(Text(part) for part in _sizes(record, model))], screen.width),
-        flowing([*_proof(record, model)], screen.width),
-        flowing([Text(part, style="dim") for part in _capture_lines(record, model)], screen.width),
-    ]
+    lines: list[RenderableType] = []
+    if in_brief:
+        words = [_layers(record, model), *by_layers(record.layers, _heads), visible(model.dtype)]
+        words += [visible(record.environment.device), *texts_in_words(record), *_masks_and_scores(record)]
+        lines.append(flowing([*name, *map(Text, words), *_proof(record, model)], screen.width))
+    else:
+        lines.append(flowing([*name, *(Text(part) for part in _sizes(record, model))], screen.width))
+        lines.append(flowing([*_proof(record, model)], screen.width))
+        lines.append(flowing([Text(part, style="dim") for part in _capture_lines(record, model)], screen.width))
     if model.generated is not None:
         generated = model.generated
         summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
@@ -62,18 +69,24 @@ def _generated_text(record: Record, generated: Generated) -> str:
 
 def _sizes(record: Record, model: Model) -> Iterator[str]:
     """The sizes of the model, and its device."""
-    environment, n_inspected = record.environment, len({(layer.kind, layer.layer) for layer in record.layers})
-    n_all = model.n_layers * len({layer.kind for layer in record.layers})
+    environment = record.environment
     yield from (visible(model.family), visible(model.architecture))
     yield f"{count_text(model.n_parameters)} parameters"
-    chosen = f", {names_of(record.layers)} inspected" if n_inspected + len(model.without) < n_all else ""
-    yield count_of(model.n_layers, "layer") + chosen
+    yield _layers(record, model)
     yield from by_layers(record.layers, _heads)
     limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
     yield f"positions {visible(model.positions)}{limit}"
     yield from (visible(model.dtype), visible(environment.device))
     yield f"torch {visible(environment.torch)}"
     yield f"mha {visible(environment.mha)}"
+
+
+def _layers(record: Record, model: Model) -> str:
+    """The number of layers, and which were inspected if not all."""
+    n_inspected = len({(layer.kind, layer.layer) for layer in record.layers})
+    n_all = model.n_layers * len({layer.kind for layer in record.layers})
+    chosen = f", {names_of(record.layers)} inspected" if n_inspected + len(model.without) < n_all else ""
+    return count_of(model.n_layers, "layer") + chosen
 
 
 def _heads(layer: InspectedLayer) -> str:
@@ -106,12 +119,7 @@ def _capture_lines(record: Record, model: Model) -> Iterator[str]:
     yield from by_layers(
         layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
     )
-    yield from by_layers(
-        layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
-    )
-    yield from by_layers(layers, _has_custom_scale)
-    for name in dict.fromkeys(name for layer in layers for name in _departures(layer)):
-        yield from by_layers(layers, partial(_departure, name))
+    yield from _masks_and_scores(record)
     types = dict.fromkeys(without.type for without in model.without)
     for kind in types:
         numbers = [without.layer for without in model.without if without.type == kind]
@@ -126,6 +134,17 @@ def _capture_lines(record: Record, model: Model) -> Iterator[str]:
     are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
     verb = "take" if are_kept else "would take"
     yield f"full attention matrices {verb} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+
+
+def _masks_and_scores(record: Record) -> Iterator[str]:
+    """The masks, and what else the scores have beside those of plain attention."""
+    layers = record.layers
+    yield from by_layers(
+        layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
+    )
+    yield from by_layers(layers, _has_custom_scale)
+    for name in dict.fromkeys(name for layer in layers for name in _departures(layer)):
+        yield from by_layers(layers, partial(_departure, name))
 
 
 def _departure(name: str, layer: InspectedLayer) -> str:

@@ -6,34 +6,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.arrays import Array
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, token_at, type_text
-from mhacli.render.base.options import Screen, ViewOptions, balanced
+from mhacli.render.base.doc import Column, Table
+from mhacli.render.base.format import fitted, percent_text, token_at, type_text
+from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
-from mhacli.render.base.tokens import hidden
-from mhacli.render.heads.fitting_view import fitting_view
-from mhacli.render.heads.head_map import HeadPattern, largest_of, where
-from mhacli.render.heads.heatmap import HeatScale, scale_caption
-from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
+from mhacli.render.base.terminal import table
+from mhacli.render.heads.grids import patterns
+from mhacli.render.heads.head_map import HeadPattern, kv_head_of, largest_of, where
 from mhacli.text.tokens import TokenSequence
 
 MAX_DRAWN = 8
 HINT = "--layer N --head H draws a pattern"
 
 
+def are_drawn(layers: Sequence[LayerView], options: ViewOptions) -> bool:
+    """Whether layers or heads were chosen for their patterns. In a record with spans, layers are chosen for span
+    masses."""
+    is_about_spans = bool(layers and layers[0].record.spans)
+    is_chosen = options.heads is not None or (options.layers is not None and not is_about_spans)
+    return is_chosen and options.view != "none" and any(layer.has_pattern for layer in layers)
+
+
 def patterns_view(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The patterns of chosen layers or heads on a common scale; without a choice, the keys of chosen rows."""
-    if not _are_drawable(layers, options):
+    """The patterns of chosen layers or heads on a common scale; without a choice, the keys of chosen rows, or how to choose."""
+    if options.view == "none" or not any(layer.has_pattern for layer in layers):
         return
-    if not _is_chosen(layers, options):
-        yield from [] if options.rows is None else top_keys_of_rows(layers, sequences, options)
+    if not are_drawn(layers, options):
+        if options.rows is None:
+            yield Text(HINT, style="dim")
+        else:
+            yield from _top_keys_of_rows(layers, sequences, options, screen)
         return
     missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
@@ -41,44 +51,15 @@ def patterns_view(
             f"the pattern of {names_of(missing)} is not in this record, so it is not drawn; --keep-limit makes room"
         )
         yield Text(message, style="yellow")
-    groups = [*_groups([layer for layer in layers if layer.has_pattern], sequences, options)]
-    heads = [pattern.head for group in groups for pattern in group.patterns]
-    options, note = fitting_view(heads, options, screen)
-    if note is not None:
-        yield note
-    scale = drawing_scale(heads, largest_of(heads), options, screen)
-    captions = [*_captions(groups, scale, options, screen)] if heads else []
-    yield Group(*(drawing for group in groups for drawing in drawings(group, scale, options, screen)), *captions)
-
-
-def pattern_hint(layers: Sequence[LayerView], options: ViewOptions) -> Iterator[Text]:
-    """How to draw a pattern, if patterns were kept and none is drawn."""
-    if _are_drawable(layers, options) and not _is_chosen(layers, options) and options.rows is None:
-        yield Text(HINT, style="dim")
-
-
-def _are_drawable(layers: Sequence[LayerView], options: ViewOptions) -> bool:
-    return options.view != "none" and any(layer.has_pattern for layer in layers)
-
-
-def _is_chosen(layers: Sequence[LayerView], options: ViewOptions) -> bool:
-    """Whether layers or heads were chosen for their patterns. In a record with spans, layers are chosen for span
-    masses."""
-    is_about_spans = bool(layers and layers[0].record.spans)
-    return options.heads is not None or (options.layers is not None and not is_about_spans)
-
-
-def _groups(layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions) -> Iterator[PatternGroup]:
-    """The patterns to draw, in groups that may be shortened: by layer for chosen layers, together for chosen heads."""
-    patterns = [[*_of_layer(layer, b, options)] for layer in layers for b in sequences]
-    if options.layers is None:
-        patterns = [[head for group in patterns for head in group]]
+    heads = [head for layer in layers if layer.has_pattern for b in sequences for head in _of_layer(layer, b, options)]
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
-    for group in patterns:
-        selection = balanced(len(group), len(group) if is_requested else MAX_DRAWN)
-        missing = hidden(selection.hidden, "pattern", "--all, --layer, --head") if selection.hidden else None
-        titled = [TitledPattern(_title(group[idx]), group[idx]) for idx in selection.shown]
-        yield PatternGroup(titled, selection.before, missing)
+    shown = heads if is_requested else heads[:MAX_DRAWN]
+    titled = [(_title(head), head) for head in shown]
+    yield from patterns(titled, largest_of(shown), options, screen, n_more=len(heads) - len(shown))
+    if any(head.is_followed(row) for head in shown for row in range(len(head.weights))):
+        yield Text("a → b: after query a the model generated token b", style="dim")
+    if options.words:
+        yield Text(WORDS_CAPTION, style="dim")
 
 
 def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[HeadPattern]:
@@ -98,30 +79,12 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
             yield HeadPattern(view, sequence, head_idx, "pattern", rows, produced, inspected)
 
 
-def _title(head: HeadPattern) -> Text:
+def _title(head: HeadPattern) -> str:
     layer, statistics = head.layer, head.statistics
     assert layer is not None, "a head of a checkpoint is of a layer"
     name = where(head.record, head.sequence, layer.label, statistics.head) + kv_head_of(head.record, statistics.head)
-    sign, colour = KIND_SIGNS[statistics.kind]
-    title = Text(name, style="bold")
-    if not layer.verified:
-        title.append(" · NOT verified", style="bold red")
-    return title.append(" · ").append(f"{sign} {type_text(statistics)}", style=colour)
-
-
-def _captions(groups: Sequence[PatternGroup], scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[Text]:
-    """The common scale, the weights of sink logits, and the meaning of row names and words."""
-    heads = [pattern.head for group in groups for pattern in group.patterns]
-    if options.view == "matrix":
-        yield matrix_caption(groups, scale.largest, options, screen)
-    if options.view == "heatmap":
-        yield scale_caption(heads, scale, screen, options.precision)
-    if options.view != "matrix" and any(head.has_learned_sink for head in heads):
-        yield Text("rows sum to less than 1: the sink logit takes the rest (s_aux)", style="dim")
-    if any(head.is_followed(row) for head in heads for row in range(len(head.weights))):
-        yield Text("a → b: after query a the model generated token b", style="dim")
-    if options.words:
-        yield Text(WORDS_CAPTION, style="dim")
+    doubt = "" if layer.verified else " · NOT verified"
+    return f"{name}{doubt} · {KIND_SIGNS[statistics.kind][0]} {type_text(statistics)}"
 
 
 # ------------------------------------------------------------------------------------------------------ top keys of rows
@@ -129,8 +92,8 @@ def _captions(groups: Sequence[PatternGroup], scale: HeatScale, options: ViewOpt
 _NAME_WIDTH = 16
 
 
-def top_keys_of_rows(
-    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions
+def _top_keys_of_rows(
+    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """For each chosen row the weight of the first token, the top keys of the rest, and the generated next token.
 
@@ -139,38 +102,48 @@ def top_keys_of_rows(
     self_layers = [layer for layer in layers if layer.has_pattern and layer.inspected.kind in ("self", "decoder")]
     if options.rows is None or not self_layers:
         return
+    first = self_layers[0]
+    generated = None if first.record.model is None else first.record.model.generated
     for b in sequences:
-        head = HeadPattern(self_layers[0].record, b, 0, "pattern")
-        generated = None if self_layers[0].record.model is None else self_layers[0].record.model.generated
-        produced = first_produced(self_layers[0].inspected.kind, generated, b)
-        rows = rows_in(options.rows, self_layers[0].record.sequences[b], produced)
+        head = HeadPattern(first.record, b, 0, "pattern")
+        produced = first_produced(first.inspected.kind, generated, b)
         means = np.mean(
             [layer.record.arrays["pattern"][b, :, head.queries].mean(axis=0) for layer in self_layers], axis=0
         )
-        table = plain_table()
-        for name in ("query", *(["made"] if produced is not None else []), "first token", "and besides"):
-            table.add_column(name, no_wrap=name != "and besides", justify="right" if name == "first token" else "left")
-        for row in rows:
-            table.add_row(*_keys_of_row(head, means[row], row, produced, options))
+        rows = rows_in(options.rows, first.record.sequences[b], produced)
+        of_rows = _keys_table(head, means, rows, produced, options.top)
         title = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in self_layers])}"
-        note = Text("a mean hides what single heads do: --layer N --head H draws one", style="dim")
-        yield Group(title_rule(title), table, note)
+        note = "a mean hides what single heads do: --layer N --head H draws one"
+        yield from table(replace(of_rows, title=title), screen.width, note)
 
 
-def _keys_of_row(head: HeadPattern, weights: Array, row: int, produced: int | None, options: ViewOptions) -> list[Text]:
-    """The line of a query, naming keys with their positions."""
-    first = head.record.first_key(head.sequence)
-    n_keys = len(head.record.keys[head.sequence].tokens)
-    order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(weights[key]))
-    keys = [key for key in order if weights[key] > 0][: options.top]
-    listed = ", ".join(
-        f"{token_at(head.key_name(key), head.key_index(key), _NAME_WIDTH)} {percent_text(float(weights[key]))}"
-        for key in keys
+def _keys_table(head: HeadPattern, means: Array, rows: Sequence[int], produced: int | None, top: int) -> Table[int]:
+    """A row for each query, naming keys with their positions."""
+    first, n_keys = head.record.first_key(head.sequence), len(head.record.keys[head.sequence].tokens)
+
+    def besides(row: int) -> str:
+        order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(means[row, key]))
+        keys = [key for key in order if means[row, key] > 0][:top]
+        names = (token_at(head.key_name(key), head.key_index(key), _NAME_WIDTH) for key in keys)
+        words = [f"{name} {percent_text(float(means[row, key]))}" for name, key in zip(names, keys, strict=True)]
+        return ", ".join(words) or "nothing else"
+
+    def made(row: int) -> str:
+        return fitted(head.query_name(row + 1), _NAME_WIDTH) if produced is not None and row >= produced else ""
+
+    return Table(
+        columns=[
+            Column(
+                heading="query",
+                value=lambda row: token_at(head.query_name(row), row, _NAME_WIDTH),
+                style=lambda row: "bold",
+            ),
+            *([] if produced is None else [Column(heading="made", value=made, style=lambda row: "cyan")]),
+            Column(heading="first token", value=lambda row: float(means[row, first]), unit="percent"),
+            Column(heading="and besides", value=besides, least=30, wraps=True),
+        ],
+        rows=rows,
     )
-    cells = [Text(token_at(head.query_name(row), row, _NAME_WIDTH), style="bold")]
-    if produced is not None:
-        cells.append(Text(fitted(head.query_name(row + 1), _NAME_WIDTH) if row >= produced else "", style="cyan"))
-    return [*cells, Text(percent_text(float(weights[first]))), Text(listed or "nothing else")]
 
 
 # ---------------------------------------------------------------------------------------------------------------- words

@@ -8,19 +8,19 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, words_of_type
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
-from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, short_text, weight_text
-from mhacli.render.base.options import Screen, ViewOptions, balanced, sequences_to_draw
+from mhacli.render.base.doc import Column, Grid, Table
+from mhacli.render.base.format import count_of, fitted, flowing, or_dash, percent_text, short_text, weight_text
+from mhacli.render.base.grids import grids
+from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
     LayerView,
     chosen_heads,
     chosen_layers,
-    places_of,
     require_inspected_heads,
     short_name,
     survey_of,
@@ -29,10 +29,18 @@ from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.corpus import cells_view, corpus_sinks, corpus_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
-from mhacli.render.heads.heatmap import pooled_map
-from mhacli.render.heads.table import heads_table
-from mhacli.render.heads.view import corner_view, key_name, labelled, sinks_are, strong_places, strongest_keys
+from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
+from mhacli.render.heads.grids import head_map_view
+from mhacli.render.heads.table import heads_table, statistics
+from mhacli.render.heads.view import (
+    corner_view,
+    key_name,
+    labelled,
+    requested_queries,
+    sinks_are,
+    strong_places,
+    strongest_keys,
+)
 from mhacli.text.escape import token_label, visible
 
 MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN, MAX_SINKS = 24, 8, 4, 8, 5
@@ -41,8 +49,8 @@ sink keys."""
 
 
 def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The complete view of a checkpoint's record. Raises `UsageError` for a layer, head or sequence that the record
-    lacks."""
+    """The complete view of a checkpoint's record: of chosen heads their patterns first. Raises `UsageError` for a layer, head or
+    sequence that the record lacks."""
     assert record.model is not None, "a record of a checkpoint has its model"
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
@@ -51,24 +59,27 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     listed, description = listed_heads(record, heads, options)
     remarks = [Text(f"{description} (--all, --layer N, --sort)", style="dim")] if description else []
     of_heads = heads_table(record, listed, options)
+    checks = checks_view(record, screen, in_detail=options.verbose)
     if options.brief:
-        return Group(
-            *remarks, bare(of_heads, screen.width), Text(""), checks_view(record, screen, in_detail=options.verbose)
-        )
-    sections: list[RenderableType] = [
-        model_header(record, record.model, screen, everything=options.everything),
-        Group(grid(record, layers, screen), _sinks(record, layers, heads, screen)),
-        Group(*remarks, *table(of_heads, screen.width, has_all=options.verbose), *pattern_hint(layers, options)),
-        *corpus_tables(record, layers, listed, options, screen),
-        *_strong_cells(record, layers, listed, options, screen),
-        *(token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()),
-    ]
+        return Group(*remarks, bare(of_heads, screen.width), Text(""), checks)
+    has_all = options.verbose or options.everything
+    header = model_header(record, record.model, screen, in_brief=not options.verbose, everything=options.everything)
+    drawn = Group(*patterns_view(layers, sequences.shown, options, screen))
+    numbers = Group(*remarks, *statistics(of_heads, options, screen))
+    overview = Group(grid(record, layers, screen), _sinks(record, layers, heads, screen))
+    sections: list[RenderableType] = [header]
+    if are_drawn(layers, options):
+        sections += [drawn, numbers, *([overview] if has_all or options.heads is None else ())]
+    else:
+        sections += [overview, Group(numbers, drawn)]
+    sections += corpus_tables(record, layers, listed, options, screen)
+    sections += _strong_cells(record, layers, listed, options, screen) if has_all or record.corpus is not None else ()
+    sections += token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()
     if any("span_mass" in layer.record.arrays for layer in layers):
         sections.append(span_view(record, layers, sequences.shown, options, screen))
-    sections += patterns_view(layers, sequences.shown, options, screen)
     sections += _maps(layers, sequences.shown, options, screen)
     sections += _cells(layers, listed, sequences.shown, options, screen)
-    sections.append(checks_view(record, screen, in_detail=options.verbose))
+    sections.append(checks)
     return Group(*[part for section in sections for part in (Text(""), section)][1:])
 
 
@@ -152,16 +163,15 @@ def _maps(
 ) -> Iterator[RenderableType]:
     """The maps of the requested heads, in the chosen layers or in as many as fit on a screen."""
     maps = [
-        (layer, head_idx, b)
+        (layer, place, b)
         for layer in layers
-        for head_idx in places_of(
-            layer.record, [h for h in options.maps if h in {heads.head for heads in layer.record.heads}]
-        )
+        for place, head in enumerate(layer.record.heads)
+        if head.head in options.maps
         for b in sequences
     ]
     limit = len(maps) if options.everything or options.layers is not None else MAX_DRAWN
-    for layer, head_idx, b in maps[:limit]:
-        yield pooled_map(layer.record, head_idx, b, options, screen, layer=layer.inspected.label)
+    for layer, place, b in maps[:limit]:
+        yield head_map_view(layer.record, place, b, options, screen, layer=layer.inspected.label)
     if len(maps) > limit:
         yield hidden(len(maps) - limit, "map", "--all or --layer")
 
@@ -175,98 +185,69 @@ def _cells(
 ) -> Iterator[RenderableType]:
     """The kept cells of the listed heads: a block of their patterns, and the top keys of some queries."""
     listed_layers = [*_of_layers(layers, listed)]
-    blocks = [
-        (layer, head_idx, b)
-        for layer, heads in listed_layers
-        for head_idx in places_of(layer.record, [head.head for head in heads])
-        for b in sequences
-        if "corner" in layer.record.arrays
-    ]
-    limit = len(blocks) if options.everything or options.layers is not None else MAX_DRAWN
-    for layer, head_idx, b in blocks[:limit]:
-        block = layer.inspected.survey.kept.corner
-        assert block is not None, "its cells are in the record"
-        yield corner_view(layer.record, block, head_idx, b, options, screen, layer=layer.inspected.label)
-    if len(blocks) > limit:
-        yield hidden(len(blocks) - limit, "part", "--all or --layer")
+    n_left = len(listed) if options.everything or options.layers is not None else MAX_DRAWN
     for layer, heads in listed_layers:
-        if "top_keys" in layer.record.arrays:
-            for b in (b for b in sequences if _has_requested(layer, b)):
-                yield strongest_keys(layer.record, heads, b, layer=layer.inspected.label)
-
-
-def _has_requested(layer: LayerView, sequence: int) -> bool:
-    first, n = layer.record.first_query(sequence), len(layer.record.sequences[sequence].tokens)
-    return any(0 <= query - first < n for query in layer.inspected.survey.kept.queries)
+        block = layer.inspected.survey.kept.corner
+        if block is not None and "corner" in layer.record.arrays and n_left > 0:
+            places = [head.head for head in heads[:n_left]]
+            n_left -= len(places)
+            for b in sequences:
+                yield from corner_view(layer.record, block, places, b, options, screen, layer=layer.inspected.label)
+    for layer, heads in listed_layers:
+        for b in sequences if "top_keys" in layer.record.arrays else ():
+            if requested_queries(layer.record, b):
+                yield Group(*strongest_keys(layer.record, heads, b, screen, layer=layer.inspected.label))
 
 
 # -------------------------------------------------------------------------------------------------------- grid of heads
 
-_NOT_INSPECTED = " "
-_AXIS_STEP, _MAX_NAMED = 5, 3
+_MAX_NAMED = 3
 
 
 def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
-    """A grid with a row per layer and a column per head, grouped by the kind of layer, and the number of heads by type."""
-    inspected = [layer.inspected for layer in layers]
-    n_heads = max(layer.n_heads for layer in inspected)
-    label = max(cell_len(name) for name in ("layer", *(short_name(layer, record.layers) for layer in inspected))) + 1
-    width_left = screen.width - label - 1
-    width = next((w for w in (len(str(n_heads - 1)) + 1, 2) if n_heads * w <= width_left), 2)
-    n_panels = -(-n_heads // max(1, width_left // width))
-    size = -(-n_heads // n_panels)
-    panels: list[RenderableType] = []
-    for start in range(0, n_heads, size):
-        columns = range(start, min(n_heads, start + size))
-        lines = [_axis(columns, label, width)]
-        for name, row in _rows(record, layers):
-            if isinstance(row, str):
-                replacement = fitted(f"– {row}", max(1, width_left))
-                lines.append(Text(f"{name:>{label - 1}}  {replacement}", style="dim"))
-            else:
-                lines.append(_row(row, name, columns, label, width))
-        panels.append(Text("\n").join(lines))
-    return Group(*panels, _legend(record, [head for layer in layers for head in layer.record.heads], screen))
+    """A grid with a row per layer and a column per head, grouped by the kind of layer, and the number of heads by type. A layer
+    without attention has its type in place of heads."""
+    rows = [*_rows(record, layers)]
+    n_heads = max(layer.inspected.n_heads for layer in layers)
+    signs = [[(" ", Style.null())] * n_heads for _ in rows]
+    without = {}
+    for place, (_, row) in enumerate(rows):
+        if isinstance(row, str):
+            without[place] = f"– {row}"
+            continue
+        for head in row.record.heads:
+            signs[place][head.head] = type_sign(head.kind)
+    heading = max(len("layer"), *(cell_len(name) for name, _ in rows))
+    shown = Grid(
+        values=np.zeros((len(rows), n_heads)),
+        allowed=np.ones((len(rows), n_heads), bool),
+        rows=[f"{name:>{heading}}" for name, _ in rows],
+        columns=[str(head) for head in range(n_heads)],
+        top=1.0,
+        corner="layer",
+        signs=signs,
+        beside=[Column(heading="", value=lambda row: without.get(row, ""))] if without else [],
+        has_all_rows=True,
+    )
+    heads = [head for layer in layers for head in layer.record.heads]
+    return Group(*grids([shown], screen, form="shades"), _legend(record, heads, screen))
 
 
 def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, LayerView | str]]:
-    """Row names with their layers, or the type of a layer without attention, in model order."""
+    """Row names with their layers, or the type of a layer without attention, in model order. A layer that is not verified has
+    a !."""
     missing = [] if record.model is None else [*record.model.without]
     for kind in dict.fromkeys(layer.inspected.kind for layer in layers):
-        rows: list[tuple[int, str, LayerView | str]] = [
-            (layer.inspected.layer, short_name(layer.inspected, record.layers), layer)
-            for layer in layers
-            if layer.inspected.kind == kind
-        ]
+        rows: list[tuple[int, str, LayerView | str]] = []
+        for layer in layers:
+            if layer.inspected.kind == kind:
+                doubt = "" if layer.inspected.verified else " !"
+                rows.append((layer.inspected.layer, short_name(layer.inspected, record.layers) + doubt, layer))
         if kind != "encoder" and len(layers) == len(record.layers):
             rows += [(without.layer, str(without.layer), visible(without.type)) for without in missing]
             missing = []
         for _, name, row in sorted(rows, key=lambda row: row[0]):
             yield name, row
-
-
-def _axis(columns: range, label: int, width: int) -> Text:
-    """The axis labels and those head numbers that fit."""
-    axis = [" "] * (len(columns) * width + width)
-    next_free = 0
-    for column, head in enumerate(columns):
-        number, position = str(head), column * width
-        is_round = width > len(str(columns[-1])) or head % _AXIS_STEP == 0
-        if position >= next_free and (column == 0 or is_round):
-            axis[position : position + len(number)] = number
-            next_free = position + len(number) + 1
-    return Text(f"{'':{label - 1}}  head\n{'layer':>{label - 1}}  {''.join(axis).rstrip()}", style="dim")
-
-
-def _row(layer: LayerView, name: str, columns: range, label: int, width: int) -> Text:
-    is_verified = layer.inspected.verified
-    line = Text(f"{name:>{label - 1}}", style="" if is_verified else "bold red")
-    line.append(" " if is_verified else "!", style="bold red").append(" ")
-    kinds = {head.head: head.kind for head in layer.record.heads}
-    for head in columns:
-        sign, style = type_sign(kinds[head]) if head in kinds else (_NOT_INSPECTED, Style.null())
-        line.append(sign, style=style).append(" " * (width - 1))
-    return line
 
 
 def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> Text:
@@ -292,78 +273,65 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
 
 # ---------------------------------------------------------------------------------------------------------------- spans
 
-_MAX_ROWS, _NAME_WIDTH, _GAP, _LIFT_WIDTH = 16, 12, 2, 6
+_MAX_ROWS, _NAME_WIDTH, _LIFT_WIDTH = 16, 12, 6
 _MUCH, _LITTLE = 2.0, 0.5
-
-_Pair = tuple[int, int]
+_SPANS = (
+    "a → b: the attention weight of all tokens of b together for a token of a, averaged over {over} · ×: its ratio to that "
+    "of uniform attention over the same keys, so that long spans are not favoured · attention is not causation"
+)
+_SpanRow = tuple[str, np.ndarray, np.ndarray]
+"""A layer or head with the weights `[span, span]` and those of uniform attention; NaN without queries."""
 
 
 def span_view(
     record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> RenderableType:
     """A row per layer or chosen head and a column per pair of spans, in as many tables as needed."""
-    rows = [
-        row
-        for layer in layers
-        if "span_mass" in layer.record.arrays
-        for row in _span_rows(record, layer, sequences, options)
-    ]
-    selection = balanced(len(rows), len(rows) if options.everything else _MAX_ROWS)
+    with_spans = [layer for layer in layers if "span_mass" in layer.record.arrays]
+    rows = [row for layer in with_spans for row in _span_rows(record, layer, sequences, options)]
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
-    label = max([len("layer"), *(cell_len(name) for name, _, _ in rows)])
-    width = max(options.precision + 2 + _LIFT_WIDTH, *(cell_len(f"→ {name}") for name in names))
-    tables = []
-    for pairs in _panels(len(names), max(1, (screen.width - label) // (width + _GAP))):
-        table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=False, header_style="dim")
-        table.add_column(Text("\nlayer"), justify="right", no_wrap=True, min_width=label)
-        for query_span, key_span in pairs:
-            table.add_column(
-                Text(f"{names[query_span]}\n→ {names[key_span]}"), justify="right", no_wrap=True, min_width=width
-            )
-        for line_idx, row in enumerate(selection.shown):
-            if selection.hidden and line_idx == selection.before:
-                table.add_row("⋮", left_out(selection.hidden))
-            name, mass, uniform = rows[row]
-            cells = [_cell(float(mass[pair]), float(uniform[pair]), options.precision) for pair in pairs]
-            table.add_row(name, *cells)
-        tables.append(table)
-    averaged = [] if options.heads is not None else ["heads"]
-    averaged += ["sequences"] if len(sequences) > 1 else []
-    also = "".join(f" and {name}" for name in averaged)
-    caption = Text(
-        f"a → b: the attention weight of all tokens of b together for a token of a, averaged over a{also} · ×: its ratio to that "
-        "of uniform attention over the same keys, so that long spans are not favoured · attention is not causation",
-        style="dim",
-    )
-    return Group(Text("between spans", style="bold"), *tables, caption)
+    pairs = [(query, key) for query in range(len(names)) for key in range(len(names))]
+    width = max(options.precision + 2 + _LIFT_WIDTH, 2 * max(map(cell_len, names)) + 3) + 2
+    per_table = max(1, (screen.width - max(cell_len(name) for name, _, _ in rows)) // width)
+    per_table = per_table // len(names) * len(names) or per_table  # all pairs of a span together
+    parts: list[RenderableType] = []
+    for start in range(0, len(pairs), per_table):
+        columns: list[Column[_SpanRow]] = [Column(heading="layer", value=lambda row: row[0], unit="id")]
+        columns += [_span_column(pair, names, options.precision) for pair in pairs[start : start + per_table]]
+        most = None if options.everything else _MAX_ROWS
+        title = "between spans" if not start else ""
+        parts += table(Table(columns=columns, rows=rows, most=most, has_ends=True, title=title), screen.width)
+    over = ["a", *([] if options.heads is not None else ["heads"]), *(["sequences"] if len(sequences) > 1 else [])]
+    return Group(*parts, Text(_SPANS.format(over=" and ".join(over)), style="dim"))
 
 
-def _panels(n_spans: int, n_columns: int) -> Iterator[list[_Pair]]:
-    """The pairs of spans in parts that fit, with pairs of whole spans together if possible."""
-    per_panel = n_columns // n_spans * n_spans or n_columns
-    pairs = [(query_span, key_span) for query_span in range(n_spans) for key_span in range(n_spans)]
-    if n_columns >= n_spans:
-        yield from (pairs[start : start + per_panel] for start in range(0, len(pairs), per_panel))
-        return
-    for query_span in range(n_spans):
-        of_query = [pair for pair in pairs if pair[0] == query_span]
-        yield from (of_query[start : start + n_columns] for start in range(0, n_spans, n_columns))
+def _span_column(pair: tuple[int, int], names: Sequence[str], digits: int) -> Column[_SpanRow]:
+    def ratio(row: _SpanRow) -> float | None:
+        return row[1][pair] / row[2][pair] if row[2][pair] > 0 else None
+
+    def cell(row: _SpanRow) -> str | None:
+        if not np.isfinite(row[1][pair]):
+            return None
+        return f"{weight_text(row[1][pair], digits)} {'×' + or_dash(ratio(row), short_text):>{_LIFT_WIDTH}}"
+
+    def style(row: _SpanRow) -> str:
+        times = ratio(row) or 1.0
+        return "bold" if times >= _MUCH else "dim" if times <= _LITTLE else ""
+
+    return Column(heading=f"{names[pair[0]]} → {names[pair[1]]}", value=cell, unit="id", style=style)
 
 
-def _span_rows(
-    record: Record, layer: LayerView, sequences: Sequence[int], options: ViewOptions
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Row names with span masses and those of uniform attention, `[span, span]`; NaN without queries."""
+def _span_rows(record: Record, layer: LayerView, sequences: Sequence[int], options: ViewOptions) -> Iterator[_SpanRow]:
+    """The rows of a layer: one, or with chosen heads one for each."""
     name, view = short_name(layer.inspected, record.layers), layer.record
     mass, uniform = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
     uniform = np.broadcast_to(uniform, mass.shape)
     if options.heads is None:
         yield name, _mean(mass, (0, 1)), _mean(uniform, (0, 1))
         return
-    inspected = {head.head for head in view.heads}
-    requested = [head for head in dict.fromkeys(options.heads) if head in inspected]
-    for head, head_idx in zip(requested, places_of(view, requested), strict=True):
-        yield f"{name} · head {head}", _mean(mass[:, head_idx], (0,)), _mean(uniform[:, head_idx], (0,))
+    for place, head in enumerate(view.heads):
+        if head.head in options.heads:
+            yield f"{name} · head {head.head}", _mean(mass[:, place], (0,)), _mean(uniform[:, place], (0,))
 
 
 def _mean(numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
@@ -371,12 +339,3 @@ def _mean(numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     counts = np.isfinite(numbers).sum(axis=axes)
     mean: np.ndarray = np.where(counts > 0, np.nansum(numbers, axis=axes) / np.maximum(counts, 1), np.nan)
     return mean
-
-
-def _cell(mass: float, uniform: float, precision: int) -> Text:
-    if not np.isfinite(mass):
-        return Text("–", style="dim")
-    lift = mass / uniform if uniform > 0 else None
-    text = f"{weight_text(mass, precision)} {'–' if lift is None else f'×{short_text(lift)}':>{_LIFT_WIDTH}}"
-    style = "" if lift is None else "bold" if lift >= _MUCH else "dim" if lift <= _LITTLE else ""
-    return Text(text, style=style)

@@ -145,6 +145,12 @@ def where(record: Record, sequence: int, layer: str, head: int | None = None) ->
     return " · ".join(part for part in ((layer, name, text) if layer else (text, name)) if part)
 
 
+def kv_head_of(record: Record, head: int) -> str:
+    """The kv head of a query head, if it is shared."""
+    group = record.config.heads_per_kv_head
+    return f" · kv head {head // group}" if group > 1 else ""
+
+
 # ------------------------------------------------------------------------------------------------------------------ maps
 
 _NOTHING = 1e-6

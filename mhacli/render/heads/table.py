@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from rich.console import RenderableType
+from rich.text import Text
 
 from mhacli.record.heads import (
     CERTAIN_ENOUGH,
@@ -24,9 +26,10 @@ from mhacli.record.heads import (
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Column, Table, Unit
-from mhacli.render.base.format import fitted, sparkline, type_excess, weight_text
-from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.format import fitted, flowing, sparkline, type_excess, weight_text
+from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
+from mhacli.render.base.terminal import table
 from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
 
@@ -80,6 +83,24 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
         gap=1,
         elsewhere="with --sort, --csv" if has_many else "in mha heads",
     )
+
+
+def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
+    """The table of heads with its legend; of a single head its numbers in a row, with those of uniform attention."""
+    if len(of.rows) > 1 or options.everything or options.verbose or not of.foot:
+        yield from table(of, screen.width, has_all=options.verbose)
+        return
+    head, uniform = of.rows[0], of.foot[0]
+    numbers = [column for column in of.columns if column.unit not in ("word", "id") and column.drop < _ON_REQUEST]
+    words = [f"{column.heading} {column.text(head)} ({column.text(uniform)})" for column in numbers]
+    name = f"head {head[0].head}: {_type_text(head[0])}"
+    parts = [Text(name, style=_type_style(head)), *map(Text, words), Text(_IN_A_ROW, style="dim")]
+    yield flowing(parts, screen.width)
+
+
+_ON_REQUEST = 4
+"""The columns that the numbers of a single head in a row leave out drop earlier than this."""
+_IN_A_ROW = "in brackets uniform attention · more: --verbose, mha explain"
 
 
 def _means(row: HeadRow) -> Averages:

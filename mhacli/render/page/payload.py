@@ -18,8 +18,7 @@ from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Rows, Scale
 from mhacli.render.base.selection import first_produced, rows_in
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.head_map import HeadMap, head_map
-from mhacli.render.heads.matrix import kv_head_of
+from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
 from mhacli.render.page.elements import Html
 from mhacli.render.page.maps import (
     EXACT,

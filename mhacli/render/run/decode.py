@@ -80,7 +80,11 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
     has_blocks = options.verbose or options.everything or options.precision != ViewOptions.precision
     has_blocks = has_blocks or options.heads is not None or options.sequences is not None
-    sections: list[RenderableType] = [head, _introduction(record, decoding, has_rows=has_blocks), *groups_table(record)]
+    sections: list[RenderableType] = [
+        head,
+        _introduction(record, decoding, has_rows=has_blocks),
+        *groups_table(record, screen),
+    ]
     steps = [(step, step.cache) for step in record.trace if step.cache is not None]
     shown = balanced(len(steps), len(steps) if options.everything else MAX_STEPS)
     if has_blocks:

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.render.base.colours import EMPTY
-from mhacli.render.base.format import count_of, filled, fitted, title_rule, token_text
+from mhacli.render.base.doc import Column, Grid
+from mhacli.render.base.format import count_of, filled, fitted, short_text, token_text
+from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, balanced
+from mhacli.render.heads.head_map import sums
 from mhacli.render.run.view import MAX_SEQUENCES
 from mhacli.sites import mask_rules
 from mhacli.text.escape import visible
-from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:
     from mhacli.run import Run
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 MASK_SCHEMA = "mha.mask/1"
 Mask = Mapping[str, Any]
 """The mask of a sequence, as in JSON."""
-_LABEL_WIDTH, _COUNT_WIDTH, _MAX_NAMED, _MAX_LINES = 12, 6, 32, 64
-_SEEN, _UNSEEN = "■", "·"
-_VISIBLE = "cyan"
-_PARTLY = "░▒▓"
+_LABEL_WIDTH = 12
 
 
 def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType:
@@ -62,76 +60,43 @@ def _sequence_parts(run: Run, mask: Mask, index: int, screen: Screen) -> Iterato
     texts, q_len = run.encoded, len(mask["visible_per_query"])
     k_len = mask["n_cells"] // q_len
     n_real = len(texts.sequences[index].tokens) * len((texts.context or texts.sequences)[index].tokens)
-    yield title_rule(f"sequence {index}: {q_len} queries × {k_len} keys")
-    room = screen.width - _LABEL_WIDTH - 1 - _COUNT_WIDTH
-    cell_width = 2 if 2 * k_len <= room else 1
-    if mask["block"] == 1 and q_len <= _MAX_NAMED and k_len * cell_width <= room:
-        yield _named_cells(run, mask, index, cell_width)
-    else:
-        yield _blocks(mask, k_len, max(1, room))
+    title = f"sequence {index}: {q_len} queries × {k_len} keys"
+    yield from grids([_grid(run, mask, index, title, 1)], screen, form="shades")
     counts = mask["visible_per_query"]
     padded = ", padding counted" if q_len * k_len > n_real else ""
     yield Text(
         f"density {100 * mask['density']:.3g} %: {mask['n_visible']:,} of {mask['n_cells']:,} cells are visible{padded} · "
-        f"a query sees {min(counts):,} to {max(counts):,} keys, mean {_mean(mask['n_visible'] / q_len)}",
+        f"a query sees {min(counts):,} to {max(counts):,} keys, mean {short_text(mask['n_visible'] / q_len)}",
         style="bold",
     )
 
 
-def _named_cells(run: Run, mask: Mask, index: int, cell_width: int) -> Text:
-    """Every cell with token names. Keys are numbered as tokens of their text; – is padding."""
-    sequence, k_len = run.encoded.sequences[index], run.facts.k_len
-    first = run.config.first_column(len(sequence.tokens), len(mask["visible_per_query"]))
-    keys = (run.encoded.context or run.encoded.sequences)[index]
-    indices = [key - run.config.first_column(len(keys.tokens), k_len) for key in range(k_len)]
-    digits = [str(i % 10) if 0 <= i < len(keys.tokens) else "–" for i in indices]
-    picture = Text()
-    if len(keys.tokens) > 10:
-        tens = [str(i // 10) if i % 10 == 0 and 0 < i < len(keys.tokens) else "" for i in indices]
-        picture.append(
-            " " * (_LABEL_WIDTH + 1) + "".join(f"{ten:<{cell_width}}" for ten in tens).rstrip() + "\n", style="dim"
-        )
-    picture.append(
-        " " * (_LABEL_WIDTH + 1) + "".join(f"{digit:<{cell_width}}" for digit in digits) + "  sees", style="dim"
+def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
+    """The visible part of each cell, or of blocks of `merge` cells. Keys are numbered as tokens of their text."""
+    q_len, side = len(mask["visible_per_query"]), mask["block"] * merge
+    k_len = mask["n_cells"] // q_len
+    sequence, keys = run.encoded.sequences[index], (run.encoded.context or run.encoded.sequences)[index]
+    first = (
+        run.config.first_column(len(sequence.tokens), q_len),
+        run.config.first_column(len(keys.tokens), k_len),
     )
-    for row, blocks in enumerate(mask["block_counts"]):
-        picture.append("\n").append_text(_label(sequence, row - first)).append(" ")
-        for seen in blocks:
-            picture.append(f"{_SEEN if seen else _UNSEEN:<{cell_width}}", style=_VISIBLE if seen else EMPTY)
-        picture.append(f"  {mask['visible_per_query'][row]:,}", style="dim")
-    return picture.append(f"\n{_SEEN} visible, {_UNSEEN} masked", style="dim")
-
-
-def _label(sequence: TokenSequence, index: int) -> Text:
-    name = fitted(token_text(sequence, index), _LABEL_WIDTH)
-    is_real = 0 <= index < len(sequence.tokens)
-    return Text(name + " " * (_LABEL_WIDTH - cell_len(name)), style="bold" if is_real else "dim")
-
-
-def _blocks(mask: Mask, k_len: int, room: int) -> Text:
-    """Marks for blocks of cells, fuller with more visible cells."""
-    q_len = len(mask["visible_per_query"])
-    n_rows, n_columns = len(mask["block_counts"]), len(mask["block_counts"][0])
-    merge = max(1, -(-n_columns // room), -(-n_rows // _MAX_LINES))
-    side = mask["block"] * merge
-    lines = [Text(f"{'':{_LABEL_WIDTH}} keys from left to right, each mark {side} × {side} cells", style="dim")]
-    for top in range(0, n_rows, merge):
-        line = Text().append(f"{top * mask['block']:>{_LABEL_WIDTH}} ", style="dim")
-        height = min(side, q_len - top * mask["block"])
-        for left in range(0, n_columns, merge):
-            seen = sum(sum(row[left : left + merge]) for row in mask["block_counts"][top : top + merge])
-            part = seen / (height * min(side, k_len - left * mask["block"]))
-            line.append(_mark(part), style=_VISIBLE if part else EMPTY)
-        lines.append(line)
-    lines.append(Text(f"{_SEEN} all of a block is visible, {_PARTLY} part of it, {_UNSEEN} nothing", style="dim"))
-    return Text("\n").join(lines)
-
-
-def _mean(number: float) -> str:
-    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
-
-
-def _mark(part: float) -> str:
-    if part in (0, 1):
-        return _SEEN if part else _UNSEEN
-    return _PARTLY[min(2, int(3 * part))]
+    heights, widths = (np.minimum(side, n - np.arange(0, n, side)) for n in (q_len, k_len))
+    counts = sums(sums(np.array(mask["block_counts"]), merge), merge, axis=1)
+    sees = mask["visible_per_query"]
+    starts = range(0, q_len, side)
+    return Grid(
+        title=title,
+        values=counts / (heights[:, None] * widths),
+        allowed=counts > 0,
+        rows=[fitted(token_text(sequence, row - first[0]), _LABEL_WIDTH) if side == 1 else str(row) for row in starts],
+        columns=[str(key - first[1]) for key in range(0, k_len, side)],
+        top=1.0,
+        corner="query",
+        meaning=f"each cell {side} × {side} tokens" if side > 1 else "",
+        places=[key - first[1] for key in range(0, k_len, side)],
+        beside=[Column(heading="sees", value=lambda row: sees[row], unit="integer")] if side == 1 else [],
+        has_all_rows=True,
+        smaller=lambda rows, columns: _grid(
+            run, mask, index, title, max(1, -(-len(counts) // rows), -(-counts.shape[1] // columns)) * merge
+        ),
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import exp, prod
 from pathlib import PurePath
 
@@ -10,7 +11,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mhacli.record.record import Argument, Cell, Record, Step, TensorSummary, UserModule
+from mhacli.record.record import Argument, Cell, Record, ScorePart, Step, TensorSummary, UserModule
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -22,7 +24,6 @@ from mhacli.render.base.format import (
     memory_text,
     number_text,
     odd_numbers,
-    plain_table,
     rough_note,
     seconds_text,
     single_parameters,
@@ -34,13 +35,14 @@ from mhacli.render.base.format import (
     values_text,
 )
 from mhacli.render.base.options import Screen
+from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.run.view import Comparison, axes_text, groups_table, self_check_line
 from mhacli.settings import ROPE
 from mhacli.sites import variants
 from mhacli.text.escape import visible
 
-_INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
+_INDENT, _NUMBER_WIDTH = 3, 9
 _KINDS = {
     "content": "content",
     "position": "position",
@@ -64,7 +66,7 @@ def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
         yield from _variants(record)
     if record.module is None:
         layer = record if record.model is None else record.of_layer(0)
-        yield from (Group(Text(""), groups) for groups in groups_table(layer))
+        yield from (Group(Text(""), groups) for groups in groups_table(layer, screen))
     before: Step | None = None
     for number, step in enumerate(record.trace, 1):
         yield _block(number, step, screen, before=before, is_timed=record.module is None)
@@ -234,20 +236,28 @@ def _is_masked_by_bias(cell: Cell) -> bool:
 
 def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
     """The parts of the score by content and position."""
-    table = plain_table()
-    table.add_column("of the score", no_wrap=screen.width >= _WIDE)
-    table.add_column("comes from", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
-    for part in cell.parts:
-        value = "−∞" if part.kind == "given" and part.value is None else number_text(part.value)
-        table.add_row(visible(part.name), _KINDS[part.kind], value)
     is_masked_by_bias = _is_masked_by_bias(cell)
     total = sum(part.value or 0.0 for part in cell.parts)
-    table.add_row("sum", "", "−∞" if is_masked_by_bias else number_text(total), style="bold")
+
+    def value(part: ScorePart | None) -> str:
+        is_masked = is_masked_by_bias if part is None else part.kind == "given" and part.value is None
+        return "−∞" if is_masked else number_text(total if part is None else part.value)
+
+    parts: Table[ScorePart | None] = Table(
+        columns=[
+            Column(
+                heading="of the score", value=lambda part: "sum" if part is None else visible(part.name), wraps=True
+            ),
+            Column(heading="comes from", value=lambda part: "" if part is None else _KINDS[part.kind]),
+            Column(heading="", value=value, unit="id"),
+        ],
+        rows=cell.parts,
+        foot=[None],
+    )
     totals = {kind: sum(p.value or 0.0 for p in cell.parts if p.kind == kind) for kind in _KINDS}
     words = [f"{_KINDS[kind]} {number_text(total)}" for kind, total in totals.items() if total or kind in _ALWAYS]
     masked = "" if cell.allowed or is_masked_by_bias else " (before the mask, which makes the score −∞)"
-    return Group(table, Text(f"in all: {', '.join(words)}{masked}", style="italic"))
+    return Group(*table(parts, screen.width), Text(f"in all: {', '.join(words)}{masked}", style="italic"))
 
 
 def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
@@ -256,21 +266,26 @@ def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     largest = max((score for score in cell.scores_row if score is not None), default=0.0)
     listed, everywhere = _nearby(cell), range(len(cell.scores_row))
     hidden = sorted(set(everywhere) - set(listed))
-    is_wide = screen.width >= _WIDE
-    headers = ("score", "exp(score − max)" if is_wide else "exp", "pattern")
-    numbers = [_softmax_step(cell, j, largest) for j in listed]
-    sums = [("", *_sums(cell, keys, largest)) for keys in (hidden, everywhere)]
-    widths = [max(map(len, column)) for column in zip(headers, *numbers, *sums, strict=True)]
-    gap = 2 if is_wide else 1
-    room = screen.width - len("→") - sum(widths) - 4 * gap
-    table = plain_table(("", False), ("key", False), *((name, True) for name in headers), gap=gap)
-    for j, step in zip(listed, numbers, strict=True):
-        key = token_at(token_text(record.keys[cell.sequence], j), j, max(1, room - len(f"{j} “”")))
-        table.add_row("→" if j == cell.key else "", Text(key), *step, style="bold" if j == cell.key else "")
-    if hidden:
-        table.add_row("", f"⋮ {len(hidden)} more", *sums[0], style="dim")
-    table.add_row("", "sum", *sums[1], style="dim")
-    return table
+    rows = {j: _softmax_step(cell, j, largest) for j in listed}
+    sums = {f"⋮ {len(hidden)} more": ("", *_sums(cell, hidden, largest))} if hidden else {}
+    sums["sum"] = ("", *_sums(cell, everywhere, largest))
+
+    def key(row: int | str) -> str:
+        return row if isinstance(row, str) else token_at(token_text(record.keys[cell.sequence], row), row)
+
+    def number(place: int) -> Callable[[int | str], str]:
+        return lambda row: sums[row][place] if isinstance(row, str) else rows[row][place]
+
+    columns: list[Column[int | str]] = [
+        Column(heading="", value=lambda row: "→" if row == cell.key else "", unit="id"),
+        Column(heading="key", value=key, least=1),
+        *(
+            Column(heading=heading, value=number(place), unit="id")
+            for place, heading in enumerate(("score", "exp(score − max)", "pattern"))
+        ),
+    ]
+    bold = [replace(column, style=lambda row: "bold" if row == cell.key else "") for column in columns]
+    return Group(*table(Table(columns=bold, rows=[*rows], foot=[*sums]), screen.width))
 
 
 def _softmax_step(cell: Cell, key: int, largest: float) -> tuple[str, str, str]:
