@@ -48,7 +48,7 @@ def decode(
         return decode(run, cache=cache, prompt_len=prompt_len)
 
     def of_model(prepared: CheckpointRun) -> Record:
-        from mhacli.models.runs.decode import decode_checkpoint
+        from mhacli.models.runs.steps import decode_checkpoint
 
         return decode_checkpoint(prepared, prompt_len)
 

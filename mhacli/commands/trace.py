@@ -133,7 +133,7 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
         return study.walk(run, route=walk.route, values=walk.values, place=place)
 
     def of_model(prepared: CheckpointRun) -> Record:
-        from mhacli.models.runs.trace import walk_checkpoint
+        from mhacli.models.runs.steps import walk_checkpoint
 
         return walk_checkpoint(prepared, values=walk.values, place=place)
 

@@ -19,16 +19,14 @@ from mhacli.text.tokens import AttentionKind
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
 """How a call was captured, the most reliable first: by the function in transformers' registry; by the modelling file's own
 `eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
-NEUTRAL = frozenset((
-    "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "key", "labels",
-    "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "module", "num_items_in_batch", "output_attentions",
-    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids", "query",
-    "return_dict", "sliding_window", "training", "use_cache", "value",
+KNOWN = frozenset((
+    "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "is_causal", "key",
+    "labels", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "module", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "past_key_values", "position_bias", "position_embeddings", "position_ids",
+    "query", "return_dict", "s_aux", "scaling", "sinks", "sliding_window", "softcap", "training", "use_cache", "value",
 ))  # fmt: skip
-"""Keywords of attention functions that are not captured and do not change the result, given the mask. `sliding_window` is
-already in the mask. Source: transformers 5, integrations/."""
-COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
-"""Keywords that change the result and are captured."""
+"""Keywords of attention functions that are captured, or do not change the result, given the mask. `sliding_window` is already in
+the mask. Source: transformers 5, integrations/."""
 DROPOUT = frozenset(("dropout", "dropout_p"))
 """Keywords in `Call.unknown` that mean dropout."""
 FORBIDDING = -9e3
@@ -109,6 +107,20 @@ class Call:
     def has_dropout(self) -> bool:
         """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""
         return not DROPOUT.isdisjoint(self.unknown)
+
+    @property
+    def unread_mask(self) -> str | None:
+        """The reason why its mask cannot be read, None if it can or there is none."""
+        mask: Any = self.mask
+        if mask is None:
+            return None
+        if not isinstance(mask, Tensor):
+            return f"attention whose mask is of type {type(mask).__name__}, not a tensor"
+        is_of_keys = self.level != "sdpa" and mask.ndim == 2  # flash-attention has a mask for padding only
+        sizes = zip(reversed(mask.shape), reversed(self.shape), strict=False)
+        if is_of_keys or mask.ndim > len(self.shape) or any(n not in (1, of) for n, of in sizes):
+            return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
+        return None
 
     def behind(self, n: int) -> Call:
         """The attention with `n` queries of zeros before its own."""

@@ -1,13 +1,11 @@
 """Captures the attention of a model while it runs its usual code path.
 
-The functions in use are wrapped, not replaced under a new name: transformers' registry has no mask function for a new name, so
-padding and causality would be silently lost. Wrapping is process-wide and is undone on any exit.
+What transformers' interface of attention functions gives is wrapped, not registered under a new name: there is no mask function
+for a new name, so padding and causality would be silently lost. Wrapping is process-wide and is undone on any exit.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from mhacli.errors import MhaError
-from mhacli.models.calls import COMPUTED, NEUTRAL, Call, InterceptionLevel
+from mhacli.models.calls import KNOWN, Call, InterceptionLevel
 from mhacli.models.layer_names import LayerNumbers, is_attention, is_numbered
 
 Take = Callable[[Call], Tensor | None]
@@ -45,7 +43,7 @@ def captured(model: nn.Module, take: Take, *, batch: int = 1) -> Iterator[Watch]
         hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
         hooks.callback(register_module_forward_hook(watch.leave, always_call=True).remove)
         with ExitStack() as wrapped:
-            _wrap_functions(model, watch, wrapped)
+            _wrap_interface(watch, wrapped)
             if _writes_out(model):
                 wrapped.enter_context(watch)
             _OPEN.append((watch, wrapped.pop_all()))
@@ -59,6 +57,8 @@ def captured(model: nn.Module, take: Take, *, batch: int = 1) -> Iterator[Watch]
 
 _OPEN: list[tuple[Watch, ExitStack]] = []
 """The open watches with the functions that they wrap, the innermost first."""
+_GIVEN = ("query", "key", "value", "attention_mask")
+"""The arguments of transformers' attention functions that are given without their names, behind the module."""
 _SDPA, _MULTI_HEAD = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
@@ -160,9 +160,7 @@ class Watch(TorchFunctionMode):
 
     def watching(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
         """An attention function of transformers, wrapped so that every call by a module of the model is captured."""
-        signature = inspect.signature(original)
 
-        @functools.wraps(original)  # other wrappers read its signature
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_of_model(module):
                 return original(module, *args, **kwargs)
@@ -171,11 +169,7 @@ class Watch(TorchFunctionMode):
                 result = original(module, *args, **kwargs)
             finally:
                 self._is_inside = False
-            given: dict[str, Any] = dict(signature.bind(module, *args, **kwargs).arguments)
-            for parameter in signature.parameters.values():
-                if parameter.kind is parameter.VAR_KEYWORD:
-                    given |= given.pop(parameter.name, {})
-            seen = _arguments(module, given, level)
+            seen = _arguments(module, dict(zip(_GIVEN, args, strict=False)) | kwargs, level)
             changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
             return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
 
@@ -299,18 +293,16 @@ def _by_head(tensor: Tensor, n: int) -> Tensor:
 def _arguments(module: nn.Module, given: Mapping[str, Any], level: InterceptionLevel) -> dict[str, Any]:
     """The fields of `Call` for the arguments of an attention function of transformers. `unknown` are those that are neither known
     nor None nor False."""
-    q, k, v, scaling, mask = (given.get(n) for n in ("query", "key", "value", "scaling", "attention_mask"))
+    q, k, v, mask = (given.get(name) for name in _GIVEN)
     assert isinstance(q, Tensor)
     assert isinstance(k, Tensor)
-    is_causal = given.get("is_causal")
+    is_registered, scaling, is_causal = level == "registry", given.get("scaling"), given.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
-    causal = level == "registry" and mask is None and is_causal and q.shape[2] > 1
+    causal = is_registered and mask is None and is_causal and q.shape[2] > 1
     sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
-    dropout = given.get("dropout") if level == "registry" or module.training else 0
-    known = NEUTRAL | COMPUTED
-    unknown = sorted(n for n, value in given.items() if n not in known and value is not None and value is not False)
-    implementation = _implementation_of(module) or "eager"
-    kernel = implementation if level == "registry" else "eager"
+    dropout = given.get("dropout") if is_registered or module.training else 0
+    unknown = [n for n in given if n not in KNOWN and given[n] is not None and given[n] is not False]
+    kernel = getattr(getattr(module, "config", None), "_attn_implementation", None) if is_registered else "eager"
     if kernel == "sdpa":
         is_grouped = q.shape[1] != k.shape[1]
         kernel = _kernel(q, k, v, mask, dropout_p=dropout or 0.0, is_causal=causal, enable_gqa=is_grouped)
@@ -324,8 +316,8 @@ def _arguments(module: nn.Module, given: Mapping[str, Any], level: InterceptionL
         "softcap": given.get("softcap"),
         "bias": given.get("position_bias"),
         "sinks": sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks,
-        "kernel": kernel,
-        "unknown": (*unknown, "dropout") if dropout else tuple(unknown),
+        "kernel": kernel or "eager",
+        "unknown": (*sorted(unknown), *(["dropout"] if dropout else [])),
     }
 
 
@@ -340,32 +332,21 @@ def _kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **given: An
 # ------------------------------------------------------------------------------------------------ what is wrapped, and put back
 
 
-def _implementation_of(module: nn.Module) -> str | None:
-    return getattr(getattr(module, "config", None), "_attn_implementation", None)
+def _wrap_interface(watch: Watch, stack: ExitStack) -> None:
+    """Has transformers' interface give wrapped functions until the stack is closed: those of its table, and the
+    `eager_attention_forward` of a modelling file."""
+    if "transformers.modeling_utils" not in sys.modules:
+        return
+    interface = sys.modules["transformers.modeling_utils"].AttentionInterface
+    of_table, chosen = interface.__getitem__, interface.get_interface
 
+    def get_interface(table: Any, name: str, default: Callable[..., Any]) -> Any:
+        return chosen(table, name, watch.watching("module", default))
 
-def _wrap_functions(model: nn.Module, watch: Watch, stack: ExitStack) -> None:
-    """Wraps the functions of transformers' registries that the model uses, and `eager_attention_forward` of its modelling files,
-    until the stack is closed."""
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
-    files = [sys.modules[name] for name in {kind.__module__ for kind in kinds} if name in sys.modules]
-    for file in files:
-        if original := getattr(file, "eager_attention_forward", None):
-            stack.callback(setattr, file, "eager_attention_forward", original)
-            file.eager_attention_forward = watch.watching("module", original)  # type: ignore[attr-defined]
-    registries = {id(own): own for file in files if (own := getattr(file, "ALL_ATTENTION_FUNCTIONS", None)) is not None}
-    for registry in registries.values():
-        for name in {_implementation_of(module) or "eager" for module in model.modules()}:
-            if name in registry:
-                stack.callback(_put_back, registry, name, registry[name])
-                registry[name] = watch.watching("registry", registry[name])
-
-
-def _put_back(registry: Any, name: str, original: Callable[..., Any]) -> None:
-    """Gives a registry its function again, which may be that of all registries."""
-    del registry[name]
-    if registry.get(name) is not original:
-        registry[name] = original
+    stack.callback(setattr, interface, "__getitem__", of_table)
+    stack.callback(setattr, interface, "get_interface", chosen)
+    interface.__getitem__ = lambda table, name: watch.watching("registry", of_table(table, name))
+    interface.get_interface = get_interface
 
 
 _LIBRARIES = ("torch.", "transformers.pytorch_utils")
@@ -373,15 +354,12 @@ _LIBRARIES = ("torch.", "transformers.pytorch_utils")
 
 
 def _writes_out(model: nn.Module) -> bool:
-    """Whether an attention of the model may not use the registry, and must be captured at torch's functions."""
-    parts = [
-        module
-        for name, module in model.named_modules()
-        if is_attention(name, module) or not type(module).__module__.startswith(("torch.", "transformers."))
-    ]
-    files = {type(module).__module__ for module in parts if not type(module).__module__.startswith(_LIBRARIES)}
-    is_of_torch = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
-    return is_of_torch or any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
+    """Whether an attention of the model may not use transformers' interface, and must be captured at torch's functions."""
+    named = [(name, module, type(module).__module__) for name, module in model.named_modules()]
+    is_of_torch = any(isinstance(module, nn.MultiheadAttention) for _, module, _ in named)
+    is_foreign = any(not file.startswith(("torch.", "transformers.")) for *_, file in named)
+    files = {file for name, module, file in named if is_attention(name, module) and not file.startswith(_LIBRARIES)}
+    return is_of_torch or is_foreign or any(not hasattr(sys.modules.get(f), "ALL_ATTENTION_FUNCTIONS") for f in files)
 
 
 def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:

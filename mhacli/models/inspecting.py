@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from time import perf_counter
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.models.calls import Call
+from mhacli.io.files import format_size
+from mhacli.models.calls import FORBIDDING, Call
 from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import LayerKey, config_of, is_attention
-from mhacli.models.layers import KEPT, PassInspection, entry_of
+from mhacli.models.layer_names import LayerKey, config_of
+from mhacli.models.layers import KEPT, PassInspection, entry_of, layer_words, nothing_seen, unfit_words
 from mhacli.models.load import device_of
-from mhacli.models.passes import ModelPass, followed, noted, require_open
-from mhacli.models.runs.cached_passes import CachedPasses
-from mhacli.models.runs.pass_texts import PassTexts
+from mhacli.models.passes import Half, ModelPass, ReadIds, followed, noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable
 from mhacli.record.totals import WINDOWS, HeadTotals
 from mhacli.run import Run
-from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, Statistics
-from mhacli.text.tokens import AttentionKind, LayerChoice
+from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 _NAME = "mhacli.inspecting"
 T = TypeVar("T")
@@ -63,9 +62,9 @@ def inspecting(
     require_open(model, _NAME)
     wanted = Run(
         model=ModelSettings(layers=None if layers is None else _argument("layers", layers, _layers)),
-        statistics=Statistics(heads=None if heads is None else _argument("heads", heads, _heads)),
+        statistics=Statistics(heads=None if heads is None else _argument("heads", heads, _numbers)),
         keep=_argument("keep", keep, _kept),
-        keep_limit=_argument("keep_limit", keep_limit, _natural),
+        keep_limit=_argument("keep_limit", keep_limit, lambda n: _numbers([n])[0]),
         allow_nonfinite=True,
     )
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
@@ -95,30 +94,22 @@ def _argument(name: str, value: Any, read: Callable[[Any], T]) -> T:
         raise noted(UsageError(f"{name} {value!r} must be {_FORMS[name]}")) from None
 
 
-def _natural(value: Any) -> int:
-    if index(value) < 0:
-        raise ValueError(value)
-    return index(value)
-
-
-def _heads(values: Any) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(map(_natural, _some(values))))
+def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
+    numbers = tuple(dict.fromkeys(map(index, values)))
+    if min(numbers) < 0:
+        raise ValueError(values)
+    return numbers
 
 
 def _kept(values: Any) -> tuple[str, ...]:
     return tuple(KEPT[KEPT.index(name)] for name in ([values] if isinstance(values, str) else values))
 
 
-def _layers(values: Any) -> tuple[LayerChoice, ...]:
+def _layers(values: Iterable[Any]) -> tuple[LayerChoice, ...]:
     kinds = (None, *get_args(AttentionKind))
-    pairs = [own if isinstance(own, (tuple, list)) else (None, own) for own in _some(values)]
+    pairs = [own if isinstance(own, (tuple, list)) else (None, own) for own in values]
+    _numbers(number for _, number in pairs)
     return tuple((kinds[kinds.index(kind)], index(number)) for kind, number in pairs)
-
-
-def _some(values: Any) -> list[Any]:
-    if not list(values):
-        raise ValueError(values)
-    return list(values)
 
 
 class Seen:
@@ -131,8 +122,6 @@ class Seen:
         self._model: Any = model
         self._tokenizer, self._wanted = tokenizer, wanted
         self._entry, self._device = entry_of(model), device_of(model)
-        self._parts = _classes(model.named_modules())
-        self._attentions = _classes(own for own in model.named_modules() if is_attention(*own))
         self._lists_layers = config_of(model) is not None
         self._keeps_passes, self._totals = keep_passes, HeadTotals()
         self._passes: list[Record] = []
@@ -142,7 +131,7 @@ class Seen:
         self._strays: dict[str, None] = {}
         self.silent: Mapping[str, str] = {}
         self._n_passes = 0
-        self._chain: _TextPasses | None = None
+        self._chain: TextPasses | None = None
 
     def __repr__(self) -> str:
         """The number of passes, and the notes."""
@@ -176,7 +165,7 @@ class Seen:
             f"{name} was called by itself, outside of a call of the model, and is in no record" for name in self._strays
         ]
         missing = [
-            f"layer {_words([(kind, layer)])} was not seen"
+            f"layer {layer_words([(kind, layer)])} was not seen"
             for kind, layer in self._wanted.model.layers or ()
             if self._passes and not any(layer == n and kind in (None, own) for own, n in self._met)
         ]
@@ -193,12 +182,12 @@ class Seen:
         """A pass begins."""
         self._n_passes += 1
         if self._chain is not None and self._chain.goes_on(began):
-            self._chain.go_on(began)
+            self._chain.passes.append(began)
             return
         self.finish()
         inspection = PassInspection(self._model, ModelInputs(), self._wanted, any_length=True)
-        cached = CachedPasses(self._wanted.keep_limit, began.n_past)
-        self._chain = _TextPasses(PassTexts(began, self._tokenizer), inspection, cached, began)
+        cached = CachedPasses(self._wanted.keep_limit, began.n_past, inspection.unfit)
+        self._chain = TextPasses([began], self._tokenizer, inspection, cached)
 
     def take(self, call: Call) -> None:
         """Inspects an attention of the pass."""
@@ -234,9 +223,8 @@ class Seen:
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for call in chain.cached.whole():
                 chain.inspect(call)
-        inspection.unfit |= chain.cached.unfit
         inspection.release()
-        self._notes |= dict.fromkeys(chain.texts.notes)
+        self._notes |= dict.fromkeys(chain.notes)
         self._unfit |= inspection.unfit
         self._met |= {*inspection.found, *inspection.unfit}
         if inspection.results:
@@ -244,7 +232,7 @@ class Seen:
             _add_pass(self._totals, record)
             self._passes = [*(self._passes if self._keeps_passes else ()), record]
         elif inspection.unfit:
-            self._notes[f"a pass is in no record: {_unfit_words(inspection.unfit)}"] = None
+            self._notes[f"a pass is in no record: {unfit_words(inspection.unfit)}"] = None
 
     def stray(self, name: str) -> None:
         """Notes an attention outside any pass."""
@@ -259,34 +247,14 @@ class Seen:
 
     def _nothing(self) -> MhaError:
         """The error that says why there is no record."""
-        name, hint, code = self._entry.architecture, None, "no-attention"
-        chosen = self._wanted.model.layers
+        name = self._entry.architecture
         if self._strays:
-            message, code = (
-                f"only parts of {name} were called by themselves: {', '.join([*self._strays][:4])}",
-                "not-called",
-            )
-            hint = f"give {_NAME} the module that is called"
-        elif not self._n_passes:
-            message, code = f"{name} was not called within {_NAME}", "not-called"
+            message = f"only parts of {name} were called by themselves: {', '.join([*self._strays][:4])}"
+            return MhaError(message, hint=f"give {_NAME} the module that is called", code="not-called")
+        if not self._n_passes:
             hint = "call this object inside the with block; copies and wrappers are different objects"
-        elif self._unfit:
-            message, code = f"no attention of {name} could be shown: {_unfit_words(self._unfit)}", "not-tokens"
-            words = " ".join(self._unfit.values())
-            if "mask is of type" in words:
-                hint = 'model.set_attn_implementation("sdpa") computes the same with a tensor for a mask'
-            elif "cache" in words:
-                hint = "make a pass of each step with use_cache=False"
-        elif chosen is not None and self._met:
-            message, code = f"none of the layers {_words(chosen)} was seen in {name}", "no-layer"
-            hint = "layers with attention: " + ", ".join(map(str, sorted({layer for _, layer in self._met})))
-        else:
-            message = f"no attention was seen in {name}, which has {', '.join((self._attentions or self._parts)[:8])}"
-            hint = (
-                "mha captures scaled_dot_product_attention everywhere, and softmax(q kᵀ) v of torch's functions in modules whose "
-                "class or name contains attn or atten, but not flex_attention, compiled functions or kernels of other libraries"
-            )
-        return MhaError(message, hint=hint, code=code)
+            return MhaError(f"{name} was not called within {_NAME}", hint=hint, code="not-called")
+        return nothing_seen(name, self._wanted.model.layers, self._met, self._unfit)
 
 
 def _add_pass(totals: HeadTotals, record: Record) -> None:
@@ -300,15 +268,38 @@ def _add_pass(totals: HeadTotals, record: Record) -> None:
         totals.add(layer.heads, np.stack(n_queries))
 
 
-@dataclass
-class _TextPasses:
-    """The passes over one text: a single one, or those that fill a cache, including the encoder's."""
+# -------------------------------------------------------------------------------------------- the passes over one text
 
-    texts: PassTexts
+
+_Texts = tuple[TokenSequence, ...]
+
+
+def _halves(kind: AttentionKind) -> tuple[Half, Half]:
+    """The half of the model from which the queries of a kind of attention come, and that of its keys."""
+    return "encoder" if kind == "encoder" else "decoder", "encoder" if kind in ("encoder", "cross") else "decoder"
+
+
+@dataclass
+class TextPasses:
+    """The passes over one text: a single one, or those that fill a cache, including the encoder's. `notes` explains the
+    substitutes for unknown tokens.
+
+    The texts of each half become known with the first attention that reads them.
+    """
+
+    passes: list[ModelPass]
+    tokenizer: ModelTokenizer | None
     inspection: PassInspection
     cached: CachedPasses
-    last: ModelPass
+    notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
+    _read: dict[Half, ReadIds] = field(default_factory=dict)
+    _texts: dict[Half, _Texts] = field(default_factory=dict)
+
+    @property
+    def last(self) -> ModelPass:
+        """The last pass."""
+        return self.passes[-1]
 
     @property
     def may_go_on(self) -> bool:
@@ -321,28 +312,207 @@ class _TextPasses:
         is_next = began.n_past > 0 and began.n_past == self.cached.n_tokens
         return began.batch == self.last.batch and (is_answer or is_next)
 
-    def go_on(self, began: ModelPass) -> None:
-        """Adds a pass that reads the next tokens."""
-        self.texts.go_on(began)
-        self.last = began
-
     def inspect(self, call: Call) -> None:
         """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the caller and continues."""
-        self.inspection.inputs = self.texts.inputs(call)
+        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
+            if half not in self._texts:
+                self._texts[half] = self._of_half(half, n, call)
+        context = self._texts.get("encoder")
+        sequences = self._texts.get("decoder", context or ())
+        self.inspection.inputs = ModelInputs(sequences, context, self._side)
         try:
-            self.inspection.take(self.texts.without_padding(call))
+            self.inspection.take(self._without_padding(call))
         except (MhaError, torch.OutOfMemoryError) as fault:
             self.inspection.unfit[call.kind, call.layer] = f"attention that could not be inspected: {fault}"
 
+    def _without_padding(self, call: Call) -> Call:
+        """The attention without columns that no text reaches: a batch may be padded further than its longest text."""
+        parts, is_cut = [], False
+        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
+            read, longest = self._read.get(half), max(len(text.ids) for text in self._texts[half])
+            n_real = longest if read is not None and read.ids.shape[1] == n else n
+            parts.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
+            is_cut |= n_real < n
+        return call.cropped(*parts) if is_cut else call
 
-def _classes(modules: Iterable[tuple[str, nn.Module]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(type(module).__name__ for _, module in modules))
+    @property
+    def _side(self) -> PaddingSide:
+        """The side of the padding; that of the tokenizer if there is none."""
+        padded = [read.real for each in self.passes for read in each.halves.values() if read.has_padding]
+        if not padded:
+            return self.tokenizer.side if self.tokenizer is not None else "right"
+        return "right" if all(bool(real[:, 0].all()) for real in padded) else "left"
+
+    def _of_half(self, half: Half, n: int, call: Call) -> _Texts:
+        """The texts on an axis of `n` positions: the ids of all passes, or positions if there are none."""
+        parts, n_texts, batch = (
+            [own.halves[half] for own in self.passes if half in own.halves],
+            call.shape[0],
+            self.last.batch,
+        )
+        if not parts:
+            return (places(n),) * (batch if any(own.halves for own in self.passes) else n_texts)
+        ids, real = torch.cat([own.ids for own in parts], dim=1), torch.cat([own.real for own in parts], dim=1)
+        size, note = tuple(ids.shape), None
+        if size == (n, n_texts) and n != n_texts:
+            ids, real = ids.T, real.T
+        elif size == (n, n) and n > 1 and call.is_token_first:
+            note = f"ids are {n} × {n}, and either axis may be that of the tokens: tokens are shown as positions"
+        elif size != (batch, n):
+            self.notes.append(f"attention has {n} positions for {size[1]} ids: tokens are shown as positions")
+        if note is None and any(own.are_places for own in parts):
+            note = "the model was given vectors, not ids: tokens are shown as positions"
+        self._read[half] = ReadIds(ids, real)
+        rows = self._rows(ids.tolist(), real.tolist())
+        if note is None:
+            return tuple(self._text(row) for row in rows)
+        self.notes.append(note)
+        return tuple(places(len(row)) for row in rows)
+
+    def _rows(self, ids: list[list[int]], real: list[list[bool]]) -> list[list[int]]:
+        """The ids without padding, which must be on one side."""
+        n, counts = len(ids[0]), [sum(row) for row in real]
+        columns = [slice(0, c) if self._side == "right" else slice(n - c, n) for c in counts]
+        if not all(c and all(row[own]) for row, own, c in zip(real, columns, counts, strict=True)):
+            self.notes.append("the mask hides tokens within a text, or all of them: padding is shown as tokens")
+            return ids
+        return [row[own] for row, own in zip(ids, columns, strict=True)]
+
+    def _text(self, ids: Sequence[int]) -> TokenSequence:
+        spelled = None if self.tokenizer is None else self.tokenizer.spelled(ids)
+        if spelled is None and self.tokenizer is not None:
+            self.notes.append(
+                "the tokenizer has no token for some ids: it is another model's, and tokens are shown as ids"
+            )
+        return spelled or named_by_ids(ids)
 
 
-def _unfit_words(unfit: Mapping[LayerKey, str]) -> str:
-    (kind, layer), reason = next(iter(unfit.items()))
-    return f"layer {layer} ({kind}) has {reason}"
+# --------------------------------------------------------------------------------------------------- texts that grow
 
 
-def _words(layers: Sequence[LayerChoice]) -> str:
-    return ", ".join(f"{kind}.{n}" if kind else str(n) for kind, n in layers)
+_REORDERED = (
+    "attention whose cache does not hold the keys that went into it: beam search reorders them, some caches round them"
+)
+_Part = tuple[Call, slice]
+"""The copied call of one pass, with only the keys and values of its new tokens, and the columns of the joined matrix that its
+queries read."""
+
+
+class CachedPasses:
+    """The parts of each attention, copied pass by pass, within `limit_bytes` in all. The first `n_prefix` keys were in the cache
+    before. `n_tokens` are in the cache now, `unfit` gets the reasons for dropped attentions."""
+
+    def __init__(self, limit_bytes: int, n_prefix: int, unfit: dict[LayerKey, str]) -> None:
+        self.n_tokens = n_prefix
+        self._limit_bytes, self._n_prefix, self._n_bytes, self._unfit = limit_bytes, n_prefix, 0, unfit
+        self._parts: dict[tuple[str, int], list[_Part]] = {}
+
+    def add(self, call: Call, n_past: int) -> None:
+        """Adds a pass of an attention after `n_past` cached tokens."""
+        place, name, n_tokens = (call.kind, call.layer), (call.title, call.layer), n_past + call.shape[2]
+        if call.kind != "cross":
+            self.n_tokens = n_tokens
+        if place in self._unfit:
+            return
+        parts, reason = self._parts.setdefault(name, []), call.unread_mask
+        if reason is None:
+            if call.kind != "cross" and call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
+                call = call.cropped(slice(None), slice(n_tokens))  # a cache of a fixed length has unfilled places
+            reason = _misfit(call, parts, n_past, self._n_prefix)
+        if reason is None:
+            parts.append(_copied(call, n_past, is_first=not parts))
+            self._n_bytes += _size(parts[-1])
+            if self._n_bytes > self._limit_bytes:
+                reason = (
+                    f"attention whose queries and keys take more than the limit of {format_size(self._limit_bytes)}"
+                )
+        if reason is not None:
+            self._n_bytes -= sum(map(_size, self._parts.pop(name)))
+            self._unfit[place] = reason
+
+    def whole(self) -> Iterator[Call]:
+        """Yields each attention over the whole text, freeing its parts."""
+        while self._parts:
+            yield _joined(self._parts.pop(next(iter(self._parts))))
+
+
+def _is_masked_from(call: Call, key: int) -> bool:
+    """Whether all keys from `key` on are masked for all queries."""
+    if call.pattern is not None:
+        return not call.pattern[..., key:].any()
+    return bool((_mask_of(call, slice(0, call.shape[3]))[..., key:] <= FORBIDDING).all())
+
+
+def _misfit(call: Call, before: Sequence[_Part], n_past: int, n_prefix: int) -> str | None:
+    """The reason why a pass cannot be joined to the earlier ones, None if it can."""
+    q_len, k_len = call.shape[2:]
+    if call.kind == "cross":
+        return None if not before or before[0][1].stop == k_len else _REORDERED
+    if k_len > n_past + q_len:
+        return "attention over more keys than there are tokens, and no mask hides the others"
+    if n_prefix + sum(own.shape[2] for own, _ in before) != n_past:
+        return "attention with a cache that mha did not see being filled: by a call without use_cache=True"
+    if n_prefix and not before and k_len < n_past + q_len:
+        return "attention with a window, whose cache has lost the first keys"
+    if not before or k_len == q_len:
+        return None
+    known, cached = (own.v if own.k is None else own.k for own in (before[-1][0], call))
+    is_continued = known is None or cached is None or torch.equal(known[:, :, -1], cached[:, :, -q_len - 1])
+    return None if is_continued else _REORDERED
+
+
+def _copied(call: Call, n_past: int, *, is_first: bool) -> _Part:
+    """The copied part of a pass. The first has all keys; later ones add none to cross-attention."""
+    q_len, k_len = call.shape[2:]
+    end, n_known = (k_len, k_len) if call.kind == "cross" else (n_past + q_len, k_len - q_len)
+    new = slice(0 if is_first else n_known, None)
+    copies: dict[str, Any] = {
+        name: (own[:, :, new] if name in ("k", "v") else own).clone() for name, own in call.tensors.items()
+    }
+    return replace(call, **copies), slice(end - k_len, end)
+
+
+def _size(part: _Part) -> int:
+    return sum(own.numel() * own.element_size() for own in part[0].tensors.values())
+
+
+def _joined(parts: Sequence[_Part]) -> Call:
+    """One attention over all tokens."""
+    calls, first = [call for call, _ in parts], parts[0][0]
+    if len(parts) == 1:
+        return first
+    joined: dict[str, Any] = {}
+    for name, own in first.tensors.items():
+        tensors = [getattr(call, name) for call in calls]
+        if any(tensor is None for tensor in tensors):
+            continue
+        if name in ("q", "k", "v", "z") or (name == "sinks" and own.ndim == 3):
+            joined[name] = torch.cat(tensors, dim=2)
+        elif name in ("scores", "pattern", "bias"):
+            joined[name] = _stacked(tensors, parts, -torch.inf if name == "scores" else 0.0)
+    if first.pattern is None:
+        joined |= {"mask": _stacked([_mask_of(*part) for part in parts], parts, -torch.inf), "causal": False}
+    return replace(first, **joined)
+
+
+def _stacked(blocks: Sequence[Tensor], parts: Sequence[_Part], fill: float) -> Tensor:
+    """The cells of all passes in one matrix, `fill` where a pass has none."""
+    batch, heads = (max(block.shape[axis] for block in blocks) for axis in (0, 1))
+    n_queries, n_keys = sum(call.shape[2] for call, _ in parts), parts[-1][1].stop
+    whole, begin = blocks[0].new_full((batch, heads, n_queries, n_keys), fill), 0
+    for block, (call, columns) in zip(blocks, parts, strict=True):
+        end = begin + call.shape[2]
+        whole[:, :, begin:end, columns] = block
+        begin = end
+    return whole
+
+
+def _mask_of(call: Call, columns: slice) -> Tensor:
+    """The mask of a pass as numbers added to its scores, −∞ at masked cells."""
+    added = torch.zeros(1, 1, call.shape[2], columns.stop - columns.start, device=call.device)
+    if call.causal:
+        added = torch.full_like(added, -torch.inf).triu(1)
+    if call.mask is None:
+        return added
+    mask = call.mask.reshape((1,) * (4 - call.mask.ndim) + tuple(call.mask.shape))
+    return torch.where(mask, added, -torch.inf) if mask.dtype == torch.bool else added + mask

@@ -6,7 +6,7 @@ Memory holds one layer at a time. The caller runs the model. A captured `Call` b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +22,7 @@ from mhacli.attention.head_statistics import joined, results_of
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.statistics import Baseline, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
+from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.heads import SMALL_CELLS
 from mhacli.models.calls import DROPOUT, Call, Masking, as_attention, masking_of, state_of
@@ -51,7 +52,7 @@ from mhacli.record.record import (
 from mhacli.record.tables import HeadTable
 from mhacli.run import Run
 from mhacli.settings import Config
-from mhacli.text.tokens import AttentionKind
+from mhacli.text.tokens import AttentionKind, LayerChoice
 
 KEPT = ("pattern", "z", "scores", "qk")
 """The matrices of a layer that can be kept, the most important first."""
@@ -97,7 +98,7 @@ class PassInspection:
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
         place, positions = (call.kind, call.layer), _positions_of_axes(call, self.inputs)
-        reason = _unread_mask(call)
+        reason = call.unread_mask
         if positions is not None and not (self.any_length and call.shape[0] >= len(self.inputs.sequences)):
             batch, _, q_len, k_len = call.shape
             reason = f"attention of {batch} sequences from {q_len} to {k_len} positions, which are not the tokens of the texts"
@@ -283,6 +284,42 @@ def entry_of(model: Any, path: str | None = None, revision: str | None = None) -
     )
 
 
+# ------------------------------------------------------------------------------------------------------- nothing to show
+
+
+def nothing_seen(
+    name: str, chosen: Sequence[LayerChoice] | None, met: Iterable[LayerKey], unfit: Mapping[LayerKey, str]
+) -> MhaError:
+    """The error where no requested attention of a model could be shown: others were met, or those requested are unfit."""
+    if unfit:
+        words, hint = unfit_words(unfit), None
+        if "mask is of type" in words:
+            hint = 'model.set_attn_implementation("sdpa") computes the same with a tensor for a mask'
+        elif "cache" in words:
+            hint = "make a pass of each step with use_cache=False"
+        return MhaError(f"no attention of {name} could be shown: {words}", hint=hint, code="not-tokens")
+    if chosen is not None and (layers := sorted({layer for _, layer in met})):
+        hint = "layers with attention: " + ", ".join(map(str, layers))
+        return MhaError(f"none of the layers {layer_words(chosen)} was seen in {name}", hint=hint, code="no-layer")
+    hint = (
+        "mha captures scaled_dot_product_attention everywhere, and softmax(q kᵀ) v of torch's functions in modules whose "
+        "class or name contains attn or atten, but not flex_attention, compiled functions or kernels of other libraries; "
+        "layers without a matrix of queries × keys, such as state-space layers, have nothing to show"
+    )
+    return MhaError(f"no attention was seen in {name}", hint=hint, code="no-attention")
+
+
+def unfit_words(unfit: Mapping[LayerKey, str]) -> str:
+    """The first of the attentions that cannot be shown, with its reason."""
+    (kind, layer), reason = next(iter(unfit.items()))
+    return f"layer {layer} ({kind}) has {reason}"
+
+
+def layer_words(layers: Sequence[LayerChoice]) -> str:
+    """Layers as a user chooses them."""
+    return ", ".join(f"{kind}.{n}" if kind else str(n) for kind, n in layers)
+
+
 # ----------------------------------------------------------------------------------------------------------- whose tokens
 
 
@@ -320,20 +357,6 @@ def axes_of(
         dtype=dtype,
         device=device,
     )
-
-
-def _unread_mask(call: Call) -> str | None:
-    """The reason why the mask of an attention cannot be read, None if it can or there is none."""
-    mask: Any = call.mask
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor):
-        return f"attention whose mask is of type {type(mask).__name__}, not a tensor"
-    is_of_keys = call.level != "sdpa" and mask.ndim == 2  # flash-attention has a mask for padding only
-    sizes = zip(reversed(mask.shape), reversed(call.shape), strict=False)
-    if is_of_keys or mask.ndim > len(call.shape) or any(n not in (1, of) for n, of in sizes):
-        return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
-    return None
 
 
 # ------------------------------------------------------------------------------------------------------------ one layer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import re
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.libraries import guarded
-from mhacli.models.folder import Checkpoint, is_hub_id, read_checkpoint
+from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
 from mhacli.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -98,6 +99,41 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
             path=source,
         ) from None
     return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
+
+
+_BESIDE = (
+    CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+    "merges.txt", "tokenizer.model", "spiece.model",
+)  # fmt: skip
+"""The files other than weights that affect tokens or numbers."""
+
+
+def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> str:
+    """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named as in `--tokenizer`: two
+    checkpoints with the same one compute the same.
+
+    Each file is read whole, once per process unless it changes. Raises `MhaError` for an unreadable file.
+    """
+
+    def digest(path: str) -> str:
+        try:
+            status = os.stat(path)
+            return _digest_of(path, status.st_size, status.st_mtime_ns)
+        except OSError as fault:
+            raise MhaError(f"{path}: {fault.strerror or fault}", code="unreadable", path=path) from fault
+
+    paths = {name: os.path.join(checkpoint.path, name) for name in _BESIDE}
+    paths = dict(checkpoint.files) | {name: path for name, path in paths.items() if os.path.isfile(path)}
+    words = [f"tokenizer {digest(tokenizer) if tokenizer and os.path.isfile(tokenizer) else tokenizer}"]
+    words += [f"{name} {digest(path)}" for name, path in sorted(paths.items())]
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@lru_cache
+def _digest_of(path: str, n_bytes: int, changed_ns: int) -> str:
+    """The digest of a file. The size and the time of change are keys of the cache."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_config(checkpoint: Checkpoint) -> Any:

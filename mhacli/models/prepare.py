@@ -36,7 +36,6 @@ def prepare_checkpoint(request: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
         inputs, generated = _generate(loaded, inputs, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
     run = CheckpointRun(loaded, inputs, request, generated)
-    run.foresee()
     run.seconds["loading"] = perf_counter() - began
     return run, notes
 

@@ -81,7 +81,6 @@ def head_study(request: Run, *, effect: bool, control: bool) -> tuple[HeadStudy,
     began = perf_counter()
     loaded, inputs = read(request, "predict" if effect else None)
     study = HeadStudy(loaded, inputs, request, effect=effect, control=control)
-    study.inspected.foresee()
     study.inspected.seconds["loading"] = perf_counter() - began
     return study, (*loaded.notes, *inputs.notes)
 

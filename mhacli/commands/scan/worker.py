@@ -26,8 +26,7 @@ from mhacli.commands.scan.folder import UNIT_SIZE, Settings, Unit, UnitFiles, di
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
 from mhacli.errors import MhaError
 from mhacli.io.data import json_checksum, plain
-from mhacli.models.digest import checkpoint_digest
-from mhacli.models.load import LanguageHead, Loaded, load_model
+from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, load_model
 from mhacli.models.prepare import find, inputs_of, make_texts, spans_of_pair
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.corpus import BadEntry, CorpusSummary, named

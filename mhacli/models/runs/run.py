@@ -16,14 +16,13 @@ from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import FLOAT32_BYTES, require_room, statistics_bytes
 from mhacli.attention.scores import Attention
-from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.models.layer_names import n_attentions_of, size_of
-from mhacli.models.layers import KEPT, PassInspection, axes_of, entry_of
+from mhacli.models.layers import KEPT, PassInspection, axes_of, entry_of, nothing_seen
 from mhacli.models.load import Loaded
 from mhacli.record.record import Generated, Record
 from mhacli.run import Run
@@ -44,16 +43,7 @@ class CheckpointRun:
     seconds: dict[str, float] = field(default_factory=dict)
     identical: bool | None = None
     compared_len: int = 0
-    peak_bytes: int = 0
     layers: PassInspection = field(init=False)
-
-    @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """The number of heads, the widths of a row inside and between layers, and the bytes of a number."""
-        config, n_bytes = self.loaded.text_config, self.loaded.model.dtype.itemsize
-        d_model = size_of(config, "hidden_size") or 1
-        d_inner = size_of(config, "intermediate_size") or 4 * d_model
-        return size_of(config, "num_attention_heads") or 1, d_inner, d_model, n_bytes
 
     @property
     def length(self) -> int:
@@ -70,39 +60,35 @@ class CheckpointRun:
 
     # ------------------------------------------------------------------------------------------------------- its memory
 
+    def _size(self, name: str) -> int:
+        return size_of(self.loaded.text_config, name) or 1
+
+    @property
+    def _item(self) -> int:
+        return int(self.loaded.model.dtype.itemsize)
+
     def pass_bytes(self, batch: int, length: int) -> int:
         """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
         assembled."""
-        (n_heads, d_inner, d_model, item), kept = self._sizes, self.wanted.kept
-        n_kept = self.n_layers * len(KEPT if self.wanted.keep is None else self.wanted.keep)
-        corner = 0 if kept.corner is None else kept.corner.n_queries * kept.corner.n_keys
-        n_kept_cells = self.n_layers * (corner + 2 * len(kept.queries) * kept.top)
-        cells = batch * length * length
-        builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
+        n_heads, d_model, item = self._size("num_attention_heads"), self._size("hidden_size"), self._item
+        d_inner, cells, keep = self._size("intermediate_size"), batch * length * length, self.wanted.keep
+        n_kept = self.n_layers * len(KEPT if keep is None else keep)
         kept_bytes = min(self.wanted.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
+        builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
         matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
-        rows = batch * length * (8 * d_model + 3 * d_inner) * item
-        cell_bytes = 4 * n_kept_cells * batch * n_heads * FLOAT32_BYTES
-        on_gpu = self.loaded.device.type != "cpu"
-        statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
-        return rows + matrices + 3 * cells + kept_bytes + cell_bytes + statistics
-
-    def foresee(self) -> None:
-        """Predicts the memory of the pass. Raises `MhaError` if it does not fit."""
-        batch, length = len(self.inputs.sequences), self.length
-        self.peak_bytes = require_room(
-            lambda n: self.pass_bytes(batch, n),
-            length,
-            free_bytes(str(self.loaded.device)),
-            what=f"{length} tokens, {self._sizes[0]} heads, batch {batch}",
+        rows, on_gpu = (
+            batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item,
+            self.loaded.device.type != "cpu",
         )
+        statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
+        return rows + matrices + 3 * cells + kept_bytes + statistics
 
     def removal_bytes(self, n_rows: int, *, n_run: int, n_logits: int, length: int) -> int:
         """The larger peak, without the weights, of the pass over `length` tokens and of a batch of `n_rows` removals from it.
 
         A row runs `n_run` tokens and gives `n_logits`. Outputs of blocks and heads are kept twice, and keys and values once."""
-        (*_, d_model, item), n_run = self._sizes, min(n_run, length)
-        row_bytes, logit_bytes = length * d_model * item, max(FLOAT32_BYTES, item) + 32
+        item, n_run = self._item, min(n_run, length)
+        row_bytes, logit_bytes = length * self._size("hidden_size") * item, max(FLOAT32_BYTES, item) + 32
         removals = self.pass_bytes(n_rows, length) * n_run // length + 2 * n_rows * row_bytes
         kept = 5 * self.n_layers * row_bytes + n_rows * n_logits * logit_bytes
         return max(self.pass_bytes(len(self.inputs.sequences), length), removals) + kept
@@ -115,10 +101,14 @@ class CheckpointRun:
             lambda n: needed(LEAST_ROWS, length=n),
             self.length,
             available,
-            what=f"{LEAST_ROWS} copies of {self.length} tokens, {self._sizes[0]} heads, {n_logits} logits",
+            what=f"{LEAST_ROWS} copies of {self._words}, {n_logits} logits",
         )
         rows = range(max(most, LEAST_ROWS), LEAST_ROWS, -1)
         return next((n for n in rows if memory.fits(needed(n, length=self.length), available)), LEAST_ROWS)
+
+    @property
+    def _words(self) -> str:
+        return f"{self.length} tokens, {self._size('num_attention_heads')} heads"
 
     # --------------------------------------------------------------------------------------------------------- the pass
 
@@ -131,9 +121,19 @@ class CheckpointRun:
         on_layer: Callable[[Call, Attention], None] | None = None,
     ) -> None:
         """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits. `on_layer`
-        gets each requested attention before it is reduced."""
-        self.foresee()  # the cells to keep may have changed since the last prediction
-        began, model, keywords = perf_counter(), self.loaded.model, self.inputs.keywords
+        gets each requested attention before it is reduced. Raises `MhaError` if it does not fit into memory."""
+        began, model, keywords, batch = (
+            perf_counter(),
+            self.loaded.model,
+            self.inputs.keywords,
+            len(self.inputs.sequences),
+        )
+        peak_bytes = require_room(
+            partial(self.pass_bytes, batch),
+            self.length,
+            free_bytes(str(self.loaded.device)),
+            what=f"{self._words}, batch {batch}",
+        )
         self.layers = PassInspection(
             model,
             self.inputs,
@@ -141,39 +141,21 @@ class CheckpointRun:
             self.n_layers,
             on_layer=on_layer,
             report_progress=report_progress,
-            peak_bytes=self.peak_bytes,
+            peak_bytes=peak_bytes,
         )
         report_progress(0.0, "the first layer")
-        with captured(model, self.layers.take, batch=len(self.inputs.sequences)):
+        with captured(model, self.layers.take, batch=batch):
             outputs = outputs_of(model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.layers.results:
-            raise self._nothing_seen()
+            chosen, unfit = self.wanted.model, self.layers.unfit
+            of_chosen = {(kind, n): reason for (kind, n), reason in unfit.items() if chosen.includes(n, kind)}
+            raise nothing_seen(self.loaded.config.model_type, chosen.layers, self.layers.found, of_chosen)
         if verify or self.wanted.model.verify_outputs:
             began = perf_counter()
             self.compared_len = max(tensor.shape[1] for tensor in keywords.values())
             self.identical = are_identical(outputs, outputs_of(model, keywords))
             self.seconds["comparison"] = perf_counter() - began
-
-    def _nothing_seen(self) -> MhaError:
-        """The error if no requested attention can be shown: some were found but not requested, others are unfit."""
-        family, chosen, layers = self.loaded.config.model_type, self.wanted.model, self.layers
-        unfit = [reason for (kind, layer), reason in layers.unfit.items() if chosen.includes(layer, kind)]
-        if unfit:
-            return MhaError(
-                f"the attention of {family} is not laid out by tokens: {unfit[0]}",
-                hint="its queries and keys are not tokens of the text, so mha cannot label them",
-                code="not-tokens",
-            )
-        if layers.found and chosen.layers is not None:
-            numbers = ", ".join(str(n) for n in sorted({layer for _, layer in layers.found}))
-            asked = ",".join(str(n) for _, n in chosen.layers)
-            return MhaError(f"--layer {asked} has no attention; layers with attention: {numbers}", code="no-layer")
-        return MhaError(
-            f"no attention was found in {family}",
-            hint="layers without a matrix of queries × keys, such as state-space layers, cannot be inspected",
-            code="no-attention",
-        )
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
@@ -181,7 +163,7 @@ class CheckpointRun:
 
     def record(self) -> Record:
         """The record of the finished layers, at least one."""
-        loaded = self.loaded
+        loaded, checkpoint = self.loaded, self.loaded.checkpoint
         model = replace(
             entry_of(loaded.model, loaded.source, loaded.revision),
             identical_outputs=self.identical,
@@ -189,6 +171,5 @@ class CheckpointRun:
             generated=self.generated,
         )
         record = self.layers.record(model, self.seconds, device=self.wanted.model.device)
-        checkpoint = loaded.checkpoint
         config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
         return replace(record, config=config, weights=checkpoint.path)
