@@ -154,7 +154,7 @@ def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
     if option.words:
         how["autocompletion"] = lambda: list(option.words)
     if option.argument:
-        declared = typer.Argument(None, **how)
+        declared = typer.Argument(... if default == "" else None, **how)
     else:
         names = option.names or ((option.name(name),) if bool in kinds else ())
         declared = typer.Option(None, *names, rich_help_panel=option.panel, **how)

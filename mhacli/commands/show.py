@@ -26,8 +26,6 @@ def show(
 ) -> None:
     """Reads a record and prints it in the chosen view."""
     require_output(options, output, read=path)
-    if not path:
-        raise UsageError("mha show needs a record, a file that --save wrote")
     from mhacli.record import storage
 
     record = storage.load(path)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from mhacli.cli.console import show_activity
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
-from mhacli.errors import UsageError
 from mhacli.io.files import write_whole
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import OUTPUT, TOKENIZER, TOP, VIEW, Config, Source, like, setting
@@ -44,8 +43,6 @@ def vocab(
     from mhacli.text import vocabulary as vocabularies
     from mhacli.text.encode import make_tokenizer, no_tokens
 
-    if source.lines:
-        raise UsageError("--lines changes nothing in a vocabulary")
     require_writable(output.files, force=output.force)
     tokenizer = make_tokenizer(config, source.max_token_len)
     source = replace(source, max_bytes=source.max_bytes or DEFAULT_MAX_BYTES)

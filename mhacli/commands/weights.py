@@ -17,7 +17,6 @@ from mhacli.cli.console import note, show_activity, write
 from mhacli.cli.help import HelpCommand, help_text
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
-from mhacli.errors import UsageError
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights
@@ -154,8 +153,6 @@ def info(
     output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Prints the contents of a checkpoint."""
-    if not path:
-        raise UsageError("no checkpoint is given", hint="mha weights info DIR lists a folder with config.json")
     with show_activity("reading headers"):
         contents = contents_of(read_weights(path), with_tensors=tensors)
     print_report(output, view=lambda on: contents_view(contents, on), json=lambda: json_document(contents))

@@ -12,7 +12,7 @@ from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.check.result import CheckRequest
-from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
+from mhacli.errors import EXIT_CHECK, EXIT_FAILED
 from mhacli.settings import Config
 from mhacli.usercode.target import require_readable
 
@@ -26,9 +26,6 @@ _USUAL_STAGES = 12
 )
 def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
-    if not request.target:
-        hint = "try mha check my.py:Attention"
-        raise UsageError("name what to check: FILE.py:NAME or package.module:NAME", hint=hint)
     Config(d_model=1, n_heads=1, device=request.device).resolved()
     for target in (request.of, request.against):
         if target is not None:

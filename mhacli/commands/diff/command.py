@@ -11,7 +11,7 @@ from mhacli.cli.console import show_activity
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
-from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
 from mhacli.settings import VIEW, setting
@@ -41,8 +41,6 @@ def diff(
     output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Compares two records and prints their differences; exit code 3 if there are any."""
-    if not a or not b:
-        raise UsageError("mha diff needs two records, files that --save wrote")
     from mhacli.commands.diff.compare import diff as compare
     from mhacli.commands.diff.view import diff_view, require_drawable
 
