@@ -437,12 +437,11 @@ def counts(word: str) -> tuple[int, ...]:
     """Positive numbers from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `ValueError` with the form."""
     numbers: list[int] = []
     for part in word.split(","):
-        matches = [re.fullmatch(r"([0-9]{1,7})(k?)", end) for end in part.strip().split("..")]
-        ends = [int(match[1]) * (1024 if match[2] else 1) for match in matches if match is not None]
-        if len(ends) != len(matches) or len(ends) > 2 or not 1 <= ends[0] <= ends[-1]:
+        match = re.fullmatch(r"([0-9]{1,7}k?)(?:\.\.([0-9]{1,7}k?))?", part.strip())
+        number, last = map(parse_bytes, (match[1], match[2] or match[1])) if match else (1, 0)
+        if number > last:
             raise ValueError(f"{word[:80]!r} is not a list such as 512,1k, or a doubling range such as 1..8")
-        number = ends[0]
-        while number <= ends[-1]:
+        while number <= last:
             numbers.append(number)
             number *= 2
     return tuple(dict.fromkeys(numbers))

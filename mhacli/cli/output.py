@@ -65,11 +65,6 @@ class Output:
         return {name.replace("_", "-"): path for name, path in named.items() if path is not None}
 
     @property
-    def on_terminal(self) -> bool:
-        """Whether the view is printed on a terminal, where commands to type next may follow."""
-        return self.format is None and sys.stdout.isatty()
-
-    @property
     def screen(self) -> Screen:
         """The width and the colour of the terminal's view."""
         return Screen(self.width or stdout_width(), wants_colour(self.color, sys.stdout))
@@ -149,7 +144,7 @@ def print_result(
     (check or require_self_check)(record)
     _print_notes(record, notes)
     note_written(output)
-    if after is not None and output.on_terminal and not options.brief:
+    if after is not None and output.format is None and sys.stdout.isatty() and not options.brief:
         after(record, options)
 
 

@@ -61,7 +61,8 @@ def _target(given: Mapping[str, Any]) -> str | None:
     if not _names_code(typed[0], has_arguments=has_arguments):
         return None
     if len(typed) > 1:
-        raise UsageError(f"{typed[0]} names code to trace, which takes no text", hint="-- stands before texts")
+        message = f"{typed[0]} names code to trace, which takes no text, but {typed[1][:80]!r} follows"
+        raise UsageError(message, hint="-- stands before texts")
     return str(typed[0])
 
 
