@@ -87,9 +87,11 @@ async def viewed(record: Path) -> str:
     """What the viewer shows of a head of a record, as SVG."""
     from mhacli.record import storage
     from mhacli.viewer.app import Viewer
-    from mhacli.viewer.session import ViewerOptions
+    from mhacli.viewer.session import Session
 
-    viewer = Viewer(storage.load(str(record)), ViewerOptions(place=(2, 8), is_open=True))
+    session = Session(storage.load(str(record)))
+    session.choose(8, [(None, 2)])
+    viewer = Viewer(session, is_open=True)
     async with viewer.run_test(size=(120, 30)) as pilot:
         await pilot.press("pageup", *["down"] * 8)
         await pilot.pause()

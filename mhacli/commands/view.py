@@ -82,20 +82,19 @@ def view(
         record, notes = inspected(run, options)
     with uncollected():
         from mhacli.viewer.app import run_viewer
-        from mhacli.viewer.head_table import head_table
-        from mhacli.viewer.session import ViewerOptions
+        from mhacli.viewer.session import Session
 
     if sequence >= len(record.sequences):
         raise UsageError(out_of_range("--sequence", sequence, len(record.sequences)))
-    where = head_table(record).place_of(head, layers)
     has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "STANDARD"
-    start = ViewerOptions(has_shades, map_scale, hide_sinks, sequence, place=where, is_open=head is not None)
+    session = Session(record, colour=has_shades, scale=map_scale, hides_sinks=hide_sinks, sequence=sequence)
+    session.choose(head, layers)
+    show = partial(run_viewer, session, is_open=head is not None)
     if path is not None:
-        run_viewer(record, start)
+        show()
         require_agreement(record)
     else:
-        view = partial(run_viewer, record, start)
-        print_result(record, notes, options=options, output=output, run=run, view=view)
+        print_result(record, notes, options=options, output=output, run=run, view=show)
 
 
 def _require_terminal() -> None:

@@ -1,4 +1,4 @@
-"""The viewer's app: its screens, and its start and end on the terminal."""
+"""The viewer's app: its texts to read, its screens, and its start and end on the terminal."""
 
 from __future__ import annotations
 
@@ -8,99 +8,203 @@ import select
 import signal
 import sys
 import threading
-from codecs import IncrementalDecoder, getincrementaldecoder
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from types import FrameType
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
-from rich.console import RenderableType
-from textual import events
-from textual.app import App
-from textual.drivers import linux_driver
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
 from textual.screen import Screen
+from textual.widgets import Footer, Static
 
 from mhacli.errors import MhaError
-from mhacli.io.interrupts import Terminated, more_time
-from mhacli.record.record import Record
-from mhacli.viewer.overview import Overview
-from mhacli.viewer.screen import HeadsScreen, ViewerScreen
-from mhacli.viewer.session import Session, ViewerOptions
+from mhacli.io.interrupts import Terminated
+from mhacli.render.base.format import provenance
+from mhacli.render.base.options import Screen as Paper
+from mhacli.render.base.options import ViewOptions
+from mhacli.text.escape import visible
+from mhacli.viewer.heads import Overview
+from mhacli.viewer.parts import ENDS, entitle, key
+from mhacli.viewer.session import Session
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
-_LOOKING_MS = 1000
-"""The interval of checks whether the viewer has ended. A vanished terminal is noticed at once."""
-_RESTORING_S = 5.0
-"""Seconds for restoring the terminal after a signal."""
+# --------------------------------------------------------------------------------------------------------------- texts
+
+Draw = Callable[[int], Sequence[RenderableType]]
+"""The parts of a text at a width."""
 
 
-@contextmanager
-def _colour_in_environment(has_colour: bool) -> Iterator[None]:
-    """Sets the environment variables from which Textual decides about colour, within the context."""
-    before = os.environ.pop("NO_COLOR", None)
-    if not has_colour:
-        os.environ["NO_COLOR"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("NO_COLOR", None)
-        if before is not None:
-            os.environ["NO_COLOR"] = before
+class Page(VerticalScroll):
+    """A long text that scrolls, also by the keys of pagers."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up", "scroll_up", "↑ ↓", "a line up or down", "scroll"),
+        key("pageup,b", "page_up", "PgUp PgDn", "a page up or down"),
+        key("pagedown,space", "page_down"),
+        key("home,g", "scroll_home", "Home End", "the beginning or the end"),
+        key("end,G", "scroll_end"),
+    ]
+
+
+class TextScreen(Screen[None]):
+    """A screen with one text."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*ENDS]
+
+    def __init__(self, title: str, draw: Draw) -> None:
+        super().__init__()
+        self._draw, self._text = draw, Static()
+        self._page = Page(self._text)
+        entitle(self._page, title)
+
+    def compose(self) -> ComposeResult:
+        """The text, with its keys below."""
+        yield self._page
+        yield Footer(compact=True)
+
+    def on_resize(self) -> None:
+        """Draws the text for the width beside the scrollbar."""
+        self._text.update(Group(*self._draw(max(20, self.size.width - 1))))
+
+
+def _walk(session: Session) -> Draw:
+    """The walkthrough of a record; for decoding its steps."""
+    record = session.record
+
+    def draw(width: int) -> Sequence[RenderableType]:
+        paper = Paper(width, session.colour)
+        if record.decoding is not None:
+            from mhacli.render.run.decode import decode_view
+
+            return [decode_view(record, ViewOptions(everything=True), paper)]
+        from mhacli.render.run.trace import closing, header, step_blocks
+
+        if not record.trace:
+            shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
+            return [*header(record, paper), Text(f"\nThis record holds no steps. {shows} shows those of a layer.")]
+        return [*step_blocks(record, paper), closing(record, paper)]
+
+    return draw
+
+
+def _origin(session: Session) -> Draw:
+    """The provenance of the record, and what is drawn of it: its scale, and what was hidden."""
+    record, facts = session.record, [*provenance(session.record)]
+    shown = session.picture() if session.heads else None
+    if shown is not None:
+        from mhacli.viewer.head import scale_words, sink_words
+
+        facts += [("drawn", session.head.label), ("scale", scale_words(shown, 1)), ("sinks", sink_words(shown))]
+    facts += [("not kept", ", ".join(map(visible, record.not_kept)))] if record.not_kept else []
+    return lambda width: [_two_columns(facts, "bold")]
+
+
+def _two_columns(rows: Sequence[tuple[str, str]], style: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(style=style, no_wrap=True, min_width=10)
+    table.add_column(overflow="fold")
+    for name, words in rows:
+        table.add_row(Text(name), Text(words))
+    return table
+
+
+_EXPLAINED = {
+    "the mouse": "A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.",
+    "the matrix": "A row is a query, a column a key, a cell the attention weight between them. If not all cells fit, each cell "
+    "stands for a block: the attention that its queries give, on average, to all its keys. All heads share one scale.",
+    "the texts and the list": "Keys are shaded as their weights from the cursor's query, queries as their weights to the "
+    "cursor's key. The length of a bar is a key's weight relative to the strongest key's.",
+}
+
+
+def _help(width: int) -> Sequence[RenderableType]:
+    """All keys, and the use of the mouse."""
+    from mhacli.viewer.effects import EffectsScreen
+    from mhacli.viewer.head import HeadScreen
+
+    blocks: list[RenderableType] = []
+    screens = ("a head", HeadScreen), ("all heads", Overview), ("effects", EffectsScreen), ("a text to read", Page)
+    for title, screen in screens:
+        keys = [each for each in screen.BINDINGS if isinstance(each, Binding) and each.tooltip]
+        table = _two_columns([(each.key_display or "", each.tooltip) for each in keys], "bold cyan")
+        blocks += [Text(title, style="bold"), Padding(table, (0, 0, 1, 1))]
+    for title, words in _EXPLAINED.items():
+        blocks += [Text(title, style="bold"), Padding(Text(words), (0, 0, 1, 1))]
+    return blocks
+
+
+# ----------------------------------------------------------------------------------------------------------------- app
 
 
 class Viewer(App[None]):
-    """The viewer of a record."""
+    """The viewer of a record, which opens a head at once if asked to."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "mha"
     CSS = """
     Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
-    #top, #last, #prompt { height: 1; }
-    #read-out { height: 2; }
-    #legend { height: 1; }
-    #body { height: 1fr; layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 1fr 6; grid-gutter: 0 1; }
-    #keys, #queries, #matrix, #top-keys, #heads, #numbers, #page { width: 100%; height: 100%; }
-    .small #body { grid-columns: 1fr 26; grid-rows: 1fr 4; }
-    .wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
-    .wide #matrix { row-span: 3; }
-    Overview #body { grid-size: 1 2; grid-columns: 1fr; grid-rows: 1fr 7; }
-    Overview.broad #body { grid-rows: 1fr 5; }
-    Overview.wide #body { grid-size: 2 1; grid-columns: 1fr 48; grid-rows: 1fr; }
-    .tiny #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
-    .tiny #top-keys, .tiny #keys, .tiny #queries, .tiny #numbers { display: none; }
-    TextScreen #page { height: 1fr; }
-    EffectsScreen #effects { height: 1fr; }
+    #top, #note { height: 1; }
+    #note { dock: bottom; }
+    #note, #prompt { display: none; }
+    #asked, #count { width: auto; }
+    Search { width: 1fr; }
+    #read-out, #legend, #prompt { height: 2; }
+    #numbers, #question, #signs, Overview #legend { height: auto; max-height: 50%; }
+    #pictures, #effects, #body, Page { height: 1fr; }
+    #matrix, Items, Static#pictures, #numbers, Page { border-top: solid ansi_bright_black; border-title-style: bold; }
+    #matrix:focus, Items:focus, Page { border-top: heavy ansi_cyan; border-title-color: ansi_cyan; }
+    Items, Page { scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
+    #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 1fr 5; grid-gutter: 0 1; }
+    #body > * { width: 100%; height: 100%; }
+    .-high #body { grid-rows: 1fr 7; }
+    .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
+    .-wide #matrix { row-span: 3; }
+    .-middle #legend, .-low #legend, .-middle #prompt, .-low #prompt, .-low #question { height: 1; }
+    .-flat #legend, .-flat #pictures { display: none; }
+    .-flat #read-out, .-flat #prompt { height: 1; }
+    .-low #body Items, .-low #numbers, .-flat #body Items, .-flat #numbers { display: none; }
+    .-low #body, .-flat #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
     """
 
-    def __init__(self, record: Record, options: ViewerOptions) -> None:
-        with _colour_in_environment(options.colour):
-            super().__init__(driver_class=ForgivingDriver, ansi_color=True)
-        self.session = Session(record, options)
-        self._is_open = options.is_open
+    def __init__(self, session: Session, *, is_open: bool = False) -> None:
+        os.environ.pop("NO_COLOR", None)
+        if not session.colour:
+            os.environ["NO_COLOR"] = ""  # Textual decides by it
+        super().__init__(ansi_color=True)
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]
+        self.VERTICAL_BREAKPOINTS = [(0, "-flat"), (9, "-low"), (14, "-middle"), (22, "-high")]
+        self.theme = "ansi-dark"
+        self.animation_level = "none"
+        self.session, self._is_open = session, is_open
         self.ended_by: int | None = None
-        self._running_loop: asyncio.AbstractEventLoop | None = None
-        self.fault: Exception | None = None
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record without heads."""
-        return Overview(self.session) if self.session.head_table.places else self._walk()
+        return Overview(self.session) if self.session.heads else TextScreen("walkthrough", _walk(self.session))
 
     def on_mount(self) -> None:
         """Opens the requested head."""
-        self._running_loop = asyncio.get_running_loop()
-        if self.ended_by is not None:  # a signal before the event loop started
-            self.exit()
-        elif self._is_open and self.session.head_table.places and self.session.head().drawable is not None:
-            from mhacli.viewer.head import HeadScreen
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+        if self._is_open and isinstance(self.screen, Overview):
+            self.screen.open_head(self.session.place)
 
-            self.push_screen(HeadScreen(self.session))
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether the record has effects to show."""
+        return self.session.record.effect is not None if action == "effects" else True
 
-    # ---------------------------------------------------------------------------------------------------------------- screens
+    def _end_by(self, number: int) -> None:
+        """Ends the app by a signal."""
+        self.ended_by = number
+        self.exit()
 
-    def on_key(self, event: events.Key) -> None:
-        """Passes keys to the search line that arrived while it was opening."""
-        if isinstance(self.screen, ViewerScreen) and self.screen.take(event):
-            event.prevent_default()
+    def panic(self, *renderables: RenderableType) -> None:
+        """Ends the app when bytes arrive that are no text, which Textual cannot read past."""
+        self.session.fault = MhaError("the terminal sent bytes that are no UTF-8", code="no-terminal")
+        self.exit()
 
     async def action_back(self) -> None:
         """Returns to the previous screen; ends the app on the first."""
@@ -109,123 +213,44 @@ class Viewer(App[None]):
         else:
             self.exit()
 
-    def end_by(self, number: int) -> None:
-        """Ends the app from the handler of a signal."""
-        self.ended_by = number
-        if self._running_loop is not None:
-            self._running_loop.call_soon_threadsafe(self.exit)
-
-    def _handle_exception(self, error: Exception) -> None:
-        """Keeps the exception for the caller of the viewer, which reports it, instead of showing a traceback."""
-        self.fault = self.fault or error
-        super()._handle_exception(error)
-        self._exit_renderables.clear()
-
-    def panic(self, *renderables: RenderableType) -> None:
-        """Ends the app, without a traceback, for a fault outside of its messages, such as an unreadable terminal."""
-        self.fault = self.fault or MhaError("the terminal can no longer be read", code="no-terminal")
-        self._close_messages_no_wait()
-
-    def _fatal_error(self) -> None:
-        """Ends the app without Textual's traceback, which takes seconds if a record is among the locals."""
-        self._close_messages_no_wait()
-
     def action_walk(self) -> None:
         """Opens the walkthrough."""
-        self.push_screen(self._walk())
-
-    def _walk(self) -> Screen[None]:
-        from mhacli.viewer.text import TextScreen, walk_page
-
-        return TextScreen("walkthrough", walk_page(self.session.record, colour=self.session.colour))
-
-    def action_effects(self) -> None:
-        """Opens the effects of removals."""
-        if self.session.record.effect is not None:
-            from mhacli.viewer.effects import EffectsScreen
-
-            self.push_screen(EffectsScreen(self.session))
-        elif isinstance(self.screen, HeadsScreen):
-            self.screen.say("the record has no effects: mha effect … --save makes one that has")
-
-    def action_help(self) -> None:
-        """Opens the list of keys."""
-        from mhacli.viewer.text import TextScreen, help_page
-
-        self.push_screen(TextScreen("keys", help_page()))
+        self.push_screen(TextScreen("walkthrough", _walk(self.session)))
 
     def action_origin(self) -> None:
         """Opens the provenance of the record and the settings of the picture."""
-        from mhacli.viewer.text import TextScreen, origin_page
+        self.push_screen(TextScreen("where this comes from", _origin(self.session)))
 
-        self.push_screen(
-            TextScreen("where this comes from", origin_page(self.session.record, self.session.picture_facts()))
-        )
+    def action_help(self) -> None:
+        """Opens the list of keys."""
+        self.push_screen(TextScreen("keys", _help))
 
+    def action_effects(self) -> None:
+        """Opens the effects of removals."""
+        from mhacli.viewer.effects import EffectsScreen
 
-@contextmanager
-def _ending_with_terminal() -> Iterator[None]:
-    """Ends the process if the terminal vanishes, within the context. Not every terminal sends SIGHUP, and Textual would
-    read the end of its input forever."""
-    is_over = threading.Event()
-
-    def watch() -> None:
-        poller = select.poll()
-        poller.register(sys.stdin.fileno(), 0)
-        while not is_over.is_set():
-            if any(event & select.POLLHUP for _, event in poller.poll(_LOOKING_MS)):
-                os._exit(128 + signal.SIGHUP)  # no terminal is left to restore
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
+        self.push_screen(EffectsScreen(self.session))
 
 
-def run_viewer(record: Record, options: ViewerOptions) -> None:
-    """Shows the viewer until the user quits. Raises the viewer's exception, and `KeyboardInterrupt` or `Terminated`
-    after a signal, once the terminal is restored."""
-    viewer = Viewer(record, options)
-    before = {number: signal.getsignal(number) for number in _ENDING}
+# --------------------------------------------------------------------------------------------------- beginning and end
 
-    def end(number: int, frame: FrameType | None) -> None:
-        more_time(_RESTORING_S)
-        viewer.end_by(number)
 
-    for number in _ENDING:
-        signal.signal(number, end)
-    try:
-        with _ending_with_terminal():
-            viewer.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if viewer.fault is not None:
-        raise viewer.fault
+def _end_with_terminal() -> None:
+    """Ends the process when the terminal vanishes. Not every terminal sends SIGHUP, and Textual would read the end of its
+    input forever."""
+    poller = select.poll()
+    poller.register(sys.stdin.fileno(), 0)
+    poller.poll()
+    os._exit(128 + signal.SIGHUP)  # no terminal is left to restore
+
+
+def run_viewer(session: Session, *, is_open: bool = False) -> None:
+    """Shows the viewer until the user quits. Raises the fault of a picture that could not be read, and `KeyboardInterrupt`
+    or `Terminated` after a signal, once the terminal is restored."""
+    threading.Thread(target=_end_with_terminal, daemon=True).start()
+    viewer = Viewer(session, is_open=is_open)
+    viewer.run()
+    if session.fault is not None:
+        raise session.fault
     if viewer.ended_by is not None:
         raise Terminated if viewer.ended_by == signal.SIGTERM else KeyboardInterrupt
-
-
-# -------------------------------------------------------------------------------------------------------- the terminal
-
-
-def _forgiving_decoder(encoding: str) -> Callable[[], IncrementalDecoder]:
-    return partial(getincrementaldecoder(encoding), errors="replace")
-
-
-class ForgivingDriver(linux_driver.LinuxDriver):
-    """Textual's driver that skips bytes that are no UTF-8 and invalid escape sequences.
-
-    Otherwise a paste in Latin-1, or noise on a serial line, would end its thread and the app.
-    """
-
-    def run_input_thread(self) -> None:
-        """Reads until the app ends, and continues after invalid input."""
-        linux_driver.getincrementaldecoder = _forgiving_decoder  # type: ignore[assignment, attr-defined]
-        while not self.exit_event.is_set():
-            try:
-                super().run_input_thread()
-            except (ValueError, OverflowError):  # numbers in an escape sequence
-                continue

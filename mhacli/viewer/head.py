@@ -1,34 +1,40 @@
-"""The screen of one head: its matrix, a query's top keys, and the texts, with a common cursor."""
+"""The screen of one head: its matrix, a query's strongest keys, and the texts, with a common cursor."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group
+from rich.style import Style
+from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
-from textual.containers import Container
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Horizontal
+from textual.widgets import Input, Static
 
-from mhacli.render.base.cells import FORBIDDEN, WEIGHTS
-from mhacli.render.base.format import count_of, fitted, number_text, weight_text
+from mhacli.errors import first_names
+from mhacli.render.base import format as words
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, WEIGHTS, range_text
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, shade
 from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
-from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, StyledText, flowed, heading, segments
-from mhacli.viewer.panes.matrix import Matrix
-from mhacli.viewer.panes.tokens import Prompt, Search, SearchAxis, Tokens, TopKeys, searched
-from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades, Zoom, scale_range, sink_words
-from mhacli.viewer.screen import HEAD_KEYS, HeadsScreen, bindings, keys_line
+from mhacli.text.tokens import TokenSequence
+from mhacli.viewer.matrix import BROKEN, TAKEN_SIGN, TIGHT, Matrix, Picture
+from mhacli.viewer.parts import ENDS, MOVES, PLAIN, SHARED, HeadsScreen, Items, entitle, key, kind_sign, one_line
 from mhacli.viewer.session import Session
 
-_WIDE = 120
-_LEGENDS = ((16, 3), (12, 2), (9, 1), (0, 0))
-"""The least screen height for each number of legend lines."""
+Axis = Literal["query", "key"]
+AXES: tuple[Axis, Axis] = ("key", "query")
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
 """The most top keys to list."""
+_MOST_SINKS = 6
+"""The most sinks that a caption names."""
 _CLIPBOARD = 74_000
 """The most bytes that terminals copy by OSC 52. Source: the 100 000 bytes of hterm's osc52.sh, of which base64 leaves
 three quarters."""
@@ -37,386 +43,407 @@ three quarters."""
 class HeadScreen(HeadsScreen):
     """One head with the cursor on a query and a key."""
 
-    BINDINGS: ClassVar[list[BindingType]] = bindings(HEAD_KEYS)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move"),
+        key("pageup", "move('pageup')", "PgUp PgDn", "a page up or down; with Shift, to the left or right"),
+        key("home", "move('home')", "Home End", "the first or last key of the row; with Ctrl, the first or last query"),
+        key("shift+pageup", "move('pageleft')"),
+        key("shift+pagedown", "move('pageright')"),
+        *MOVES, *ENDS,
+        key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
+        key("shift+tab", "app.focus_previous"),
+        key("h,right_square_bracket", "head(1)", "h ]", "the next head", "head"),
+        key("H,left_square_bracket", "head(-1)", "H [", "the previous head"),
+        key("l,right_curly_bracket", "layer(1)", "l }", "the same head of the next layer", "layer"),
+        key("L,left_curly_bracket", "layer(-1)", "L {", "the same head of the previous layer"),
+        key("plus,equals_sign", "zoom(1)", "+ -", "larger or smaller cells; 0 so that all fit", "zoom"),
+        key("minus", "zoom(-1)"),
+        key("0", "zoom(0)"),
+        Binding("slash", "jump", "find", key_display="/", tooltip="jump to a token by typing it, or to a place by its number",
+                priority=True),  # or the next keys would arrive before the line is open
+        key("n", "match(1)", "n N", "the next or previous match"),
+        key("N", "match(-1)"),
+        key("t", "most(1)", "t T", "more or fewer of the strongest keys"),
+        key("T", "most(-1)"),
+        key("y", "copy", "y", "copy the row as JSON to the terminal's clipboard (OSC 52)", "copy"),
+        *SHARED,
+    ]  # fmt: skip
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.colour = session.colour
         self.picture: Picture | None = None
-        self.row, self.column = 0, 0
-        self.most: int | None = None
-        self.search: Search | None = None
+        self.matrix = Matrix(self.go, colour=session.colour)
+        self.list = Items(self._go_to_listed, id="list")
+        self.keys, self.queries = (Items(partial(self._go_to, axis), id=axis) for axis in AXES)
+        self.read_out, self.legend = Static(id="read-out"), Static(id="legend")
+        self.asked, self.count, self.search = Static(id="asked"), Static(id="count"), Search(compact=True)
+        self.prompt = Horizontal(self.asked, self.search, self.count, id="prompt")
+        self._places = (0, 0)
+        self._most: int | None = None
+        self._listed: list[int] = []
+        self._axis: Axis = "query"
+        self._found: list[int] = []
         self._before = (0, 0)
-        self.top_line, self.read_out, self.legend, self.last = (
-            Lines(id=name) for name in ("top", "read-out", "legend", "last")
-        )
-        self.matrix = Matrix(colour=self.colour, id="matrix")
-        self.top_keys = TopKeys(id="top-keys")
-        self.keys_pane, self.queries_pane = (
-            Tokens(colour=self.colour, id="keys"),
-            Tokens(colour=self.colour, id="queries"),
-        )
-        self.prompt = Prompt(id="prompt")
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
         yield self.top_line
-        with Container(id="body"):
-            yield self.matrix
-            yield self.top_keys
-            yield self.keys_pane
-            yield self.queries_pane
-        yield self.read_out
-        yield self.legend
-        yield self.prompt
-        yield self.last
+        yield Container(self.matrix, self.list, self.keys, self.queries, id="body")
+        yield from (self.read_out, self.legend, self.prompt, self.note, self.footer)
 
     def on_mount(self) -> None:
-        """Focuses the matrix."""
-        self.prompt.display = False
-        self.matrix.focus()
-        self.enter()
-
-    def on_resize(self) -> None:
-        """Places the texts beside the matrix on a wide screen, below it on others, and hides them on a tiny one."""
-        width, height = self.size
-        self.set_class(width >= _WIDE, "wide")
-        self.set_class(height < 22 or width < 72, "small")
-        self.set_class(height < 12 or (width < _WIDE and (height < 16 or width < 56)), "tiny")
-        self.call_after_refresh(self.draw)
-
-    def enter(self) -> None:
-        """Draws the session's head, with the cursor on the same tokens as before if possible."""
-        places = None if self.picture is None else (self.query_place, self.key_place)
-        self.picture = self.session.picture()
-        if self.picture is not None:
-            if places is not None:
-                self.row, self.column = self.picture.row_of(places[0]), self.picture.column_of(places[1])
-            else:
-                self.row = self.picture.row_of(len(self.picture.base.queries.tokens) - 1)
-                self.column = self._strongest_of(self.row)
+        """Focuses the matrix, and takes a picture, for keys that arrive before the layout."""
+        self.set_focus(self.matrix)
         self.draw()
 
-    def _strongest_of(self, row: int) -> int:
-        assert self.picture is not None
-        keys = self.picture.top_keys(row)
-        return keys[0][0] if keys else 0
-
-    @property
-    def query_place(self) -> int:
-        """The position of the query under the cursor."""
-        return 0 if self.picture is None else self.picture.base.query_places(self.row)[0]
-
-    @property
-    def key_place(self) -> int:
-        """The position of the key under the cursor."""
-        return 0 if self.picture is None else self.picture.base.key_places(self.column)[0]
-
     def draw(self) -> None:
-        """Redraws the screen."""
-        if not self.is_mounted or self.size.width == 0:
-            return
-        entry, picture = self.session.head(), self.picture
-        failed, doubtful = not entry.record.self_check.ok, self.session.contradicts_itself()
-        title = heading(entry, self.session.sequence, failed=failed, doubtful=doubtful)
-        self.top_line.show(lambda width: [title])
-        self.last.show(lambda width: [keys_line(HEAD_KEYS, width, message=self._message, without=self.idle())])
-        self.matrix.show(picture, self.row, self.column)
-        self.top_keys.show(picture, self.row, self.column, most=self.most)
+        """Draws the session's head, with the cursor on the same tokens as before if possible."""
+        picture, matrix = self.session.picture(), self.matrix
+        self.top_line.update(one_line(*self._heading()))
         if picture is None:
-            self.read_out.show(lambda width: [segments([(self.session.why_nothing(), WARNING)])])
-            self.legend.show(lambda width: ())
+            self.read_out.update(Text(self.session.why_nothing(), "bold yellow"))
             return
-        self.read_out.styles.height = 2 if self.size.height >= 8 else 1
-        self.read_out.show(partial(read_out, picture, (self.row, self.column)))
-        legend = captions(picture, self.matrix.zoom(), self.size.width, colour=self.colour)
-        self.legend.styles.height = min(
-            len(legend), next(most for height, most in _LEGENDS if self.size.height >= height)
-        )
-        self.legend.show(lambda width: legend)
-        self._draw_texts(picture)
+        row, column = matrix.row, matrix.column
+        if self.picture is None:
+            row = picture.n_rows - 1
+            column = next((strongest for strongest, _ in picture.top_keys(row)), 0)
+        elif self.picture is not picture:
+            row, column = picture.row_of(self._places[0]), picture.column_of(self._places[1])
+        self._places = picture.base.query_places(row)[0], picture.base.key_places(column)[0]
+        self.picture = picture
+        matrix.show(picture, row, column)
+        self._draw_list(picture, row, column)
+        self._draw_texts(picture, row, column)
+        self.read_out.update(Group(*read_out(picture, row, column, self.size.width)))
+        legend = captions(picture, matrix.factor, has_numbers=matrix.width >= TIGHT, colour=self.session.colour)
+        self.legend.update(Group(words.flowing([*legend], self.size.width)))
 
-    def idle(self) -> tuple[str, ...]:
-        """The words of keys that do nothing for this record."""
-        return super().idle() if len(self.session.head_table.rows) > 1 else (*super().idle(), "layer")
-
-    def _draw_texts(self, picture: Picture) -> None:
-        """Draws the keys shaded by the query's weights, and the queries by the key's, each relative to the largest."""
-        row, of_row = picture.row_levels(self.row)
-        column, of_column = picture.column_levels(self.column)
-        is_taken = bool(picture.is_taken[self.row, self.column])
-        of_query, of_key = ("query", "key") if picture.base.block == 1 else ("queries", "keys")
-        from_query = f"from {of_query} {picture.query_name(self.row)} · max {weight_text(of_row, 4)}"
-        to_key = f"to {of_key} {picture.key_name(self.column)} · max {weight_text(of_column, 4)}"
-        self.keys_pane.show(
-            picture.base.keys,
-            picture.base.key_places(self.column),
-            lambda place: row[picture.column_of(place)],
-            _titles("keys", from_query),
+    def _draw_list(self, picture: Picture, row: int, column: int) -> None:
+        """Draws the strongest keys of the row, as many as fit if no number was chosen."""
+        keys, size = picture.top_keys(row), self.list.size
+        room = max(1, size.height - (picture.base.learned is not None))
+        most = self._most or (room if len(keys) <= room else max(1, room - 1))
+        self._listed = [listed for listed, _ in keys[:most]]
+        noun = "key" if picture.base.block == 1 else "block"
+        none = f"no {noun} but sinks" if picture.is_taken[row].any() else f"no visible {noun}"
+        entitle(self.list, f"top {len(self._listed)} of {words.count_of(len(keys), noun)}" if keys else none)
+        self.list.fill(
+            (picture, row, most, size), lambda: [("", [line]) for line in key_lines(picture, row, most, size.width)]
         )
-        self.queries_pane.show(
-            picture.base.queries,
-            picture.base.query_places(self.row),
-            lambda place: column[picture.row_of(place)],
-            (f"key {picture.key_name(self.column)} is taken out",) if is_taken else _titles("queries", to_key),
+        at = self._listed.index(column) if column in self._listed else -1
+        self.list.show(range(at, at + 1) if at >= 0 else range(0), lambda item: (" ", PLAIN, PLAIN))
+
+    def _heading(self) -> Iterator[tuple[str, str | Style]]:
+        """The head, its type, its sequence, and doubts."""
+        head, sequence, n_sequences = self.session.head, self.session.sequence, len(self.session.record.sequences)
+        yield head.label, "bold cyan"
+        sign, style = kind_sign(head.statistics)
+        yield f"  {sign}", style
+        yield f" {'no statistics' if head.statistics is None else words.type_text(head.statistics)}", PLAIN
+        if n_sequences > 1:
+            yield f"  sequence {sequence} of 0–{n_sequences - 1}", "bold"
+        if not head.record.self_check.ok:
+            yield "  self-check FAILED: press i", "bold yellow"
+        if self.session.contradicts_itself():
+            yield "  the record contradicts itself: press i", "bold yellow"
+        if head.layer is not None and not head.layer.verified:
+            yield "  not verified", "bold yellow"
+
+    def _draw_texts(self, picture: Picture, row: int, column: int) -> None:
+        """Draws the keys as their cells in the cursor's row, and the queries as theirs in its column."""
+        cells, base, colour = picture.at(1).cells, picture.base, self.session.colour
+        of_row, of_column = cells[row].tolist(), cells[:, column].tolist()
+        entitle(self.keys, f"keys of query {picture.query_name(row)}")
+        entitle(self.queries, f"queries of key {picture.key_name(column)}")
+        self.keys.fill(base.keys, lambda: _tokens(base.keys))
+        self.queries.fill(base.queries, lambda: _tokens(base.queries))
+        first, last = base.key_places(column)
+        self.keys.show(
+            range(first, last + 1), lambda place: token_look(of_row[picture.column_of(place)], colour=colour)
+        )
+        first, last = base.query_places(row)
+        self.queries.show(
+            range(first, last + 1), lambda place: token_look(of_column[picture.row_of(place)], colour=colour)
         )
 
     # -------------------------------------------------------------------------------------------------------- cursor
 
     def go(self, row: int, column: int) -> None:
-        """Moves the cursor to a cell of the finest map, or the nearest one."""
-        if self.picture is None:
-            return
-        self.row = min(self.picture.n_rows - 1, max(0, row))
-        self.column = min(self.picture.n_columns - 1, max(0, column))
-        self._message = ""
+        """Moves the cursor to a cell of the finest map."""
+        self.matrix.row, self.matrix.column = row, column
         self.draw()
+
+    def _go_to(self, axis: Axis, place: int) -> None:
+        """Moves the cursor to a key or query by its position."""
+        if self.picture is not None and axis == "key":
+            self.go(self.matrix.row, self.picture.column_of(place))
+        elif self.picture is not None:
+            self.go(self.picture.row_of(place), self.matrix.column)
+
+    def _go_to_listed(self, item: int) -> None:
+        if self._listed:
+            self.go(self.matrix.row, self._listed[min(item, len(self._listed) - 1)])
 
     def action_move(self, direction: str) -> None:
         """Moves the cursor in the focused pane."""
+        is_step = direction in ("up", "down", "left", "right")
         if self.picture is None:
             return
-        if self.matrix.picture is None:  # a key pressed before the layout, when step sizes are unknown
-            self.call_after_refresh(self.action_move, direction)
-            return
-        if self.focused in (self.keys_pane, self.queries_pane) and direction in ("up", "down", "left", "right"):
-            self._move_in_text(direction)
-        elif self.focused is self.top_keys and direction in ("up", "down"):
-            self._move_in_list(1 if direction == "down" else -1)
+        if self.focused is self.list and direction in ("up", "down"):
+            self._go_to_listed(self.list.moved(direction) if self.list.cursor else 0)
+        elif self.focused is self.keys and is_step:
+            self._go_to("key", self.keys.moved(direction))
+        elif self.focused is self.queries and is_step:
+            self._go_to("query", self.queries.moved(direction))
         else:
-            self._move_in_matrix(direction)
-
-    def _move_in_matrix(self, direction: str) -> None:
-        assert self.picture is not None
-        factor, page = self.matrix.zoom().factor, self.matrix.page()
-        row, column = self.row // factor * factor, self.column // factor * factor
-        last = self.picture.n_rows - 1, self.picture.n_columns - 1
-        places = {
-            "up": (row - factor, self.column), "down": (row + factor, self.column),
-            "left": (self.row, column - factor), "right": (self.row, column + factor),
-            "pageup": (self.row - page[0], self.column), "pagedown": (self.row + page[0], self.column),
-            "pageleft": (self.row, self.column - page[1]), "pageright": (self.row, self.column + page[1]),
-            "home": (self.row, 0), "end": (self.row, self._last_open()),
-            "top": (0, self.column), "bottom": (last[0], self.column),
-        }  # fmt: skip
-        to = places[direction]
-        beyond = to[0] > last[0] and direction == "down", to[1] > last[1] and direction == "right"
-        self.go(self.row if beyond[0] else to[0], self.column if beyond[1] else to[1])
-
-    def _last_open(self) -> int:
-        assert self.picture is not None
-        seen = np.flatnonzero(self.picture.base.is_open[self.row])
-        return int(seen[-1]) if len(seen) else 0
-
-    def _move_in_text(self, direction: str) -> None:
-        assert self.picture is not None
-        is_keys = self.focused is self.keys_pane
-        pane = self.keys_pane if is_keys else self.queries_pane
-        place = pane.chosen[0] if direction in ("left", "up") else pane.chosen[1]
-        n_tokens = len(pane.text.tokens) if pane.text is not None else 1
-        if direction in ("left", "right"):
-            place = min(n_tokens - 1, max(0, place + (1 if direction == "right" else -1)))
-        else:
-            place = pane.flow().below(place, 1 if direction == "down" else -1)
-        self._to_place("key" if is_keys else "query", place)
-
-    def _move_in_list(self, step: int) -> None:
-        columns = [column for column, _ in self.top_keys.shown_keys]
-        if columns:
-            at = columns.index(self.column) + step if self.column in columns else 0
-            self.go(self.row, columns[min(len(columns) - 1, max(0, at))])
-
-    def _to_place(self, axis: SearchAxis, place: int) -> None:
-        if self.picture is None:
-            return
-        if axis == "key":
-            self.go(self.row, self.picture.column_of(place))
-        else:
-            self.go(self.picture.row_of(place), self.column)
-
-    def on_matrix_moved(self, message: Matrix.Moved) -> None:
-        """Follows a click on a cell."""
-        self.go(message.row, message.column)
-
-    def on_tokens_chosen(self, message: Tokens.Chosen) -> None:
-        """Follows a click on a token."""
-        self._to_place("key" if message.pane is self.keys_pane else "query", message.place)
-
-    def on_top_keys_chosen(self, message: TopKeys.Chosen) -> None:
-        """Follows a click on a top key."""
-        self.go(self.row, message.column)
+            self.go(*self.matrix.moved(direction))
 
     # ------------------------------------------------------------------------------------------------------ what is drawn
 
     def action_head(self, step: int) -> None:
         """Shows another head."""
         self.session.to_head(step)
-        self.enter()
+        self.draw()
 
     def action_layer(self, step: int) -> None:
         """Shows the same head of another layer."""
-        self.say("" if self.session.to_layer(step) else "no layer there has this head")
-        self.enter()
+        if not self.session.to_layer(step):
+            self.action_say("no layer there has this head")
+        self.draw()
 
     def action_zoom(self, step: int) -> None:
         """Shows larger or smaller cells; 0 fits the whole map."""
-        if self.picture is not None and self.matrix.picture is None:  # before the layout, as in `action_move`
-            self.call_after_refresh(self.action_zoom, step)
-            return
         if step == 0:
-            self.matrix.chosen_zoom = None
+            self.matrix.chosen = None
         elif not self.matrix.zoomed(step):
-            self.say("cells are as large as they get" if step > 0 else "all of it is on the screen")
-            return
+            self.action_say("cells are as large as they get" if step > 0 else "all of it is on the screen")
         self.draw()
 
     def action_most(self, step: int) -> None:
         """Lists more or fewer top keys."""
-        now = len(self.top_keys.shown_keys)
+        now = len(self._listed)
         more, fewer = [n for n in _MOST if n > now], [n for n in _MOST if n < now]
-        self.most = (more or _MOST[-1:])[0] if step > 0 else (fewer or _MOST[:1])[-1]
+        self._most = (more or _MOST[-1:])[0] if step > 0 else (fewer or _MOST[:1])[-1]
         self.draw()
 
     def action_copy(self) -> None:
         """Copies the row as JSON to the terminal's clipboard."""
         if self.picture is None:
             return
-        text = json.dumps(self.picture.row_document(self.row), allow_nan=False)
+        row = self.matrix.row
+        text = json.dumps(self.picture.row_document(row), allow_nan=False)
         self.app.copy_to_clipboard(text)
         size = f"{len(text):,} bytes" + (", more than many terminals take" if len(text) > _CLIPBOARD else "")
-        n_keys = count_of(len(self.picture.top_keys(self.row)), "key", grouped=True)
-        self.say(f"copied query {self.picture.query_name(self.row)} as JSON: {n_keys}, {size}, by OSC 52")
+        n_keys = words.count_of(len(self.picture.top_keys(row)), "key", grouped=True)
+        self.action_say(f"copied query {self.picture.query_name(row)} as JSON: {n_keys}, {size}, by OSC 52")
 
     # ------------------------------------------------------------------------------------------------------------ jumping
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether a key has its action: not a slash that is typed to search for it."""
+        return not self.search.has_focus if action == "jump" else super().check_action(action, parameters)
+
     def action_jump(self) -> None:
         """Opens the search for a token or a position, among the keys if they are focused, else among the queries."""
-        if self.picture is None:
-            return
-        self._before = self.row, self.column
-        self.search = Search("key" if self.focused in (self.keys_pane, self.top_keys) else "query")
-        self.prompt.open(self.search)
-        self.last.display = False
-        self.set_focus(self.prompt)
+        if self.picture is not None:
+            self._before = self.matrix.row, self.matrix.column
+            self._axis = "key" if self.focused in (self.keys, self.list) else "query"
+            self.search.value = ""
+            self.prompt.display, self.legend.display = True, False
+            self.set_focus(self.search)
+            self._find("")
 
-    def _show_search(self, search: Search) -> None:
-        self.search = search
-        self.prompt.show(search)
-        if search.place is not None:
-            self._to_place(search.axis, search.place)
-
-    def _searched(self, axis: SearchAxis, typed: str) -> Search:
-        assert self.picture is not None
-        self.row, self.column = self._before
-        text = self.picture.base.keys if axis == "key" else self.picture.base.queries
-        return searched(text, axis, typed, self.key_place if axis == "key" else self.query_place)
-
-    def take(self, event: events.Key) -> bool:
-        """Passes keys to the open search line."""
-        if not self.prompt.display:
-            return False
-        self.prompt.take(event)
-        return True
-
-    def on_prompt_typed(self, message: Prompt.Typed) -> None:
+    def _find(self, typed: str) -> None:
         """Goes to the first match, or back if there is none."""
-        if self.search is not None:
-            self._show_search(self._searched(self.search.axis, message.typed))
+        assert self.picture is not None
+        text = self.picture.base.keys if self._axis == "key" else self.picture.base.queries
+        self.matrix.row, self.matrix.column = self._before
+        self._found = matches(text, typed, self._places[self._axis == "key"])
+        count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
+        self.asked.update(Text(asked := f"to a {self._axis}: ", "bold"))
+        self.asked.styles.width = len(asked)
+        self.count.update(
+            Text.assemble((f"  {count}", "bold"), ("  Enter takes it, Esc goes back, Tab the other axis", "dim"))
+        )
+        if self._found:
+            self._go_to(self._axis, self._found[0])
+        else:
             self.draw()
 
-    def on_prompt_turned(self) -> None:
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Searches what is typed."""
+        if self.search.has_focus:
+            self._find(event.value)
+
+    def action_turn(self) -> None:
         """Searches the other axis."""
-        if self.search is not None:
-            self._show_search(self._searched("query" if self.search.axis == "key" else "key", self.search.typed))
-            self.draw()
+        self._axis = "query" if self._axis == "key" else "key"
+        self._find(self.search.value)
 
-    def on_prompt_ended(self, message: Prompt.Ended) -> None:
-        """Stays at the match, or returns to the beginning of the search."""
-        self.prompt.display, self.last.display = False, True
-        (self.keys_pane if self.search is not None and self.search.axis == "key" else self.matrix).focus()
-        if not message.taken:
-            self.search = None
-            self.go(*self._before)
-        elif self.search is not None and self.search.typed and not self.search.places:
-            self.say(f"no {self.search.axis} matches {visible(self.search.typed)}")
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Stays at the match."""
+        self._close_search()
+        if event.value and not self._found:
+            self.action_say(f"no {self._axis} matches {visible(event.value)}")
+
+    def action_forget(self) -> None:
+        """Returns to where the search began."""
+        self._found = []
+        self._close_search()
+        self.go(*self._before)
+
+    def _close_search(self) -> None:
+        self.set_focus(self.keys if self._axis == "key" else self.matrix)
+        self.prompt.display, self.legend.display = False, True
 
     def action_match(self, step: int) -> None:
         """Goes to the next or previous match."""
-        if self.search is None or not self.search.places:
-            self.say("no search yet: press /")
+        if not self._found:
+            self.action_say("no search yet: press /")
             return
-        self._show_search(self.search.step(step))
+        self._found = self._found[step:] + self._found[:step]
+        self._go_to(self._axis, self._found[0])
 
 
-# --------------------------------------------------------------------------------------------- texts around the matrix
+class Search(Input):
+    """The line for what to jump to."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [key("tab", "screen.turn"), key("escape", "screen.forget")]
+
+    def on_key(self, event: events.Key) -> None:
+        """Deletes a letter at once: as the action of a key it would wait for letters that are typed behind it."""
+        if event.key == "backspace":
+            event.prevent_default()
+            event.stop()
+            self.action_delete_left()
 
 
-def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
+def matches(text: TokenSequence, typed: str, begin: int) -> list[int]:
+    """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
+    n_tokens, needle = len(text.tokens), typed.casefold()
+    places = [
+        place
+        for place, token in enumerate(text.tokens)
+        if typed and (needle in token.casefold() or needle in words.token_text(text, place).casefold())
+    ]
+    number = int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 10 else -1
+    places += [number] if 0 <= number < n_tokens and number not in places else []
+    return sorted(places, key=lambda place: (place != number, (place - begin) % n_tokens))
+
+
+# ---------------------------------------------------------------------------------------------------------- strongest keys
+
+DECIMALS, _MOST_NAME = 5, 18
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+def key_lines(picture: Picture, row: int, most: int, width: int) -> list[str]:
+    """A line for each of a row's strongest keys with its weight and a bar, then for the others and for a sink logit."""
+    keys, learned = picture.top_keys(row), picture.base.learned
+    largest = max((weight for _, weight in keys), default=0.0) or 1.0
+    label = min(_MOST_NAME, max(6, width - DECIMALS - 12))
+    lines = []
+    for column, weight in keys[:most]:
+        name = set_cell_size(words.fitted(picture.key_name(column), label), label)
+        number = f" {name} {words.weight_text(weight, DECIMALS):>{DECIMALS + 2}} "
+        lines.append(number + bar(weight / largest, width - cell_len(number) - 2))
+    if len(keys) > most:
+        rest = sum(weight for _, weight in keys[most:])
+        lines.append(f" {len(keys) - most} more get {words.weight_text(rest, DECIMALS)}")
+    if learned is not None and not picture.hides_sinks:
+        lines.append(f" sink logit {words.weight_text(float(learned[row]), DECIMALS)}")
+    return lines
+
+
+def bar(part: float, width: int) -> str:
+    """A bar for a fraction of `width` columns, in eighths of a column.
+
+    >>> bar(0.5, 3)
+    '█▌'
+    """
+    eighths = round(8 * width * min(1.0, max(0.0, part))) if part == part else 0
+    return "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
+
+
+# --------------------------------------------------------------------------------------------- words around the matrix
+
+
+def _tokens(text: TokenSequence) -> list[tuple[str, list[str]]]:
+    return [("", [words.token_text(text, place) for place in range(len(text.tokens))])]
+
+
+def token_look(level: int, *, colour: bool) -> tuple[str, Style, Style]:
+    """The sign before a token, its style, and the token's, for the level of its weight."""
+    if level == NOT_A_NUMBER:
+        return NAN_SIGN, BROKEN, EMPTY
+    if level < 0:
+        return " ", PLAIN, EMPTY
+    return (" ", PLAIN, shade(level)) if colour else (glyph(level), PLAIN, PLAIN)
+
+
+def read_out(picture: Picture, row: int, column: int, width: int) -> Iterator[Text]:
     """The query, key and weight under the cursor, and the row's entropy, sink weight and sum."""
-    row, column = cell
-    weight = _weight_parts(picture, cell)
-    room = max(6, (width - sum(cell_len(text) for text, _ in weight) - len("query   key   weight ")) // 2)
-    names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
-    first: list[StyledText] = [
-        ("query ", DIM),
-        (names[0], BOLD),
-        ("  key ", DIM),
-        (names[1], BOLD),
-        ("  weight ", DIM),
-        *weight,
-    ]
-    entropy = picture.entropy(row)
+    weight = Text.assemble(*_weight_words(picture, row, column))
+    room = max(6, (width - weight.cell_len - len("query   key   weight ")) // 2)
+    names = [words.fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
+    yield Text.assemble(
+        ("query ", "dim"), (names[0], "bold"), ("  key ", "dim"), (names[1], "bold"), ("  weight ", "dim"), weight
+    )
+    base, entropy, of_row = picture.base, picture.entropy(row), picture.base.weights[row]
     if entropy is None:
-        return [segments(first), segments([("this query sees no key", WARNING)])]
-    numbers = [("entropy" if picture.base.block == 1 else "mean entropy", f"{number_text(entropy)} nats")]
+        yield Text("this query sees no key", "bold yellow")
+        return
+    numbers = {"entropy with sinks" if picture.hides_sinks else "entropy": f"{words.number_text(entropy)} nats"}
     if picture.hides_sinks:
-        numbers[0] = f"{numbers[0][0]} with sinks", numbers[0][1]
-        numbers.append(("taken out", weight_text(float(picture.base.sink_weights[row]), 4)))
-    if picture.base.learned is not None:
-        numbers.append(("sink logit", weight_text(float(picture.base.learned[row]), 4)))
-    numbers.append(("row sum", weight_text(picture.row_sum(row), 4)))
-    second = [piece for word, number in numbers for piece in ((f"{word} ", DIM), (f"{number}  ", BOLD))]
-    return [segments(first), segments(second)]
+        numbers["taken out"] = words.weight_text(float(base.sink_weights[row]), 4)
+    if base.learned is not None:
+        numbers["sink logit"] = words.weight_text(float(base.learned[row]), 4)
+    numbers["row sum"] = words.weight_text(float(of_row[of_row != FORBIDDEN].sum()), 4)
+    yield Text("  ").join(Text.assemble((f"{name} ", "dim"), (number, "bold")) for name, number in numbers.items())
 
 
-def _weight_parts(picture: Picture, cell: tuple[int, int]) -> list[StyledText]:
-    weight = float(picture.base.weights[cell])
+def _weight_words(picture: Picture, row: int, column: int) -> Iterator[tuple[str, str]]:
+    weight = float(picture.base.weights[row, column])
     if weight == FORBIDDEN:
-        return [("masked", WARNING)]
-    if picture.is_taken[cell]:
-        return [("taken out", WARNING), (f" (was {float(picture.whole.weights[cell]):.6g})", DIM)]
-    exact = f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
-    return [(weight_text(weight, 4), BOLD), (exact, DIM)]
+        yield "masked", "bold yellow"
+    elif picture.is_taken[row, column]:
+        yield "taken out", "bold yellow"
+        yield f" (was {float(picture.whole.weights[row, column]):.6g})", "dim"
+    else:
+        yield words.weight_text(weight, 4), "bold"
+        yield f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else "", "dim"
 
 
-def _titles(name: str, weights: str) -> tuple[str, ...]:
-    """The title of a text with its weights in three lengths: `keys: attention from query 4 the · max .3025`."""
-    return f"{name}: attention {weights}", f"attention {weights}", weights
-
-
-def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[Line]:
+def captions(picture: Picture, factor: int, *, has_numbers: bool, colour: bool) -> Iterator[Text]:
     """The legend: the meaning of shades, and what was removed or not drawn."""
-    shades = picture.at(zoom.factor)
-    parts: list[list[StyledText]] = [
-        [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *WEIGHTS.swatches(8, colour=colour)]
-    ]
-    parts.append([(sink_words(picture), PLAIN)])
-    if is_before_dropout(picture.drawable.record):
-        parts.append([("before dropout", WARNING)])
-    if picture.base.block > 1:
-        parts.append(
-            [(f"the record holds blocks of {picture.base.block} × {picture.base.block} tokens, no cells", PLAIN)]
-        )
-    parts += [[(words, DIM)] for words in _signs(picture, shades, zoom)]
+    shades, block = picture.at(factor), picture.base.block
+    yield Text.assemble(f"scale {scale_words(picture, factor)} ", *WEIGHTS.swatches(8, colour=colour))
+    yield Text(sink_words(picture))
+    if is_before_dropout(picture.head.record):
+        yield Text("before dropout", "bold yellow")
+    if block > 1:
+        yield Text(f"the record holds blocks of {block} × {block} tokens, no cells")
+    if not shades.map.is_open.all():
+        yield Text("0: masked" if has_numbers else "blank: masked", "dim")
+    if factor == 1 and picture.is_taken.any():
+        yield Text(f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out", "dim")
     if np.isnan(shades.map.weights).any():
-        parts.append([("?: not a number", WARNING)])
-    return flowed(parts, width)
+        yield Text(f"{NAN_SIGN}: not a number", "bold yellow")
 
 
-def _signs(picture: Picture, shades: Shades, zoom: Zoom) -> list[str]:
-    is_forbidden = not bool(shades.map.is_open.all())
-    is_taken = zoom.factor == 1 and bool(picture.is_taken.any())
-    if zoom.decimals:
-        return ["0: masked"] * is_forbidden + [f"{TAKEN_SIGN}: taken out"] * is_taken
-    words = ["masked"] * is_forbidden + ["taken out"] * is_taken
-    return ["blank: " + " or ".join(words)] if words else []
+def scale_words(picture: Picture, factor: int) -> str:
+    """The scale and its range."""
+    shades = picture.at(factor)
+    return f"{picture.scale}, {range_text(picture.scale, shades.top, is_exceeded=shades.is_exceeded)}"
+
+
+def sink_words(picture: Picture) -> str:
+    """The sink keys, their weight, and whether they are hidden."""
+    base = picture.base
+    if not base.sinks and base.learned_mass is None:
+        return "no sink in blocks" if base.block > 1 else "no sink"
+    keys = f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {words.percent_text(base.sink_mass)}"
+    parts = [keys] if base.sinks else []
+    parts += [] if base.learned_mass is None else [f"the sink logit, {words.percent_text(base.learned_mass)}"]
+    end = ", taken out, rows renormalised" if picture.hides_sinks else " of a row on average"
+    return f"sink: {' and '.join(parts)}{end}"

@@ -1,56 +1,86 @@
-"""The viewer's state for all screens: the record, the head under the cursor, and the settings of pictures."""
+"""The viewer's state for all screens: the heads of a record, the one under the cursor, and how pictures are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from mhacli.errors import MhaError, UsageError
 from mhacli.record.arrays import read_arrays
 from mhacli.record.consistency import contradictions
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.heads.drawable import scale_of
+from mhacli.render.base.selection import listed_numbers, short_name
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.text.escape import visible
-from mhacli.viewer.head_table import HeadTable, TableHead, head_table
+from mhacli.text.tokens import LayerChoice
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
-    from mhacli.viewer.picture import Picture
+    from mhacli.record.record import InspectedLayer, NonAttentionLayer
+    from mhacli.viewer.matrix import Picture
 
-_SCALES: tuple[Scale, ...] = get_args(Scale)
-_KEPT_PICTURES = 64
-"""The most pictures in the cache. Of large maps, which may take hundreds of megabytes, only the last is kept."""
-_LARGE = 1_000_000
-
-
-@dataclass(frozen=True)
-class ViewerOptions:
-    """The initial state of the viewer.
-
-    `place` is a row and column in the table of heads, None for the first; `is_open` opens that head at once. `scale`
-    None: linear for short texts, log for long ones and blocks.
-    """
-
-    colour: bool = True
-    scale: Scale | None = None
-    hides_sinks: bool = False
-    sequence: int = 0
-    place: tuple[int, int] | None = None
-    is_open: bool = False
+Place = tuple[int, int]
+"""The row of a head's layer, and the head's number."""
+_KEPT_CELLS = 4_000_000
+"""The most cells of cached pictures, about 100 MB."""
 
 
 class Session:
-    """The state of the viewer. `has_sinks`: whether any head has a sink key or a sink logit."""
+    """The state of the viewer. `rows` are the names of layers in the order of execution, `heads` the heads by place. `fault`
+    is why a picture could not be read."""
 
-    def __init__(self, record: Record, options: ViewerOptions) -> None:
-        self.record, self.colour = record, options.colour
-        self.head_table: HeadTable = head_table(record)
-        self.sequence, self.scale = options.sequence, options.scale
+    def __init__(
+        self,
+        record: Record,
+        *,
+        colour: bool = True,
+        scale: Scale | None = None,
+        hides_sinks: bool = False,
+        sequence: int = 0,
+    ) -> None:
+        self.record, self.colour, self.sequence, self.scale = record, colour, sequence, scale
         self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
-        self.hides_sinks = options.hides_sinks and self.has_sinks
-        self.place = options.place or next(iter(self.head_table.places), (0, 0))
+        self.hides_sinks = hides_sinks and self.has_sinks
+        drawable = drawable_heads(record, ViewOptions())
+        self.rows: list[str] = []
+        self.heads: dict[Place, DrawableHead] = {}
+        for row, (name, layer, view) in enumerate(_layers(record)):
+            self.rows.append(name)
+            if view is not None:
+                without = [DrawableHead(view, place, head.head, head, layer) for place, head in enumerate(view.heads)]
+                listed = [head for head in drawable if head.layer is layer] or without
+                self.heads |= {(row, head.head): head for head in listed}
+        self.place = next(iter(self.heads), (0, 0))
         self._pictures: dict[tuple[object, ...], Picture] = {}
+        self._tops: dict[bool, float] = {}
         self._contradicts: dict[int, bool] = {}
+        self.fault: MhaError | None = None
+
+    @property
+    def head(self) -> DrawableHead:
+        """The head under the cursor."""
+        return self.heads[self.place]
+
+    def of_layer(self) -> list[DrawableHead]:
+        """The heads of the layer under the cursor."""
+        return [head for (row, _), head in self.heads.items() if row == self.place[0]]
+
+    def choose(self, number: int | None, layers: Sequence[LayerChoice] | None) -> None:
+        """Moves to the first head with this number (None: any) in one of the layers (None: any).
+
+        Raises `UsageError` if there is none.
+        """
+        if number is None and layers is None:
+            return
+        for place, head in self.heads.items():
+            if number in (None, head.head) and (layers is None or _is_of(head, layers)):
+                self.place = place
+                return
+        if layers is None:
+            numbers = sorted({number for _, number in self.heads})
+            raise UsageError(f"--head {number} is not in the record, which has {listed_numbers(numbers)}")
+        named = ", ".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in layers)
+        raise UsageError(f"--layer {named}{'' if number is None else f' --head {number}'} is not in the record")
 
     def contradicts_itself(self) -> bool:
         """Whether the record, as far as it is read, contains contradictions."""
@@ -59,90 +89,93 @@ class Session:
             self._contradicts[n_read] = bool(contradictions(self.record))
         return self._contradicts[n_read]
 
-    def head(self) -> TableHead:
-        """The head under the cursor."""
-        head = self.head_table.head_at(*self.place)
-        assert head is not None, "the cursor stands on heads alone"
-        return head
+    # ---------------------------------------------------------------------------------------------------------- pictures
 
-    def picture(self) -> Picture | None:
-        """The picture of the head; None if it cannot be drawn."""
-        return self.picture_of(self.head())
+    def picture(self, head: DrawableHead | None = None) -> Picture | None:
+        """The picture of a head (None: of that under the cursor); None if the record lacks its weights."""
+        from mhacli.viewer.matrix import Picture
 
-    def picture_of(self, head: TableHead) -> Picture | None:
-        """The cached picture of a head."""
-        key = (head, self.sequence, self.scale, self.hides_sinks)
+        head = head or self.head
+        if "pattern" not in head.record.arrays and "map" not in head.record.arrays:
+            return None
+        key = (id(head), self.sequence, self.scale, self.hides_sinks)
         if key not in self._pictures:
-            picture = self.new_picture_of(head)
-            if picture is None:
+            try:
+                picture = Picture(head, self.sequence, self.scale_of(head), self._top(), hides_sinks=self.hides_sinks)
+            except MhaError as fault:
+                self.fault = fault
                 return None
-            is_large = picture.n_rows * picture.n_columns > _LARGE
-            while self._pictures and (is_large or len(self._pictures) >= _KEPT_PICTURES):
-                self._pictures.pop(next(iter(self._pictures)))
+            if picture.n_cells + sum(kept.n_cells for kept in self._pictures.values()) > _KEPT_CELLS:
+                self._pictures.clear()
             self._pictures[key] = picture
         return self._pictures[key]
 
-    def new_picture_of(self, head: TableHead) -> Picture | None:
-        """The picture of a head, not cached."""
-        from mhacli.viewer.picture import Picture
+    def _top(self) -> float:
+        """The top of the scale that all heads of the record share, as on a page and in figures."""
+        from mhacli.render.heads.head_map import head_map, largest_of_maps
 
-        if head.drawable is None:
-            return None
-        return Picture(head, head.drawable, self.sequence, self.scale_for(head), self.hides_sinks)
+        if self.hides_sinks not in self._tops:
+            sequences = range(len(self.record.sequences))
+            maps = (head_map(head, sequence) for head in self.heads.values() for sequence in sequences)
+            shown = (each.without_sinks() for each in maps) if self.hides_sinks else maps
+            self._tops[self.hides_sinks] = largest_of_maps(shown)
+        return self._tops[self.hides_sinks]
 
-    def scale_for(self, head: TableHead) -> Scale:
+    def scale_of(self, head: DrawableHead) -> Scale:
         """The scale of a head's picture: the chosen one, or its default."""
-        return scale_of(ViewOptions(map_scale=self.scale), [] if head.drawable is None else [head.drawable])
+        return scale_of(ViewOptions(map_scale=self.scale), [head])
 
     def why_nothing(self) -> str:
         """Why a head cannot be drawn, and how to keep its pattern."""
+        if self.fault is not None:
+            return self.fault.message
         if self.record.survey is None and self.record.model is None:
             return "the record holds no pattern: mha run … --keep pattern keeps it"
         return "the record holds neither a pattern nor a map of this head"
 
-    def scale_words(self) -> str:
-        """The shading of thumbnails in words."""
-        shown = "sinks shown" if self.has_sinks else "no sinks"
-        sinks = "sinks taken out, rows renormalised" if self.hides_sinks else shown
-        return f"pictures: {self.scale_for(self.head())}, each up to its own maximum · {sinks}"
-
-    def picture_facts(self) -> Sequence[tuple[str, str]]:
-        """The settings of the picture, as lines for the provenance page."""
-        from mhacli.viewer.picture import scale_range, sink_words
-
-        shown = self.picture() if self.head_table.places else None
-        if shown is None:
-            return ()
-        kept = [("not kept", ", ".join(map(visible, self.record.not_kept)))] if self.record.not_kept else []
-        return [
-            ("drawn", shown.head.label),
-            ("scale", f"{shown.scale}, {scale_range(shown.at(1), shown.scale)}"),
-            ("sinks", sink_words(shown)),
-            *kept,
-        ]
-
-    # ---------------------------------------------------------------------------------------------------------- what changes
+    # ------------------------------------------------------------------------------------------------------ what changes
 
     def to_head(self, step: int) -> None:
-        """Selects the next or previous head."""
-        self.place = self.head_table.beside(self.place, step)
+        """Selects the next or previous head, across layers and around the ends."""
+        places = list(self.heads)
+        self.place = places[(places.index(self.place) + step) % len(places)]
 
     def to_layer(self, step: int) -> bool:
-        """Selects the same head of another layer; False if there is none."""
-        before, self.place = self.place, self.head_table.above(self.place, step)
-        return self.place != before
+        """Selects the same head of the next or previous layer that has it; False if there is none."""
+        row, number = self.place
+        rows = [other for other, n in self.heads if n == number and (other - row) * step > 0]
+        if rows:
+            self.place = min(rows, key=lambda other: abs(other - row)), number
+        return bool(rows)
 
     def to_sequence(self, step: int) -> bool:
         """Selects another sequence, around the ends; False if there is only one."""
         self.sequence = (self.sequence + step) % len(self.record.sequences)
         return len(self.record.sequences) > 1
 
-    def to_next_scale(self) -> None:
+    def to_other_scale(self) -> None:
         """Changes between linear and log."""
-        now = self.scale_for(self.head())
-        self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
+        self.scale = "log" if self.scale_of(self.head) == "linear" else "linear"
 
-    def toggle_sinks(self) -> bool:
-        """Hides or shows sinks; False if no head has one."""
-        self.hides_sinks = self.has_sinks and not self.hides_sinks
-        return self.has_sinks
+
+def _layers(record: Record) -> Iterator[tuple[str, InspectedLayer | None, Record | None]]:
+    """The name, layer and record of each row. A layer without attention has no record, and its type in its name."""
+    if record.model is None:
+        yield "", None, record
+        return
+    missing = list(record.model.without)
+    for index, layer in enumerate(record.layers):
+        before = [other for other in missing if layer.kind != "encoder" and other.layer < layer.layer]
+        yield from map(_without_attention, before)
+        missing = missing[len(before) :]
+        yield short_name(layer, record.layers), layer, record.of_layer(index)
+    yield from map(_without_attention, missing)
+
+
+def _without_attention(layer: NonAttentionLayer) -> tuple[str, None, None]:
+    return f"{layer.layer} {visible(layer.type)}", None, None
+
+
+def _is_of(head: DrawableHead, layers: Sequence[LayerChoice]) -> bool:
+    layer = head.layer
+    return layer is not None and any(layer.layer == n and kind in (None, layer.kind) for kind, n in layers)

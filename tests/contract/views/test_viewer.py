@@ -180,7 +180,7 @@ def test_cells_grow_and_shrink_and_small_ones_are_means_of_blocks(tmp_path: Path
 
 @pytest.mark.real
 def test_the_scale_changes_with_a_key_and_begins_as_it_is_given(tmp_path: Path) -> None:
-    weights = pattern("plain")[0, 0]
+    weights = pattern("plain")  # all heads share a scale
     with viewing(tmp_path, saved("plain"), "--head", "0", "--map-scale", "log") as screen:
         screen.until(rf"scale log, \S+ or less … {weights.max():.4g}")
         while (scale := screen.until(r"scale (\w+)")[1]) != "linear":
@@ -542,11 +542,18 @@ def test_a_terminal_that_goes_away_ends_the_viewer(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_bytes_that_are_no_keys_change_nothing(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_end_the_viewer(tmp_path: Path) -> None:
     with viewing(tmp_path, saved("plain")) as screen:
         screen.until("Enter")
         screen.send(bytes(range(128, 256)) + b"\xf0\x9f\x98")
-        screen.press("\x1b[C\r\x1b[A")  # in one piece
+        require_clean(screen.end(), 1)
+
+
+@pytest.mark.real
+def test_keys_that_arrive_in_one_piece_act_in_their_order(tmp_path: Path) -> None:
+    with viewing(tmp_path, saved("plain")) as screen:
+        screen.until("Enter")
+        screen.press("\x1b[C\r\x1b[A")
         screen.until(r"^head \d\b")
         screen.until(r"query 5 mat")
         require_clean_quit(screen)

@@ -1,0 +1,372 @@
+"""A head's picture: its map on the common scale, with or without sinks, at any zoom; and the pane that draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.strip import Strip
+from textual.widget import Widget
+
+from mhacli.io.data import finite
+from mhacli.record.arrays import Array
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, cell, half_cells, levels, ticks
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, picked, ramp_paint, shade
+from mhacli.render.base.format import fitted, token_text, weight_text
+from mhacli.render.base.options import Scale
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.head_map import HeadMap, head_map
+from mhacli.text.escape import without_surrogates
+from mhacli.text.tokens import TokenSequence
+from mhacli.viewer.parts import ACCENT, CURSOR, DIM, PLAIN, entitle
+
+ROW_SCHEMA = "mha.row/1"
+TAKEN_SIGN = "–"
+"""The sign of a removed sink's weight. `.00` would be a small weight."""
+BROKEN = Style(color="yellow")
+"""The style of NaN cells."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shades:
+    """A map with its cells as levels of 0 … 255 up to `top`, and whether cells exceed it. Removed cells look masked."""
+
+    map: HeadMap
+    cells: Array
+    top: float
+    is_exceeded: bool
+
+
+class Picture:
+    """A head of a sequence: its finest map `whole`, and the map `base`, of which sinks are removed if they are hidden."""
+
+    def __init__(self, head: DrawableHead, sequence: int, scale: Scale, top: float, *, hides_sinks: bool) -> None:
+        self.head, self.sequence, self.scale, self.hides_sinks = head, sequence, scale, hides_sinks
+        self.whole = head_map(head, sequence)
+        self.base = self.whole.without_sinks() if hides_sinks else self.whole
+        self.n_rows, self.n_columns = map(int, self.base.weights.shape)
+        self.n_cells = self.n_rows * self.n_columns
+        self.is_taken = np.zeros(self.base.weights.shape, dtype=bool)
+        if hides_sinks and self.base.block == 1:
+            columns = [place - self.base.first[1] for place in self.base.sinks]
+            self.is_taken[:, columns] = self.base.weights[:, columns] == 0
+        self.weights = np.where(self.is_taken, FORBIDDEN, self.base.weights)
+        begin = head.record.first_query(sequence)
+        self._entropies = head.record.arrays["entropy"][sequence, head.place, begin:]
+        self._top = top
+        self.at = cache(self._at)
+
+    def _at(self, factor: int) -> Shades:
+        """The map in blocks of `factor` × `factor` cells. Blocks hold more than cells, so that their scale may be longer."""
+        pooled = self.base.pooled(factor)
+        weights = self.weights if factor == 1 else pooled.weights
+        top = self._top if factor == 1 else max(self._top, pooled.largest)
+        strongest = float(weights.max(initial=0.0, where=np.isfinite(weights)))
+        return Shades(pooled, levels(weights, self.scale, top).astype(np.int16), top, strongest > top)
+
+    def row_of(self, place: int) -> int:
+        """The row of a query's position."""
+        return min(self.n_rows - 1, max(0, (place - self.base.first[0]) // self.base.block))
+
+    def column_of(self, place: int) -> int:
+        """The column of a key's position."""
+        return min(self.n_columns - 1, max(0, (place - self.base.first[1]) // self.base.block))
+
+    def query_name(self, row: int) -> str:
+        """A query in a sentence: `2 sat`, or `32–63`."""
+        return _name(self.base, self.base.queries, self.base.query_places(row))
+
+    def key_name(self, column: int) -> str:
+        """A key in a sentence."""
+        return _name(self.base, self.base.keys, self.base.key_places(column))
+
+    @cached_property
+    def widest_name(self) -> int:
+        """The columns of the longest name of a query."""
+        return max(cell_len(self.query_name(row)) for row in range(min(200, self.n_rows)))
+
+    def top_keys(self, row: int) -> list[tuple[int, float]]:
+        """The visible columns of a row that were not removed, with their weights, in descending order with NaN last."""
+        weights = self.weights[row]
+        seen = np.flatnonzero(weights != FORBIDDEN)
+        order = seen[np.argsort(-np.nan_to_num(weights[seen], nan=-1.0), kind="stable")]
+        return [(int(column), float(weights[column])) for column in order]
+
+    def entropy(self, row: int) -> float | None:
+        """The mean entropy of a row's queries in nats, with sinks; None without visible keys."""
+        first, last = self.base.query_places(row)
+        if not self.base.n_queries[row]:
+            return None
+        nats = self._entropies[first : last + 1]
+        return float(nats.mean()) if self.base.block == 1 else float(np.nanmean(nats))
+
+    def row_document(self, row: int) -> Mapping[str, Any]:
+        """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if not finite."""
+        base, head = self.base, self.head
+        keys = [
+            {**_json_place(base, base.keys, base.key_places(column)), "share": finite(self._exact(weight))}
+            for column, weight in sorted(self.top_keys(row))
+        ]
+        return {
+            "schema": ROW_SCHEMA,
+            "layer": None if head.layer is None else head.layer.layer,
+            "attention": None if head.layer is None else head.layer.name,
+            "head": head.head,
+            "kind": None if head.statistics is None else head.statistics.kind,
+            "sequence": self.sequence,
+            "query": _json_place(base, base.queries, base.query_places(row)),
+            "entropy": finite(self.entropy(row)),
+            "sinks": {
+                "places": list(base.sinks),
+                "share": finite(float(base.sink_weights[row])),
+                "removed": self.hides_sinks,
+            },
+            "learned_sink": None if base.learned is None else finite(float(base.learned[row])),
+            "shares": "renormalised without sinks" if self.hides_sinks else "as computed",
+            "keys": keys,
+        }
+
+    def _exact(self, weight: float) -> float:
+        """An attention weight with as few digits as its dtype needs."""
+        arrays = self.head.record.arrays
+        if self.hides_sinks or "pattern" not in arrays:
+            return weight
+        return float(str(arrays["pattern"].dtype.type(weight)))
+
+
+def _name(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> str:
+    first, last = places
+    return f"{first}–{last}" if base.block > 1 else f"{first} {token_text(text, first)}"
+
+
+def _json_place(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> dict[str, Any]:
+    first, last = places
+    if base.block > 1:
+        return {"first": first, "last": last}
+    return {"place": first, "token": without_surrogates(text.tokens[first])}
+
+
+# ---------------------------------------------------------------------------------------------------------------- zoom
+
+HALF, TIGHT, LARGEST = 1, 4, 4
+"""The columns of a cell that is half a character high, and of one whose number has no frame; and the largest zoom."""
+_DECIMALS = {TIGHT: 2, 6: 2, 8: 4}
+"""The decimals of weights in cells of so many columns."""
+Cell = tuple[str, Style]
+
+
+def cell_size(zoom: int, *, colour: bool) -> tuple[int, int]:
+    """How many tokens a cell stands for in both directions, and its columns, which grow from zoom 0 on."""
+    widths = (HALF, 2, TIGHT, 6, 8) if colour else (2, 3, TIGHT, 6, 8)
+    return 1 << max(0, -zoom), widths[max(0, zoom)]
+
+
+def fitting(picture: Picture, lines: int, columns: int, *, colour: bool) -> int:
+    """The largest zoom at which the whole map fits."""
+    zoom = LARGEST
+    while True:
+        factor, width = cell_size(zoom, colour=colour)
+        n_rows, n_columns = -(-picture.n_rows // factor), -(-picture.n_columns // factor)
+        n_lines = -(-n_rows // 2) if width == HALF else n_rows
+        if (n_lines <= max(1, lines) and n_columns * width <= max(1, columns)) or n_rows == n_columns == 1:
+            return zoom
+        zoom -= 1
+
+
+def painted(
+    shades: Shades, width: int, rows: range, columns: range, cursor: tuple[int, int] | None, *, colour: bool
+) -> list[Cell]:
+    """A line of cells: one row, or two in cells that are half a character high. `cursor` is a row and a column of the map."""
+    part = slice(columns.start, columns.stop)
+    at = cursor[1] - columns.start if cursor is not None and cursor[0] in rows else -1
+    upper = shades.cells[rows[0], part].tolist()
+    if width == HALF:
+        lower = shades.cells[rows[1], part].tolist() if len(rows) > 1 else [FORBIDDEN] * len(upper)
+        cells = list(half_cells(upper, lower, broken=BROKEN))
+        if cursor is not None and at >= 0:
+            cells[at] = _half_cursor(upper[at], lower[at], is_lower=cursor[0] != rows[0])
+        return cells
+    weights = shades.map.weights[rows[0], part].tolist()
+    paint = _number_cell if width in _DECIMALS else _shade_cell
+    return [
+        paint(level, weight, width, colour=colour, is_cursor=place == at)
+        for place, (level, weight) in enumerate(zip(upper, weights, strict=True))
+    ]
+
+
+_CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
+"""The cursor's colour among half blocks, which is not in the ramp."""
+
+
+def _half_cursor(upper: int, lower: int, *, is_lower: bool) -> Cell:
+    if NOT_A_NUMBER in (upper, lower):
+        return NAN_SIGN, CURSOR
+    rest = upper if is_lower else lower
+    ground = ramp_paint(rest) if rest >= 0 else None
+    return "▄" if is_lower else "▀", Style(color=_CURSOR_COLOUR, bgcolor=ground)
+
+
+def _shade_cell(level: int, weight: float, width: int, *, colour: bool, is_cursor: bool) -> Cell:
+    signs, style = cell(level, width, colour=colour)
+    if is_cursor and colour:
+        return "[]", style
+    shaded = BROKEN if level == NOT_A_NUMBER else style
+    return signs, CURSOR if is_cursor else shaded
+
+
+def _number_cell(level: int, weight: float, width: int, *, colour: bool, is_cursor: bool) -> Cell:
+    """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed.
+
+    The cursor has brackets, or its own style if they do not fit.
+    """
+    nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
+    number = nothing if level == FORBIDDEN else weight_text(weight, _DECIMALS[width])
+    shaded = shade(level) if colour and level >= 0 else PLAIN
+    style = EMPTY if level < 0 else shaded
+    if width == TIGHT:  # 1.0 leaves a blank between numbers
+        return f"{number[: TIGHT - 1]:>{TIGHT}}", CURSOR if is_cursor else style
+    sign = " " if colour or level < 0 else glyph(level)
+    text = f"{sign}{number:>{width - 3}}"[2 - width :]  # a weight of 1 leaves no room for its sign
+    if is_cursor:
+        return f"[{text}]", style if colour and level >= 0 else CURSOR
+    return f" {text} ", style
+
+
+# ------------------------------------------------------------------------------------------------------------- the pane
+
+_MOST_LABEL, _TICKS, _WHEEL = 14, 10, 3
+
+
+class Matrix(Widget, can_focus=True):
+    """A picture with queries down, keys across, and a cursor, which `go` moves."""
+
+    def __init__(self, go: Callable[[int, int], None], *, colour: bool) -> None:
+        super().__init__(id="matrix")
+        self._go, self.colour = go, colour
+        self.picture: Picture | None = None
+        self.row, self.column = 0, 0
+        self.chosen: int | None = None
+        self.zoom = self.smallest = 0
+        self.factor, self.width, self.label = 1, HALF, 0
+        self.rows, self.columns = range(0), range(0)
+
+    def show(self, picture: Picture, row: int, column: int) -> None:
+        """Draws a picture with the cursor on a cell of its finest map, at the chosen zoom or the largest that fits."""
+        self.picture, self.row, self.column = picture, row, column
+        self.label = max(len("query"), min(_MOST_LABEL, picture.widest_name, self.size.width // 4))
+        lines, room = max(1, self.size.height - 1), max(1, self.size.width - self.label - 2)
+        fits = fitting(picture, lines, room, colour=self.colour)
+        self.smallest = min(0, fits)
+        self.zoom = fits if self.chosen is None else max(self.smallest, self.chosen)
+        self.factor, self.width = cell_size(self.zoom, colour=self.colour)
+        shape = picture.at(self.factor).cells.shape
+        n_rows = lines * 2 if self.width == HALF else lines
+        self.rows = _held(self.rows.start, n_rows, row // self.factor, shape[0])
+        self.columns = _held(self.columns.start, max(1, room // self.width), column // self.factor, shape[1])
+        entitle(self, self._title(picture.at(self.factor)))
+        self.refresh()
+
+    def on_resize(self) -> None:
+        """Draws for the new size."""
+        if self.picture is not None:
+            self._go(self.row, self.column)
+
+    def zoomed(self, step: int) -> bool:
+        """Zooms in or out; False if that is not possible."""
+        is_possible = self.smallest <= self.zoom + step <= LARGEST
+        self.chosen = self.zoom + step if is_possible else self.chosen
+        return is_possible
+
+    def render_line(self, y: int) -> Strip:
+        """The keys, or below them a line of cells with the name of its query."""
+        if self.picture is None:
+            return Strip.blank(self.size.width)
+        per_line = 2 if self.width == HALF else 1
+        begin = self.rows.start + (y - 1) * per_line
+        line = self._axis(self.picture) if y == 0 else self._line(self.picture, range(begin, begin + per_line))
+        return Strip([Segment(*piece) for piece in line]).adjust_cell_length(self.size.width)
+
+    def _line(self, picture: Picture, rows: range) -> list[Cell]:
+        rows = range(rows.start, min(rows.stop, self.rows.stop))
+        if not rows:
+            return []
+        cursor, shades = (self.row // self.factor, self.column // self.factor), picture.at(self.factor)
+        is_own = cursor[0] in rows
+        first, last = shades.map.query_places(rows[0])[0], shades.map.query_places(rows[-1])[1]
+        other = picture.query_name(rows[0]) if self.factor == 1 else f"{first}–{last}"
+        name = set_cell_size(fitted(picture.query_name(self.row) if is_own else other, self.label), self.label)
+        cells = painted(shades, self.width, rows, self.columns, cursor, colour=self.colour)
+        return [(name, ACCENT if is_own else PLAIN), (" ▸" if is_own else "  ", ACCENT), *cells]
+
+    def _axis(self, picture: Picture) -> list[Cell]:
+        """The keys, as tokens if they fit into cells, else some of the positions."""
+        shown, width = picture.at(self.factor).map, self.width
+        begin = f"{'query':<{self.label + 2}}"
+        if width > TIGHT and shown.block == 1:
+            names = [(c, set_cell_size(fitted(shown.key_name(c), width - 1), width)) for c in self.columns]
+            return [(begin, DIM), *((name, ACCENT if c == self.column else PLAIN) for c, name in names)]
+        places = [c * shown.block + shown.first[1] for c in self.columns]
+        numbers = ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=self.columns.start)
+        return [(begin, DIM), (numbers, DIM)]
+
+    def _title(self, shades: Shades) -> str:
+        block, (n_rows, n_columns) = shades.map.block, shades.cells.shape
+        title = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
+        if self.factor > 1:
+            weight = float(shades.map.weights[self.row // self.factor, self.column // self.factor])
+            title += f", here {'masked' if weight == FORBIDDEN else weight_text(weight, 4)}"
+        for name, shown, count in (("rows", self.rows, n_rows), ("columns", self.columns, n_columns)):
+            if len(shown) < count:
+                title += f" · {name} {shown.start}–{shown.stop - 1} of {count}"
+        return title
+
+    def moved(self, direction: str) -> tuple[int, int]:
+        """The row and column in a direction from the cursor."""
+        assert self.picture is not None
+        row, column, step = self.row, self.column, self.factor
+        last_row, last_column = self.picture.n_rows - 1, self.picture.n_columns - 1
+        seen = np.flatnonzero(self.picture.base.is_open[row])
+        ends = {"home": (row, 0), "top": (0, column), "bottom": (last_row, column)}
+        ends["end"] = (row, int(seen[-1]) if len(seen) else 0)
+        if direction in ends:
+            return ends[direction]
+        down, right = max(1, len(self.rows) - 1) * step, max(1, len(self.columns) - 1) * step
+        rows = {"up": -step, "down": step, "pageup": -down, "pagedown": down}
+        columns = {"left": -step, "right": step, "pageleft": -right, "pageright": right}
+        to_row, to_column = row + rows.get(direction, 0), column + columns.get(direction, 0)
+        return max(0, min(last_row, to_row)), max(0, min(last_column, to_column))
+
+    def on_click(self, event: events.Click) -> None:
+        """Goes to the cell under the mouse, or to the row whose name is there."""
+        at = event.get_content_offset(self)
+        if self.picture is not None and at is not None and at.y > 0:
+            row = self.rows.start + (at.y - 1) * (2 if self.width == HALF else 1)
+            column = self.columns.start + (at.x - self.label - 2) // self.width
+            if row in self.rows and column < self.columns.stop:
+                self._go(row * self.factor, column * self.factor if column in self.columns else self.column)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Moves down a few rows, or right with shift."""
+        self._wheel("right" if event.shift else "down")
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Moves up a few rows, or left with shift."""
+        self._wheel("left" if event.shift else "up")
+
+    def _wheel(self, direction: str) -> None:
+        for _ in range(_WHEEL if self.picture is not None else 0):
+            self._go(*self.moved(direction))
+
+
+def _held(begin: int, size: int, target: int, length: int) -> range:
+    """The window of a size within `length`, moved as little as needed to hold `target`."""
+    begin = min(begin, target) if target < begin else max(begin, target - size + 1)
+    begin = max(0, min(begin, length - size))
+    return range(begin, min(length, begin + size))

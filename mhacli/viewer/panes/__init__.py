@@ -1,1 +1,0 @@
-"""The panes of the viewer's screens."""
