@@ -119,14 +119,8 @@ class HeadStudy:
             self._controls = run.record().heads
         for number, text in enumerate(texts, 1 + self.control):
             inputs, of_text = self._inputs(text), replace(record, sequences=text.sequences, context=text.context)
-            study = EffectStudy(
-                self.loaded.model,
-                inputs.keywords,
-                EffectSettings(),
-                self.request,
-                of_text,
-                inspected=CheckpointRun(base, inputs, self.request),
-            )
+            run = CheckpointRun(base, inputs, self.request)
+            study = EffectStudy(self.loaded.model, inputs.keywords, EffectSettings(), self.request, of_text, None, run)
             self._effects.append(verified(study.run(part(number))))
 
     def record(self) -> Record:

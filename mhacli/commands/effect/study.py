@@ -111,10 +111,6 @@ class EffectStudy:
         table = EffectTable(self._effect(item) for item in sorted(done.results))
         return replace(self.record, self_check=check, effects=table, effect=self._summary())
 
-    def _named(self, parameter: str) -> str:
-        """A parameter as the user names it: an option or an argument."""
-        return self.settings.name_of(parameter)
-
     # ------------------------------------------------------------------------------------------------ what is removed
 
     def _plan(self) -> list[tuple[Removal, ...]]:
@@ -128,13 +124,15 @@ class EffectStudy:
             return [self._cut(layers, *settings.cut)]
         heads = self._heads(layers, n_heads)
         if not heads:
-            raise UsageError(f"{self._named('heads')} and {self._named('layers')} name nothing to remove")
+            raise UsageError(
+                f"{self.settings.name_of('heads')} and {self.settings.name_of('layers')} name nothing to remove"
+            )
         if settings.edges:
             every = [(key, tuple(range(n_heads[key]))) for key in layers]
             return self._edges(every if settings.heads is None else [(key, (head,)) for key, head in heads])
         n_places = min(z.shape[2] for key, z in self.effects.parts.z.items() if key in layers)
         if at is not None and at >= n_places:
-            raise UsageError(out_of_range(self._named("at"), at, n_places))
+            raise UsageError(out_of_range(self.settings.name_of("at"), at, n_places))
         places, replacement = () if at is None else (at,), settings.replace or "zero"
         made = [Removal(key, (head,), places, replace=replacement) for key, head in heads]
         joint = [tuple(made)] if settings.heads is not None and len(made) > 1 else []
@@ -153,7 +151,7 @@ class EffectStudy:
             if key not in layers or (n is None and len(n_heads) > 1):
                 raise self._no_layer("heads", place)
             if head >= n_heads[key]:
-                raise UsageError(out_of_range(f"{self._named('heads')} {place}: head", head, n_heads[key]))
+                raise UsageError(out_of_range(f"{self.settings.name_of('heads')} {place}: head", head, n_heads[key]))
             chosen.add((layers.index(key), head))
         return [(layers[place], head) for place, head in sorted(chosen)]
 
@@ -161,7 +159,7 @@ class EffectStudy:
         known = [*self.effects.parts.z]
         are_alike = len({kind for kind, _ in known}) == 1
         listed = ", ".join(str(n) if are_alike else f"{kind}.{n}" for kind, n in known)
-        message = f"{self._named(parameter)} {place} names no layer with attention"
+        message = f"{self.settings.name_of(parameter)} {place} names no layer with attention"
         return UsageError(message, hint=f"layers with attention: {listed}")
 
     def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
@@ -169,8 +167,8 @@ class EffectStudy:
         is_pair, query = self.record.context is not None, self.effects.position
         own = [(key, of) for key, of in heads if key[0] != "encoder" or not is_pair]
         if not own or (self.settings.heads is not None and own != heads):
-            hint = f"such as {self._named('heads')} decoder.5.1 or cross.5.1, or {self._named('layers')} decoder.5"
-            raise UsageError(f"{self._named('edges')} removes weights of the decoder, not of the encoder", hint=hint)
+            message = f"{self.settings.name_of('edges')} removes weights of the decoder, not of the encoder"
+            raise UsageError(message, hint="decoder.5.1 and cross.5.1 are heads of the decoder, decoder.5 is a layer")
         n_keys = {key: cells.shape[1] for key, cells in self.effects.parts.visible.items()}
         return [(Removal(key, of, (query,), (k,), "renormalise"),) for key, of in own for k in range(n_keys[key])]
 
@@ -190,7 +188,7 @@ class EffectStudy:
         if asked is None:
             return next((i for i, token in enumerate(tokens) if token.strip() in _MASKS), n - 1)
         if not -n <= asked < n:
-            raise UsageError(out_of_range(self._named("position"), asked, n))
+            raise UsageError(out_of_range(self.settings.name_of("position"), asked, n))
         return asked % n
 
     def _target(self) -> Target | None:
@@ -201,18 +199,20 @@ class EffectStudy:
         for name in ("screen", "target", "versus"):
             if getattr(asked, name) is not None:
                 hint = "without it, the change of the output vector is measured"
-                raise UsageError(f"{self._named(name)} needs logits, which this model does not give", hint=hint)
+                raise UsageError(
+                    f"{self.settings.name_of(name)} needs logits, which this model does not give", hint=hint
+                )
         return None
 
     def _id(self, parameter: str, word: str | int) -> int:
         """The number of a token, class or tag."""
-        name, (measured, _, scores, _) = self._named(parameter), self.effects.untouched
+        name, (measured, _, scores, _) = self.settings.name_of(parameter), self.effects.untouched
         assert scores is not None
         if isinstance(word, str) and measured == "token" and self.tokenizer is not None:
             sequence = self.tokenizer.sequence(word, special=False)
             if not sequence.ids or (len(sequence.ids) > 1 and not self.settings.target_first):
                 pieces = " ".join(repr(token) for token in sequence.tokens)
-                hint = f"{self._named('target_first')} takes the first of them"
+                hint = f"{self.settings.name_of('target_first')} takes the first of them"
                 raise UsageError(f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}", hint=hint)
             if sequence.unknown(0) is not None:
                 raise UsageError(f"{name} {word!r} is not in the vocabulary of the tokenizer")

@@ -162,47 +162,45 @@ def recorded_command() -> tuple[str, ...]:
 class Progress:
     """The number of finished documents, including bad ones, and their total `of_documents` if it is known.
 
-    `by_worker` has the number of documents of each worker in this run, which took `seconds` for them, with `n_new_tokens`;
-    earlier runs have finished the others.
+    Earlier runs have finished `n_left_done` of them, and each worker in this run those `by_worker`, with `n_new_tokens` in
+    `seconds`. The rates are those of this run; `left_s` are the remaining seconds, None where they cannot be estimated.
     """
 
     n_documents: int = 0
     n_bad: int = 0
     n_tokens: int = 0
     of_documents: int | None = None
+    n_left_done: int = 0
     n_new_tokens: int = 0
     seconds: float = 0.0
     by_worker: dict[str, int] = field(default_factory=dict)
+    documents_per_s: float | None = None
+    tokens_per_s: float | None = None
+    left_s: float | None = None
 
     def add(self, n_good: int, n_bad: int, n_tokens: int, *, worker: str | None) -> None:
         """Counts documents that a worker, or for None an earlier run, has finished."""
         self.n_documents += n_good + n_bad
         self.n_bad += n_bad
         self.n_tokens += n_tokens
-        if worker is not None:
-            self.n_new_tokens += n_tokens
-            self.by_worker[worker] = self.by_worker.get(worker, 0) + n_good + n_bad
-
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers, with the rates of this run and the remaining seconds, None where they cannot be estimated."""
-        n_new, rates = sum(self.by_worker.values()), dict.fromkeys(("documents_per_s", "tokens_per_s", "left_s"))
-        if n_new and self.seconds:
-            rates["documents_per_s"] = n_new / self.seconds
-            rates["tokens_per_s"] = self.n_new_tokens / self.seconds
-            if self.of_documents is not None:
-                rates["left_s"] = (self.of_documents - self.n_documents) * self.seconds / n_new
-        return {**asdict(self), "n_left_done": self.n_documents - n_new, **rates}
+        if worker is None:
+            self.n_left_done += n_good + n_bad
+            return
+        self.n_new_tokens += n_tokens
+        self.by_worker[worker] = self.by_worker.get(worker, 0) + n_good + n_bad
+        self.documents_per_s = (self.n_documents - self.n_left_done) / self.seconds
+        self.tokens_per_s = self.n_new_tokens / self.seconds
+        if self.of_documents is not None:
+            self.left_s = (self.of_documents - self.n_documents) / self.documents_per_s
 
     def __str__(self) -> str:
         """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
-        numbers, parts = self.to_dict(), [self.documents]
-        if numbers["documents_per_s"]:
-            parts.append(f"{numbers['documents_per_s']:.3g} documents/s, {numbers['tokens_per_s']:,.0f} tokens/s")
-        if numbers["left_s"]:
-            parts.append(f"{seconds_text(numbers['left_s'])} left")
-        if self.n_bad:
-            parts.append(f"{self.n_bad:,} bad")
-        return ", ".join(parts)
+        text = self.documents
+        if self.documents_per_s and self.tokens_per_s:
+            text += f", {self.documents_per_s:.3g} documents/s, {self.tokens_per_s:,.0f} tokens/s"
+        if self.left_s:
+            text += f", {seconds_text(self.left_s)} left"
+        return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
 
     @property
     def documents(self) -> str:
@@ -219,7 +217,7 @@ def _shown(done: Progress, *, as_json: bool) -> Iterator[Callable[[], None]]:
 
     def line() -> None:
         if as_json:
-            stderr_line(json.dumps({"progress": done.to_dict()}))
+            stderr_line(json.dumps({"progress": asdict(done)}))
         elif not is_interactive():
             note(str(done))
 

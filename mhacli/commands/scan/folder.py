@@ -88,13 +88,9 @@ class ScanFolder:
         """Writes the files of a unit, the example only if no unit before has one. Raises `MhaError` if one cannot be written."""
         rows, example, sums = self.paths(name)
         write_whole(rows, files[0], force=True)
-        if files[1] and not self._has_example(example):
+        if files[1] and not any(other <= example for other in self.examples()):
             write_whole(example, files[1], force=True)
         write_whole(sums, files[2], force=True)
-
-    def _has_example(self, path: str) -> bool:
-        """Whether there is an example up to this one."""
-        return any(example <= path for example in self.examples())
 
     def totals(self, name: str) -> Totals:
         """The sums of a unit. Raises `MhaError` for a unit without its files, or with a damaged one."""
@@ -120,7 +116,7 @@ class ScanFolder:
                 if name in own and self.has(name):
                     note(f"{fault.message}; it is computed again")
             if name in own:
-                if totals is not None and (not totals.n_documents or self._has_example(self.paths(name)[1])):
+                if totals is not None and self.examples():
                     return name, totals
             elif totals is not None and totals.n_documents == UNIT_SIZE:
                 message = f"{self.path} was made of other documents: {unit.named} have changed"
