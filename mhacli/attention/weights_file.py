@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
 
 from mhacli.errors import UsageError, bad_file, first_names
 from mhacli.io.data import decode, with_earlier_config
@@ -38,8 +40,7 @@ Probe = dict[str, tuple[float, ...]]
 rounded to 9 digits."""
 
 
-@dataclass(frozen=True)
-class Metadata:
+class Metadata(Struct, frozen=True):
     """The header entry of mha."""
 
     format: str

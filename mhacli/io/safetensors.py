@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import Struct
 from safetensors import SafetensorError, deserialize, safe_open
 
 from mhacli.errors import MhaError, bad_file, first_names
@@ -25,8 +26,7 @@ PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 _TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(Struct, frozen=True):
     """One tensor's entry in the header: its dtype as the format spells it, its shape, and its bytes in the file."""
 
     name: str

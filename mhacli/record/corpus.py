@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from mhacli.record.heads import Kind
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -14,8 +16,7 @@ CONFIDENCE = 0.95
 MAX_LISTED_BAD = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """The distribution of a head's statistic over the `n` documents in which it has a value.
 
     `std` is the sample's. `low` and `high` are the bootstrap interval of the mean with probability `CONFIDENCE`.
@@ -31,8 +32,7 @@ class Spread:
     quantiles: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSink:
+class TokenSink(Struct, frozen=True):
     """A token that is a sink of a head in `documents` documents. `share` is its mean fraction of all attention there."""
 
     token: str
@@ -40,8 +40,7 @@ class TokenSink:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusCell:
+class CorpusCell(Struct, frozen=True):
     """An attention weight (`share`) in a document. `lift` is its ratio to the query's uniform weight. A packed text is named by
     the first of its `n_documents` documents."""
 
@@ -56,8 +55,7 @@ class CorpusCell:
     n_documents: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BadEntry:
+class BadEntry(Struct, frozen=True):
     """A document that was skipped, and the reason. `place` is its line or row from 1, or 0 for a whole file."""
 
     file: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from mhacli.record.checks import SelfCheck
 from mhacli.text.tokens import AttentionKind
@@ -22,8 +23,7 @@ REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean")
 """The replacements of the output of a head."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """One removal, and the change of the output at one position: with the removal minus without it.
 
     A head is removed only at position `at`, or at all positions for None. `heads` are several heads removed together, as
@@ -62,8 +62,7 @@ class Effect:
     kinds: tuple[AttentionKind, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Screening:
+class Screening(Struct, frozen=True):
     """A screening: of `n_heads` removals estimated to first order, the `n_largest` and `n_others` random ones were computed.
 
     `correlation` is Spearman's, between the sizes of estimates and of computed changes; None if either are all equal.
@@ -75,8 +74,7 @@ class Screening:
     correlation: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class EffectSummary:
+class EffectSummary(Struct, frozen=True):
     """The measured quantity, and the checks of the effects.
 
     `metric` is the field of `Effect` that ranks removals, and `measured` says what the model gives. `target` and `versus` are

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from msgspec import Struct
+
 from mhacli.errors import UsageError
 from mhacli.record.checks import Check
 from mhacli.record.glossary import Word, words_of
@@ -101,8 +103,7 @@ def is_sink(key: Sink, least: float = 0.0) -> bool:
     return is_led and is_usual and (key.n_queries is None or key.n_queries >= SINK_QUERIES)
 
 
-@dataclass(frozen=True, slots=True)
-class StrongCell:
+class StrongCell(Struct, frozen=True):
     """A cell of the pattern. `share` is its attention weight, `lift` its ratio to the query's uniform weight."""
 
     sequence: int
@@ -155,8 +156,7 @@ Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score", "change
 removal changes."""
 
 
-@dataclass(frozen=True)
-class Statistic:
+class Statistic(Struct, frozen=True):
     """One statistic of a head: a field of `HeadStatistics`, whose words stand in columns.toml.
 
     The overview has a column for it unless `priority` is None. On narrow screens, columns with the largest `priority`
@@ -332,8 +332,7 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
 # ----------------------------------------------------------------------------------------- statistics without matrices
 
 
-@dataclass(frozen=True, slots=True)
-class Corner:
+class Corner(Struct, frozen=True):
     """A block of the patterns to keep: `n_queries` from `first_query` on, `n_keys` from `first_key` on."""
 
     first_query: int
@@ -342,8 +341,7 @@ class Corner:
     n_keys: int
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """The cells to keep of every head: the `top` keys of some `queries`, a block (`corner`), and z."""
 
     queries: tuple[int, ...] = ()

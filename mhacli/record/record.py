@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import Struct
+
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.data import json_checksum, plain
@@ -229,16 +231,14 @@ def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NonAttentionLayer:
+class NonAttentionLayer(Struct, frozen=True):
     """A layer without an attention matrix, and its type in the checkpoint."""
 
     layer: int
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(Struct, frozen=True):
     """Tokens generated greedily by the model, from `prompt_lens` on in each sequence.
 
     `repeated` counts those that one pass over the whole text also predicts. The others are ties decided by rounding.
@@ -318,8 +318,7 @@ class InspectedLayer:
         return text if self.call == 1 else f"{text}, call {self.call}"
 
 
-@dataclass(frozen=True, slots=True)
-class SpanTokens:
+class SpanTokens(Struct, frozen=True):
     """A named part of the texts: the indices of its tokens in each sequence."""
 
     name: str
@@ -368,8 +367,7 @@ class Step:
 # ------------------------------------------------------------------------------------------------------ optional parts
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStep:
+class CacheStep(Struct, frozen=True):
     """One decoding step: new tokens come in, attend to the cache, and are added to it.
 
     `start` is the position of the first new token; `tokens` names the new tokens of each sequence (empty for padding).
@@ -392,8 +390,7 @@ class CacheStep:
     max_abs_difference: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeSummary:
+class DecodeSummary(Struct, frozen=True):
     """A decoded sequence: its kind of cache, its prompt length, and the sizes that its steps read.
 
     `weight_bytes` are read at every step; `token_bytes` per cached token and sequence. Both are equal at `crossing_len`
@@ -410,8 +407,7 @@ class DecodeSummary:
     """The times of each kind of cache, in files of version 0.1.0."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePart:
+class ScorePart(Struct, frozen=True):
     """One of the terms that add up to a score, and its origin: content, position, or both.
 
     `value` is None if not finite; for a `given` bias it then is −∞, and the cell is masked. `added` terms come after
@@ -424,8 +420,7 @@ class ScorePart:
     added: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """All numbers behind one cell: how a query of a head came to give a key its weight.
 
     `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where masked), `share`
@@ -452,8 +447,7 @@ class Cell:
     parts: tuple[ScorePart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """An argument of user code, and its origin: given, default, or guessed."""
 
     name: str
@@ -483,8 +477,7 @@ class UserModule:
 # -------------------------------------------------------------------------------------------------------- measurements
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSummary:
+class TensorSummary(Struct, frozen=True):
     """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and non-finite counts.
 
     `numbers` is a small tensor's content, flat in row-major order, with None for non-finite numbers.
@@ -500,16 +493,14 @@ class TensorSummary:
     numbers: tuple[float | None, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WeightShape:
+class WeightShape(Struct, frozen=True):
     """The shape of a weight that a site uses, by its name on disk."""
 
     name: str
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """The seconds of one stage: the first run separately, then samples with their median and interquartile range."""
 
     first_s: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import missing_library
@@ -98,7 +97,7 @@ class EffectTable(tuple[Effect, ...], Table):
 
     def columns(self) -> Columns:
         """The columns by name."""
-        return _columns(self, Effect, [f.name for f in fields(Effect)])
+        return _columns(self, Effect, Effect.__struct_fields__)
 
 
 class HeadTable(tuple[HeadStatistics, ...], Table):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from mhacli.errors import MhaError, bad_file
 from mhacli.io.data import decode, load_json
@@ -20,8 +20,7 @@ MAX_FILE_BYTES = 256 << 20
 MAX_ENTRIES = 2_000_000
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One token of a vocabulary: its id, its count (0 if unknown), and its size in UTF-8."""
 
     token: str
@@ -30,8 +29,7 @@ class Entry:
     bytes: int
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(Struct, frozen=True):
     """What is read of a file of mha. Those of earlier versions lack `inner_marks`, which their words did not have."""
 
     schema: Literal["mha.vocab/1"]

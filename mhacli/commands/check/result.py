@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.record.record import Argument
@@ -114,8 +116,7 @@ class ProbeResult:
     ok: bool | None = None
 
 
-@dataclass(frozen=True)
-class OutputComparison:
+class OutputComparison(Struct, frozen=True):
     """The largest difference between the outputs of module and reference with the same weights, over `n_inputs` inputs."""
 
     against: str
@@ -125,8 +126,7 @@ class OutputComparison:
     tolerance: float
 
 
-@dataclass(frozen=True)
-class ModeReport:
+class ModeReport(Struct, frozen=True):
     """The report on one of two modes: its call, the codes of its findings, and its probes."""
 
     mode: Mode
@@ -138,8 +138,7 @@ class ModeReport:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class FirstDifference:
+class FirstDifference(Struct, frozen=True):
     """The first difference from the reference: `site` is the first site that differs, `last_shared` the last equal site before
     it. For two implementations, `other_file`, `other_line` and `other_source` locate the site in the other one."""
 
@@ -256,8 +255,7 @@ class HealthCheck:
         return "pass" if self.ok else "fail"
 
 
-@dataclass(frozen=True)
-class ExaminedModel:
+class ExaminedModel(Struct, frozen=True):
     """The examined checkpoint. `stored` are the dtypes of its tensors, the most frequent first; `lengths` are the
     lengths of its texts."""
 
