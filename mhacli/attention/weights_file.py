@@ -100,7 +100,8 @@ def saved_metadata(path: str, metadata: Any) -> Metadata | None:
         return None
     kind = metadata.get("format", metadata.get("schema")) if isinstance(metadata, dict) else None
     if kind != FORMAT:
-        raise bad_file(path, f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}")
+        message = f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}"
+        raise bad_file(path, message, hint="mha show draws a record" if kind == "mha.record/1" else None)
     return decode(Metadata, with_earlier_config(metadata), path)
 
 

@@ -116,7 +116,8 @@ class ProbeResult:
     ok: bool | None = None
 
 
-class OutputComparison(Struct, frozen=True):
+@dataclass(frozen=True)
+class OutputComparison:
     """The largest difference between the outputs of module and reference with the same weights, over `n_inputs` inputs."""
 
     against: str
