@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, progress, show_activity
@@ -17,9 +19,9 @@ from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.settings import HEADS, OUTPUT, TOP, Computation, LayerChoices, Reading, Statistics, index_list, setting
 
 if TYPE_CHECKING:
-    from mhacli.commands.effect.head_study import HeadStudy
     from mhacli.layer.heads import HeadsRun
     from mhacli.models.runs.run import CheckpointRun
+    from mhacli.record.record import Record
     from mhacli.run import Run
 
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
@@ -96,24 +98,28 @@ def heads(
     run = make_run(what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep)
     require_heads(heads, run)
     require_heads(options.maps, run, "--map")
-    prepared: HeadsRun | CheckpointRun | HeadStudy
+    prepared: HeadsRun | CheckpointRun
+    table: Callable[..., Record] | None = None
     if run.model.path is None:
         prepared, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
     else:
         if effect or control:
             with loading_torch():
-                from mhacli.commands.effect.head_study import head_study
+                from mhacli.commands.effect.head_study import head_table, inspected_run
             with show_activity("loading the checkpoint"), uncollected():
-                prepared, notes = head_study(run, effect=effect, control=control)
-            inspected = prepared.inspected
+                loaded, prepared, notes = inspected_run(run, effect=effect)
+            table = partial(head_table, loaded, prepared, effect=effect, control=control)
         else:
             prepared, notes = load_checkpoint(run)
-            inspected = prepared
-        kept = _kept_of_checkpoint(cells, inspected, run.model.layers, keep_z=keep_z)
-        inspected.wanted = replace(inspected.wanted, kept=kept)
+        kept = _kept_of_checkpoint(cells, prepared, run.model.layers, keep_z=keep_z)
+        prepared.wanted = replace(prepared.wanted, kept=kept)
     with progress() as report_progress:
-        prepared.run(report_progress)
-    print_result(prepared.record(), notes, options=options, output=output)
+        if table is not None:
+            record = table(report_progress=report_progress)
+        else:
+            prepared.run(report_progress)
+            record = prepared.record()
+    print_result(record, notes, options=options, output=output)
 
 
 def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> HeadsRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -51,7 +51,7 @@ def heads(
         raise UsageError("no text is given", hint=f'{_NAME}(model, "the cat sat on the mat")')
     if isinstance(model, str | os.PathLike):
         request = Run(model=ModelSettings(path=os.fspath(model)), texts=given, keep=())
-        study, _ = head_study(request, effect=effect, control=control)
+        loaded, run, _ = inspected_run(request, effect=effect)
     else:
         require_open(model, _NAME)
         if not hasattr(model, "base_model") or tokenizer is None:
@@ -59,105 +59,90 @@ def heads(
             raise UsageError(f"{_NAME} takes a folder, or a model of transformers and its tokenizer", hint=hint)
         if model.training:
             raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
-        name, own = type(model).__name__, own_tokenizer(tokenizer)
-        request = Run(model=ModelSettings(path=name, device=str(device_of(model))), texts=given, keep=())
+        name, own, device = type(model).__name__, own_tokenizer(tokenizer), device_of(model)
+        request = Run(model=ModelSettings(path=name, device=str(device)), texts=given, keep=())
         loaded = Loaded(
-            source=name,
-            checkpoint=Checkpoint(name),
-            config=model.config,
-            target=device_of(model),
-            tokenizer=own,
-            model=model,
+            source=name, checkpoint=Checkpoint(name), config=model.config, target=device, tokenizer=own, model=model
         )
-        inputs = inputs_of(loaded, make_texts(request, loaded), request.model)
-        study = HeadStudy(loaded, inputs, request, effect=effect, control=control)
-    study.run()
-    return study.record()
+        run = _run_of(loaded, make_texts(request, loaded), request)
+    return head_table(loaded, run, effect=effect, control=control)
 
 
 @torch.no_grad()
-def head_study(request: Run, *, effect: bool, control: bool) -> tuple[HeadStudy, tuple[str, ...]]:
-    """The table of a checkpoint that is loaded here, ready to run, and notes for the user. Raises `MhaError`."""
+def inspected_run(request: Run, *, effect: bool) -> tuple[Loaded, CheckpointRun, tuple[str, ...]]:
+    """A checkpoint, with its language head if effects are asked for; the run over all texts; and notes for the user. Raises
+    `MhaError`."""
     began = perf_counter()
     loaded, inputs = read(request, "predict" if effect else None)
-    study = HeadStudy(loaded, inputs, request, effect=effect, control=control)
-    study.inspected.seconds["loading"] = perf_counter() - began
-    return study, (*loaded.notes, *inputs.notes)
+    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, request)
+    run.seconds["loading"] = perf_counter() - began
+    return loaded, run, (*loaded.notes, *inputs.notes)
 
 
-@dataclass
-class HeadStudy:
-    """A table of heads, computed by `run`. `inspected` is the run over all texts together."""
+@torch.no_grad()
+def head_table(
+    loaded: Loaded, run: CheckpointRun, *, effect: bool, control: bool, report_progress: Progress = no_progress
+) -> Record:
+    """The record of a run over all texts, whose heads have the numbers that are asked for. `loaded` has the language head. Raises
+    `MhaError` if a second computation of removals disagrees."""
+    request, texts = replace(run.wanted, kept=Kept()), run.inputs
+    each_text = [*_each_text(texts)] if effect else []
+    n_parts, controls, found = 1 + control + len(each_text), None, list[Record]()
 
-    loaded: Loaded
-    inputs: ModelInputs
-    request: Run
-    effect: bool
-    control: bool
+    def part(number: int) -> Progress:
+        return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
 
-    def __post_init__(self) -> None:
-        """Prepares the run over all texts."""
-        base = replace(self.loaded, model=self.loaded.model.base_model)
-        self.inspected = CheckpointRun(base, self.inputs, self.request)
-        self._controls: HeadTable | None = None
-        self._effects: list[Record] = []
+    run.run(part(0))
+    record = run.record()
+    if control:
+        of_random = _run_of(loaded, _random_texts(loaded, texts), request)
+        of_random.run(part(1))
+        controls = of_random.record().heads
+    for number, text in enumerate(each_text, 1 + control):
+        of_text = replace(record, sequences=text.sequences, context=text.context)
+        alone = _run_of(loaded, text, request)
+        study = EffectStudy(loaded.model, alone.inputs.keywords, EffectSettings(), request, of_text, inspected=alone)
+        found.append(verified(study.run(part(number))))
+    return replace(record, heads=_completed(record, found, controls))
 
-    @torch.no_grad()
-    def run(self, report_progress: Progress = no_progress) -> None:
-        """Computes all numbers. Raises `MhaError` if a second computation of removals disagrees."""
-        texts = [*self._each_text()] if self.effect else []
-        n_parts, base = 1 + self.control + len(texts), self.inspected.loaded
 
-        def part(number: int) -> Progress:
-            return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
+def _run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
+    base = replace(loaded, model=loaded.model.base_model)
+    return CheckpointRun(base, inputs_of(loaded, texts, request.model), request)
 
-        self.inspected.run(part(0))
-        record = self.inspected.record()
-        if self.control:
-            run = CheckpointRun(base, self._inputs(self._random_texts()), replace(self.request, kept=Kept()))
-            run.run(part(1))
-            self._controls = run.record().heads
-        for number, text in enumerate(texts, 1 + self.control):
-            inputs, of_text = self._inputs(text), replace(record, sequences=text.sequences, context=text.context)
-            run = CheckpointRun(base, inputs, self.request)
-            study = EffectStudy(self.loaded.model, inputs.keywords, EffectSettings(), self.request, of_text, None, run)
-            self._effects.append(verified(study.run(part(number))))
 
-    def record(self) -> Record:
-        """The record of all texts, whose heads have the numbers that were asked for."""
-        record = self.inspected.record()
-        kinds = {(layer.layer, layer.name): layer.kind for layer in record.layers if layer.call == 1}
-        floor = max((own.effect.floor for own in self._effects if own.effect is not None), default=None)
-        found = [{(own.kind, own.layer, own.head): own for own in each.effects} for each in self._effects]
+def _completed(record: Record, found: Sequence[Record], controls: HeadTable | None) -> HeadTable:
+    """The heads of a record with the means of the effects of each text, and the statistics on random tokens."""
+    kinds = {(layer.layer, layer.name): layer.kind for layer in record.layers if layer.call == 1}
+    floor = max((own.effect.floor for own in found if own.effect is not None), default=None)
+    of_texts = [{(own.kind, own.layer, own.head): own for own in each.effects} for each in found]
 
-        def completed(number: int, head: HeadStatistics) -> HeadStatistics:
-            key = kinds.get((head.layer, head.attention)), head.layer, head.head
-            own = [effects[key] for effects in found if key in effects]
-            changes = {name: [getattr(each, name) for each in own] for name in _CHANGES if own}
-            means: dict[str, Any] = {name: fmean(values) for name, values in changes.items() if None not in values}
-            control = None if self._controls is None else self._controls[number]
-            return replace(head, **means, floor=floor if own else None, control=control)
+    def completed(number: int, head: HeadStatistics) -> HeadStatistics:
+        key = kinds.get((head.layer, head.attention)), head.layer, head.head
+        own = [effects[key] for effects in of_texts if key in effects]
+        changes = {name: [getattr(each, name) for each in own] for name in _CHANGES if own}
+        means: dict[str, Any] = {name: fmean(values) for name, values in changes.items() if None not in values}
+        control = None if controls is None else controls[number]
+        return replace(head, **means, floor=floor if own else None, control=control)
 
-        return replace(record, heads=HeadTable(completed(*each) for each in enumerate(record.heads)))
+    return HeadTable(completed(*each) for each in enumerate(record.heads))
 
-    def _inputs(self, texts: ModelInputs) -> ModelInputs:
-        return inputs_of(self.loaded, texts, self.request.model)
 
-    def _each_text(self) -> Iterator[ModelInputs]:
-        context = self.inputs.context
-        for number, sequence in enumerate(self.inputs.sequences):
-            yield ModelInputs((sequence,), None if context is None else (context[number],))
+def _each_text(texts: ModelInputs) -> Iterator[ModelInputs]:
+    for number, sequence in enumerate(texts.sequences):
+        yield ModelInputs((sequence,), None if texts.context is None else (texts.context[number],))
 
-    def _random_texts(self) -> ModelInputs:
-        """The texts with a random token in place of each that is not special."""
-        random, context, tokenizer = np.random.default_rng(_SEED), self.inputs.context, self.loaded.tokenizer
-        assert tokenizer is not None
-        known = sorted({*range(n_vocabulary_of(self.loaded.config))} - tokenizer.special)
 
-        def drawn(text: TokenSequence) -> TokenSequence:
-            ids = random.choice(known, len(text.ids)).tolist()
-            ids = [own if piece.special else new for own, piece, new in zip(text.ids, text.pieces, ids, strict=True)]
-            return replace(tokenizer.of_ids(ids), token_type_ids=text.token_type_ids)
+def _random_texts(loaded: Loaded, texts: ModelInputs) -> ModelInputs:
+    """The texts with a random token in place of each that is not special."""
+    random, tokenizer = np.random.default_rng(_SEED), loaded.tokenizer
+    assert tokenizer is not None
+    known = sorted({*range(n_vocabulary_of(loaded.config))} - tokenizer.special)
 
-        sequences = tuple(map(drawn, self.inputs.sequences))
-        return ModelInputs(sequences, None if context is None else tuple(map(drawn, context)))
+    def drawn(text: TokenSequence) -> TokenSequence:
+        ids = random.choice(known, len(text.ids)).tolist()
+        ids = [own if piece.special else new for own, piece, new in zip(text.ids, text.pieces, ids, strict=True)]
+        return replace(tokenizer.of_ids(ids), token_type_ids=text.token_type_ids)
+
+    sequences = tuple(map(drawn, texts.sequences))
+    return ModelInputs(sequences, None if texts.context is None else tuple(map(drawn, texts.context)))
