@@ -105,9 +105,5 @@ def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
     if n_threads < 2:
         return [job() for job in jobs]
     with one_thread(), ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list(pool.map(_without_gradients, jobs))
-
-
-@torch.no_grad()
-def _without_gradients(job: Callable[[], T]) -> T:
-    return job()
+        without_gradients = map(torch.no_grad(), jobs)  # which holds for one thread
+        return list(pool.map(lambda job: job(), without_gradients))

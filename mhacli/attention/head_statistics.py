@@ -87,16 +87,18 @@ def head_statistics(
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
     found = []
     for index, head in enumerate(reduced.heads):
-        score, top = _top(top_score[:, index])
+        own_scores = top_score[:, index]
+        top = divmod(int(own_scores.nan_to_num(nan=-torch.inf).argmax()), own_scores.shape[1])
+        score = finite(own_scores[top].item())
         visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
         lifted = _most_lifted(reduced, visible, index)
-        rows = _rows_again(reduced, index, [*lifted, *([] if top is None else [top])], check_z)
+        rows = _rows_again(reduced, index, [*lifted, top], check_z)
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
         of_head = HeadStatistics(
             head=head,
             **asdict(own[index]) | {"learned_sink": None if learned is None else finite(learned)},
             max_score=score,
-            max_score_at=None if top is None else _cell(axes, top, int(rows[top].argmax())),
+            max_score_at=None if score is None else _cell(axes, top, int(rows[top].argmax())),
             sinks=_sinks(reduced, baseline, index, sink_share, axes),
             largest=_largest({place: rows[place] for place in lifted}, visible, axes),
             uniform=uniformly[index],
@@ -188,13 +190,6 @@ def _window_of(folded: Float[Tensor, "head absolute"], weight: float) -> Int[Ten
     return torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
 
 
-def _top(top_score: Float[Tensor, "batch query"]) -> tuple[float | None, tuple[int, int] | None]:
-    """The largest score of a head, and the sequence and query that have it; None where no query has a score."""
-    batch, query = divmod(int(top_score.nan_to_num(nan=-torch.inf).argmax()), top_score.shape[1])
-    score = finite(top_score[batch, query].item())
-    return score, None if score is None else (batch, query)
-
-
 def _most_lifted(reduced: Reduced, visible: Float[Tensor, "batch query"], index: int) -> list[tuple[int, int]]:
     """The sequences and queries with the greatest weight relative to their uniform one. The best of all cells stand in the rows
     whose own best is best."""
@@ -249,8 +244,8 @@ def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes:
 def _attending(reduced: Reduced, baseline: Baseline, place: tuple[int, int], key: int) -> tuple[float, int]:
     """The fraction of the queries that see a key which give it at least `SINK_LIFT` times their uniform weight, and the number
     of queries that see it."""
-    batch, index = place
-    queries, column = reduced.queries, torch.tensor([key], device=reduced.lse.device)
+    (batch, index), device = place, reduced.lse.device
+    queries, column = torch.arange(reduced.lse.shape[2], device=device), torch.tensor([key], device=device)
     weights = reduced.weights_of(batch, index, queries, column).squeeze(1)
     cells = reduced.attention.visible(queries, column)
     sees = own_cells(cells, batch, reduced.heads[index]).expand(len(queries), 1).squeeze(1)

@@ -192,11 +192,6 @@ class Reduced:
         return slice(heads.start - self.heads.start, heads.stop - self.heads.start)
 
     @property
-    def queries(self) -> Int[Tensor, " query"]:
-        """All queries, by number."""
-        return torch.arange(self.lse.shape[2], device=self.lse.device)
-
-    @property
     def keys(self) -> Int[Tensor, " key"]:
         """All keys, by number."""
         return torch.arange(self.attention.shape[3], device=self.lse.device)
