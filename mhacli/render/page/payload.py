@@ -1,10 +1,16 @@
-"""The data for a page's script: tokens, heads, the finest maps that fit, and exact weights as far as there is room."""
+"""The numbers of a page, schema `mha.page/1`: tokens, heads and their maps.
+
+A map has the cells of the record while all maps fit into the page, else blocks and the strongest keys of every query.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
@@ -12,52 +18,38 @@ import numpy as np
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
-from mhacli.render.base.cells import DECADES
+from mhacli.render.base.cells import DECADES, FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import token_text
-from mhacli.render.base.options import Rows, Scale
-from mhacli.render.base.selection import first_produced, rows_in
+from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
 from mhacli.render.page.elements import Html
-from mhacli.render.page.maps import (
-    EXACT,
-    MOST_KEYS,
-    PARTS,
-    CellEncoding,
-    EncodedMap,
-    MapFacts,
-    bits,
-    encoded,
-    requested_keys,
-    sink_weights,
-    top_keys,
-    with_keys,
-    with_part,
-    with_rows,
-)
 from mhacli.text.tokens import TokenSequence
 
-# --------------------------------------------------------------------------------------- the JSON, schema `mha.page/1`
-
-
 SCHEMA = "mha.page/1"
+LIMIT_BYTES = 1 << 20
+"""The largest size of a page if possible: small enough for a mail, a ticket, a chat."""
+PARTS = ("scores", "qk", "z", "v")
+"""The arrays that explain a weight and its effect, the most informative first."""
+MOST_KEYS = 8
+"""The most strongest keys of a query beside blocks."""
+_NO_KEY = 0xFFFFFFFF
+_NUMBER, _KEY, _OVERHEAD = 5.1, 6.25, 800
+"""The bytes that a number takes in the page, a key with its weight, and what else a map has: packed, and in base64."""
+_FOR_KEYS = 0.65
+"""The part of the room for the strongest keys; the rest is for blocks."""
 
 
 @dataclass(frozen=True)
 class PageView:
-    """The contents of a page: heads of sequences, the scale, and whether sinks are hidden.
-
-    `quantised` describes the effect of coarse codes, None if weights are exact. `begin` is the index of the first head
-    shown.
-    """
+    """The contents of a page: heads of sequences, the scale, whether sinks are hidden, and the head shown first."""
 
     heads: tuple[DrawableHead, ...]
     sequences: tuple[int, ...]
     scale: Scale
     hide_sinks: bool
-    quantised: str | None = None
-    begin: int = 0
+    begin: int
 
     @property
     def bits(self) -> int:
@@ -66,12 +58,216 @@ class PageView:
         return max((8 * array.itemsize for array in weights if array is not None), default=32)
 
 
+@dataclass(frozen=True)
+class StrongestKeys:
+    """The `k` strongest keys of some queries with their weights, both `[query, k]`, packed; `places` None: of all queries.
+    `_NO_KEY` fills rows with fewer visible keys."""
+
+    k: int
+    keys: str
+    shares: str
+    places: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PageMap:
+    """A map, named as the script reads it, with packed arrays.
+
+    `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, `of_sinks` `[row, sink column]` is taken
+    from the cells, the rest of a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a sink
+    logit. `removed` is the weight of sinks, and `uniform` that under uniform attention.
+    """
+
+    rows: int
+    columns: int
+    block: int
+    first: tuple[int, int]
+    cells: str
+    sinks: tuple[int, ...]
+    first_tokens: tuple[int, ...]
+    sink_columns: tuple[int, ...]
+    of_sinks: str
+    left: str
+    taken: str
+    learned: str | None
+    removed: float
+    uniform: float
+    learned_mass: float | None
+    masked: int
+    missing: int
+    n_queries: float
+    top: StrongestKeys | None
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PageMaps:
+    """The maps of a page in order, blocks of `factor` × `factor` cells with the `n_keys` strongest keys of every query. The
+    tops of the scale are with and without sinks."""
+
+    maps: tuple[PageMap, ...] = ()
+    factor: int = 1
+    n_keys: int = 0
+    tops: tuple[float, float] = (1.0, 1.0)
+    is_exceeded: bool = False
+
+
+def page_maps(view: PageView, room: float) -> PageMaps:
+    """The maps of a page in about `room` bytes: every cell if there is room, and as many of `PARTS` as fit, else blocks."""
+    of = [(head, sequence) for head in view.heads for sequence in view.sequences]
+    n_cells = sum(_n_cells(*pair) for pair in of)
+    factor, n_keys, parts = 1, 0, []
+    room -= len(of) * _OVERHEAD + n_cells * _NUMBER
+    if room >= 0:
+        for name in PARTS:
+            room -= _NUMBER * (n_cells if name in ("scores", "qk") else sum(_n_numbers(*pair, name) for pair in of))
+            if room >= 0:
+                parts.append(name)
+    else:
+        room += n_cells * _NUMBER
+        n_queries = sum(len(head.record.sequences[b].tokens) for head, b in of if "pattern" in head.record.arrays)
+        n_keys = min(MOST_KEYS, int(_FOR_KEYS * room / (_KEY * n_queries))) if n_queries else 0
+        factor = ceil(sqrt(n_cells * _NUMBER / (room - n_keys * n_queries * _KEY)))
+    maps, largest, rest, most = [], 0.0, 0.0, 0.0
+    for head, sequence in of:
+        cells = head_map(head, sequence)
+        blocks = cells.pooled(factor)
+        without = blocks.without_sinks()
+        maps.append(_page_map(head, sequence, cells, (blocks, without), n_keys, parts))
+        largest, rest = max(largest, blocks.largest), max(rest, without.largest)
+        most = max(most, float(np.nanmax(blocks.weights, initial=0.0)))
+    is_exceeded = most > largest * (1 + _ALIKE)
+    return PageMaps(tuple(maps), factor, n_keys, (largest or 1.0, rest or 1.0), is_exceeded)
+
+
+_ALIKE = 1e-4
+"""A relative excess over the scale's top that its digits cannot show."""
+
+
+def _n_cells(head: DrawableHead, sequence: int) -> int:
+    """The number of cells that are not masked."""
+    arrays = head.record.arrays
+    if "pattern" not in arrays:
+        return int(np.prod(arrays["map"].shape[2:]))
+    allowed = arrays["allowed"]
+    return int(allowed[sequence, min(head.place, allowed.shape[1] - 1)].sum())
+
+
+def _n_numbers(head: DrawableHead, sequence: int, name: str) -> int:
+    array = head.record.arrays.get(name)
+    return 0 if array is None else int(np.prod(array.shape[2:]))
+
+
+def _page_map(
+    head: DrawableHead,
+    sequence: int,
+    cells: HeadMap,
+    blocks: tuple[HeadMap, HeadMap],
+    n_keys: int,
+    parts: Sequence[str],
+) -> PageMap:
+    """A map in blocks, with and without sinks, as the page has it."""
+    shown, without = blocks
+    rest = np.where(shown.is_open, np.clip(shown.weights - shown.of_sinks, 0, None), 0.0).sum(axis=1)
+    columns = np.flatnonzero((shown.of_sinks != 0).any(axis=0))
+    has_queries = shown.n_queries > 0
+    is_pattern = "pattern" in head.record.arrays
+    top = _strongest_keys(cells, n_keys) if n_keys and is_pattern else _requested_keys(head, sequence)
+    return PageMap(
+        rows=len(shown.weights),
+        columns=shown.weights.shape[1],
+        block=shown.block,
+        first=shown.first,
+        cells=packed(shown.weights),
+        sinks=shown.sinks,
+        first_tokens=tuple(place for place in shown.sinks if shown.keys.places[place] == 0),
+        sink_columns=tuple(columns.tolist()),
+        of_sinks=packed(shown.of_sinks[:, columns]),
+        left=packed(np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf))),
+        taken=packed(np.where(has_queries, without.sink_weights, FORBIDDEN)),
+        learned=None if shown.learned is None else packed(np.where(has_queries, shown.learned, FORBIDDEN)),
+        removed=shown.sink_mass,
+        uniform=_uniform_weight(head, sequence, cells),
+        learned_mass=shown.learned_mass,
+        masked=int((~shown.is_open).sum()),
+        missing=int(np.isnan(shown.weights).sum()),
+        n_queries=float(shown.n_queries.sum()),
+        top=top,
+        parts=dict(_parts(head, sequence, parts)),
+    )
+
+
+_NOTHING = 1e-6
+"""Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
+
+
+def _uniform_weight(head: DrawableHead, sequence: int, cells: HeadMap) -> float:
+    """The weight of a map's sinks under uniform attention, from single cells or from the record's map."""
+    if "pattern" in head.record.arrays:
+        received = (cells.is_open / np.maximum(1, cells.is_open.sum(axis=1, keepdims=True))).sum(axis=0)
+    else:
+        of_all = head.record.arrays["uniform_received"][sequence]
+        received = of_all[min(head.place, len(of_all) - 1), head.record.first_key(sequence) :]
+    return float(received[list(cells.sinks)].sum()) / max(1.0, float(cells.n_queries.sum()))
+
+
+def _strongest_keys(cells: HeadMap, k: int) -> StrongestKeys:
+    """The strongest keys of every query in descending order; none of rows with NaN."""
+    weights = np.where(np.isnan(cells.weights).any(axis=1, keepdims=True), FORBIDDEN, cells.weights)
+    keys = np.argsort(-weights, axis=1, kind="stable")[:, :k]
+    shares = np.take_along_axis(weights, keys, axis=1)
+    is_none = shares == FORBIDDEN
+    named = np.where(is_none, _NO_KEY, keys).astype(np.uint32)
+    return StrongestKeys(keys.shape[1], packed(named), packed(np.where(is_none, 0.0, shares)))
+
+
+def _requested_keys(head: DrawableHead, sequence: int) -> StrongestKeys | None:
+    """The strongest keys of the queries requested in head statistics; None without a request."""
+    record, survey = head.record, head.record.survey
+    if survey is None or "top_keys" not in record.arrays:
+        return None
+    first, n = record.first_query(sequence), len(record.sequences[sequence].tokens)
+    rows = [row for row, query in enumerate(survey.kept.queries) if 0 <= query - first < n]
+    keys = record.arrays["top_keys"][sequence, head.place][rows]
+    weights = record.arrays["top_shares"][sequence, head.place][rows]
+    named = np.where(keys < 0, _NO_KEY, keys - record.first_key(sequence)).astype(np.uint32)
+    places = tuple(survey.kept.queries[row] - first for row in rows)
+    return (
+        StrongestKeys(keys.shape[1], packed(named), packed(np.where(keys < 0, 0.0, weights)), places) if rows else None
+    )
+
+
+def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The arrays behind the weights, for the sequence's own tokens, as far as the record has them."""
+    record = head.record
+    queries = slice(record.first_query(sequence), record.first_query(sequence) + len(record.sequences[sequence].tokens))
+    keys = slice(record.first_key(sequence), record.first_key(sequence) + len(record.keys[sequence].tokens))
+    for name in names:
+        if name not in record.arrays or "pattern" not in record.arrays:
+            continue
+        array = record.arrays[name][sequence]
+        if name == "v":
+            numbers = array[head.place * len(array) // record.config.n_heads, keys]
+        else:
+            numbers = array[head.place, queries] if name == "z" else array[head.place, queries, keys]
+        yield name, packed(numbers)
+
+
+def packed(numbers: Array) -> str:
+    """Numbers of 32 bits in row-major order, little-endian, deflated, in base64; fractions as floats."""
+    ordered = np.ascontiguousarray(numbers, dtype="<u4" if numbers.dtype == np.uint32 else "<f4")
+    return base64.b64encode(zlib.compress(ordered.tobytes(), 9)).decode("ascii")
+
+
+# ------------------------------------------------------------------------------------------------------------ the JSON
+
+
 def payload(view: PageView, maps: PageMaps) -> Html:
     """The content of the script element, in ASCII and safe against ending the element."""
     texts: dict[tuple[str, ...], int] = {}
     layers = {id(head.record): head for head in view.heads}
     places = {key: place for place, key in enumerate(layers)}
-    tops = {"largest": maps.top(hide_sinks=False), "largest_without_sinks": maps.top(hide_sinks=True)}
+    largest, rest = maps.tops
     document = {
         "schema": SCHEMA,
         "layers": [_layer(head, view.sequences, texts) for head in layers.values()],
@@ -81,14 +277,18 @@ def payload(view: PageView, maps: PageMaps) -> Html:
         "numbers": view.sequences,
         "begin": view.begin,
         "heads": [_head(head, places[id(head.record)]) for head in view.heads],
-        "masks": [asdict(mask) for mask in maps.masks],
-        "scale": {"kind": view.scale, "decades": DECADES, **tops},
+        "scale": {
+            "kind": view.scale,
+            "decades": DECADES,
+            "largest": largest,
+            "largest_without_sinks": rest,
+            "exceeded": maps.is_exceeded,
+        },
         "hide_sinks": view.hide_sinks,
         "bits": view.bits,
-        "quantised": _quantised(view, maps),
+        "maps": [asdict(each) for each in maps.maps],
     }
-    head = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return script_safe(f'{head[:-1]},"maps":[{",".join(encoded.json for encoded in maps.maps)}]}}')
+    return script_safe(json.dumps(document, separators=(",", ":"), allow_nan=False))
 
 
 def script_safe(text: str) -> Html:
@@ -99,16 +299,26 @@ def script_safe(text: str) -> Html:
 
 
 def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, ...], int]) -> Mapping[str, Any]:
+    """The texts of a layer, how its scores are computed, and why arrays are absent."""
+
     def places(family: Sequence[TokenSequence]) -> list[int]:
         return [texts.setdefault(_labels(family[b]), len(texts)) for b in sequences]
 
+    config, layer = head.record.config, head.layer
+    if layer is None:
+        has_bias = config.positions == "alibi" or config.score_bias is not None
+    else:
+        has_bias = layer.bias or bool(layer.extras)
     return {
-        "label": "" if head.layer is None else head.layer.label,
-        "verified": head.layer is None or head.layer.verified,
+        "label": "" if layer is None else layer.label,
+        "verified": layer is None or layer.verified,
         "queries": places(head.record.sequences),
         "keys": places(head.record.keys),
         "absent": {name: _why_absent(head, name) for name in PARTS if name not in head.record.arrays},
-        **_scoring(head),
+        "scale": (layer or config).scale,
+        "softcap": (layer or config).softcap,
+        "bias": has_bias,
+        "dropout": config.dropout if layer is None and config.train else 0,
     }
 
 
@@ -123,28 +333,6 @@ def _why_absent(head: DrawableHead, name: str) -> str:
     return f"{name} was not kept; --keep qk,scores,pattern,z and --keep-limit make room"
 
 
-def _scoring(head: DrawableHead) -> Mapping[str, Any]:
-    """The computation of scores from dot products, whether they have additive terms, and whether dropout follows."""
-    config, layer = head.record.config, head.layer
-    if layer is not None:
-        return {"scale": layer.scale, "softcap": layer.softcap, "bias": layer.bias or bool(layer.extras), "dropout": 0}
-    bias = config.positions == "alibi" or config.score_bias is not None
-    return {
-        "scale": config.scale,
-        "softcap": config.softcap,
-        "bias": bias,
-        "dropout": config.dropout if config.train else 0,
-    }
-
-
-def _terms(view: PageView) -> Mapping[str, str]:
-    """The explanations that the script shows as tooltips."""
-    types = {head.statistics.kind for head in view.heads if head.statistics is not None}
-    words = {word: words_of("glossary", "concept")[word].explanation for word in _EXPLAINED}
-    words["entropy"] = words_of("columns", "statistic")["entropy"].explanation
-    return words | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types}
-
-
 _EXPLAINED = (
     "attention weight",
     "attention scores",
@@ -156,6 +344,14 @@ _EXPLAINED = (
     "sink logit",
     "softcap",
 )
+
+
+def _terms(view: PageView) -> Mapping[str, str]:
+    """The explanations that the script shows as tooltips."""
+    types = {head.statistics.kind for head in view.heads if head.statistics is not None}
+    words = {word: words_of("glossary", "concept")[word].explanation for word in _EXPLAINED}
+    words["entropy"] = words_of("columns", "statistic")["entropy"].explanation
+    return words | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types}
 
 
 def _labels(sequence: TokenSequence) -> tuple[str, ...]:
@@ -172,227 +368,5 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
         "kind": None if statistics is None else statistics.kind,
         "type": None if statistics is None else words_of_type(statistics.kind).name,
         "sign": "" if statistics is None else KIND_SIGNS[statistics.kind][0],
-        "certainty": None if statistics is None else statistics.certainty,
         "entropy": None if statistics is None else statistics.entropy,
     }
-
-
-def _quantised(view: PageView, maps: PageMaps) -> Mapping[str, Any] | None:
-    if view.quantised is None:
-        return None
-    return {"code": maps.encoding.code, "error": maps.error, "block": maps.encoding.factor, "text": view.quantised}
-
-
-# -------------------------------------------------------------------------------------------------------- fitting maps
-
-
-LIMIT_BYTES = 1 << 20
-"""The largest size of a page if possible: small enough for a mail, a ticket, a chat."""
-MOST_ROWS = 32
-_SMALLEST = 16
-"""The least number of cells per side of a map."""
-
-
-@dataclass(frozen=True)
-class MapRequest:
-    """A head of a sequence, with the queries (`rows`) whose rows are exact, the first of `n_wanted` requested ones."""
-
-    head: DrawableHead
-    sequence: int
-    rows: tuple[int, ...]
-    n_wanted: int
-
-    @property
-    def longest(self) -> int:
-        """The longer side of the map."""
-        map_of = self.head.record.arrays.get("map")
-        if "pattern" not in self.head.record.arrays and map_of is not None:
-            return int(max(map_of.shape[2:]))
-        return max(len(texts[self.sequence].tokens) for texts in (self.head.record.sequences, self.head.record.keys))
-
-
-@dataclass(frozen=True)
-class PackedMask:
-    """A mask as the page stores it. Equal masks are stored once."""
-
-    rows: int
-    columns: int
-    bits: str
-
-
-@dataclass(frozen=True)
-class PageMaps:
-    """The maps of a page in order, with facts about each.
-
-    `n_keys` top keys of each query and `n_rows` requested rows are exact; `n_wanted` is the largest number of requested
-    rows. `is_small`: everything is within the limit.
-    """
-
-    maps: tuple[EncodedMap, ...]
-    masks: tuple[PackedMask, ...]
-    facts: tuple[MapFacts, ...]
-    encoding: CellEncoding = EXACT
-    n_keys: int = 0
-    n_rows: int = 0
-    n_wanted: int = 0
-    is_small: bool = True
-
-    @property
-    def n_bytes(self) -> int:
-        """The size of maps and masks as JSON."""
-        return sum(len(encoded_map.json) + 1 for encoded_map in self.maps) + sum(
-            len(mask.bits) + 40 for mask in self.masks
-        )
-
-    def top(self, *, hide_sinks: bool) -> float:
-        """The top of the common scale, with or without sinks; 1 without maps."""
-        name = "largest_without_sinks" if hide_sinks else "largest"
-        return max((getattr(facts, name) for facts in self.facts), default=0.0) or 1.0
-
-    @property
-    def error(self) -> float:
-        """The largest error of an attention weight in the page."""
-        return max((facts.error for facts in self.facts), default=0.0)
-
-
-@dataclass(frozen=True)
-class _ExactWeights:
-    """The exact weights of a map that a page may add."""
-
-    keys: Array
-    weights: Array
-    rows: Array
-
-
-def map_request(head: DrawableHead, sequence: int, rows: Rows | None) -> MapRequest:
-    """A head to draw with the queries whose rows are exact: the requested ones up to the limit, else the last one."""
-    generated = None if head.record.model is None else head.record.model.generated
-    produced = None if head.layer is None else first_produced(head.layer.kind, generated, sequence)
-    requested = rows_in("last" if rows is None else rows, head.record.sequences[sequence], produced)
-    return MapRequest(head, sequence, requested[:MOST_ROWS], len(requested))
-
-
-def exact_maps(requests: Sequence[MapRequest]) -> PageMaps:
-    """Every cell of every map, whatever the size."""
-    maps, _ = _encoded(requests, EXACT, None)
-    for name in PARTS:
-        maps = _with_part(maps, requests, name)
-    return maps
-
-
-def fitting_maps(requests: Sequence[MapRequest], room: int, *, rows_first: bool) -> PageMaps:
-    """The finest maps within `room` bytes, with exact numbers as far as there is room; the coarsest maps if none fit.
-
-    Exact numbers are the top keys of every query, then some rows; with `rows_first` rows come first.
-    """
-    *candidates, coarsest = _encodings(max((request.longest for request in requests), default=1))
-    for encoding in candidates:
-        maps, exact = _encoded(requests, encoding, room)
-        if maps.is_small:
-            return _with_exact(maps, exact, requests, room, rows_first=rows_first)
-    maps, exact = _encoded(requests, coarsest, None)
-    maps = replace(maps, is_small=maps.n_bytes <= room)
-    return _with_exact(maps, exact, requests, room, rows_first=rows_first)
-
-
-def _encodings(longest: int) -> Iterator[CellEncoding]:
-    """The encodings from the finest to the coarsest."""
-    yield EXACT
-    yield CellEncoding("u8", 1)
-    factor = 2
-    while longest / factor >= _SMALLEST:
-        yield CellEncoding("u8", factor)
-        factor *= 2
-
-
-def _encoded(
-    requests: Sequence[MapRequest], encoding: CellEncoding, room: int | None
-) -> tuple[PageMaps, list[_ExactWeights | None]]:
-    """All maps in one encoding, or some of them and not `is_small` if they exceed `room`."""
-    masks: dict[PackedMask, int] = {}
-    done: list[tuple[EncodedMap, MapFacts]] = []
-    exact: list[_ExactWeights | None] = []
-    n_bytes = 0
-    for request in requests:
-        cells = head_map(request.head, request.sequence)
-        pooled = cells.pooled(encoding.factor)
-        mask = PackedMask(len(pooled.weights), pooled.weights.shape[1], bits(pooled.is_open))
-        sinks = sink_weights(request.head, request.sequence, cells)
-        encoded_map, facts = encoded(pooled, masks.setdefault(mask, len(masks)), encoding, sinks)
-        encoded_map = replace(encoded_map, asked=requested_keys(request.head, request.sequence))
-        done.append((encoded_map, facts))
-        n_bytes += len(encoded_map.json)
-        if room is not None and n_bytes > room:
-            break
-        exact.append(None if encoded_map.exact else _exact(request, cells))
-    maps = PageMaps(
-        tuple(encoded_map for encoded_map, _ in done), tuple(masks), tuple(facts for _, facts in done), encoding
-    )
-    return replace(maps, is_small=room is None or maps.n_bytes <= room), exact
-
-
-def _exact(request: MapRequest, cells: HeadMap) -> _ExactWeights | None:
-    """The exact weights to add to a coarse map; None if the record has no single cells."""
-    if "pattern" not in request.head.record.arrays:
-        return None
-    return _ExactWeights(*top_keys(cells, MOST_KEYS), cells.weights[list(request.rows)].astype(np.float32))
-
-
-def _with_exact(
-    maps: PageMaps,
-    exact: Sequence[_ExactWeights | None],
-    requests: Sequence[MapRequest],
-    room: int,
-    *,
-    rows_first: bool,
-) -> PageMaps:
-    """The maps with as many top keys and rows as there is room for, tried from the most on in halves."""
-    if maps.encoding == EXACT:
-        for name in PARTS:
-            added = _with_part(maps, requests, name)
-            maps = added if added.n_bytes <= room else maps
-    exact_requests = [of for of, weights in zip(requests, exact, strict=True) if weights is not None]
-    if not exact_requests:
-        return maps
-    best = replace(maps, n_wanted=max(of.n_wanted for of in exact_requests))
-    for add in (_with_rows, _with_keys) if rows_first else (_with_keys, _with_rows):
-        n = MOST_KEYS if add is _with_keys else min(best.n_wanted, MOST_ROWS)
-        while n:
-            added = add(best, exact, requests, n)
-            if added.n_bytes <= room:
-                best = added
-                break
-            n //= 2
-    return best
-
-
-def _with_part(maps: PageMaps, requests: Sequence[MapRequest], name: str) -> PageMaps:
-    """The maps with one of `PARTS`."""
-    pairs = zip(maps.maps, requests, strict=True)
-    added = (
-        encoded_map if "pattern" not in of.head.record.arrays else with_part(encoded_map, of.head, of.sequence, name)
-        for encoded_map, of in pairs
-    )
-    return replace(maps, maps=tuple(added))
-
-
-def _with_keys(
-    maps: PageMaps, exact: Sequence[_ExactWeights | None], requests: Sequence[MapRequest], n: int
-) -> PageMaps:
-    pairs = zip(maps.maps, exact, strict=True)
-    added = (
-        encoded_map if weights is None else with_keys(encoded_map, weights.keys, weights.weights, n)
-        for encoded_map, weights in pairs
-    )
-    return replace(maps, maps=tuple(added), n_keys=n)
-
-
-def _with_rows(
-    maps: PageMaps, exact: Sequence[_ExactWeights | None], requests: Sequence[MapRequest], n: int
-) -> PageMaps:
-    triples = zip(maps.maps, exact, requests, strict=True)
-    added = (
-        encoded_map if weights is None else with_rows(encoded_map, weights.rows[:n], of.rows[:n])
-        for encoded_map, weights, of in triples
-    )
-    return replace(maps, maps=tuple(added), n_rows=n)

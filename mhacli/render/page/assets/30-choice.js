@@ -10,8 +10,8 @@ const choice = {
   scale: RECORD.scale.kind, hideSinks: RECORD.hide_sinks,
 };
 
-// The map of the chosen head, what is known of it exactly, and the words of its axes.
-const chosen = { map: null, exact: null, parts: {}, queries: [], keys: [], items: {} };
+// The map of the chosen head, the strongest keys of its queries, and the words of its axes.
+const chosen = { map: null, strongest: null, parts: {}, queries: [], keys: [], items: {} };
 
 // What the pointer or the focus rests on, until it leaves: {side, query, key}, parts of the text as items.
 let pointed = null;
@@ -64,12 +64,12 @@ async function choose(changes) {
   Object.assign(choice, changes);
   const turn = ++turns, index = mapIndex(choice.head);
   if (chosen.map === null || chosen.map.index !== index) {
-    const [map, exact, parts] = await Promise.all([loadMap(index), loadExact(index), loadParts(index)]);
+    const [map, details] = await Promise.all([loadMap(index), loadDetails(index)]);
     if (turn !== turns) return;
     const layer = RECORD.layers[HEADS[choice.head].layer];
     const isOtherShape = !chosen.map || ["rows", "columns", "block"].some((name) => chosen.map[name] !== map[name]);
-    Object.assign(chosen, { map, exact, parts, queries: RECORD.texts[layer.queries[choice.sequence]] });
-    Object.assign(chosen, { keys: RECORD.texts[layer.keys[choice.sequence]] });
+    const [queries, keys] = [layer.queries, layer.keys].map((texts) => RECORD.texts[texts[choice.sequence]]);
+    Object.assign(chosen, { map, ...details, queries, keys });
     chosen.items = { query: itemsOf("query"), key: itemsOf("key") };
     pointed = null;
     if (isOtherShape) matrix.view = null;

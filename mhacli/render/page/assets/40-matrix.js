@@ -8,46 +8,23 @@ const SMALL = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
 
 const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// The map in blocks large enough that a cell is at least a pixel, with and without its sinks.
-const blocks = { index: -1, factor: 0, shown: null, rest: null, hasClosed: false, hasMissing: false };
-function blocksOf(map, factor) {
-  if (blocks.index !== map.index || blocks.factor !== factor) {
-    const shown = pooled(map, factor);
-    Object.assign(blocks, { index: map.index, factor, shown, rest: null });
-    Object.assign(blocks, { hasClosed: shown.cells.includes(FORBIDDEN), hasMissing: shown.cells.some(Number.isNaN) });
-  }
-  if (choice.hideSinks && blocks.rest === null) blocks.rest = withoutSinks(blocks.shown);
-  const drawn = choice.hideSinks ? blocks.rest : blocks.shown;
-  drawn.most ??= drawn.cells.reduce((most, share) => (share > most ? share : most), 0);
-  return { shown: blocks.shown, drawn };
-}
-
-// The top of the scale: common to all heads, but blocks hold more than cells.
-function scaleTop(drawn) {
-  const { largest, largest_without_sinks: rest } = RECORD.scale;
-  const common = choice.hideSinks ? rest ?? 1 : largest;
-  return (drawn.block === chosen.map.block ? common : Math.max(common, largestOf(drawn))) || 1;
-}
-
 // What no key of the plot gets of a row stands beside it: what sinks had that were taken out, and what a sink logit takes.
-function stripNames(map) {
-  return [...(choice.hideSinks && map.sinks.length ? ["sinks"] : []), ...(map.learned ? ["learned"] : [])];
-}
-
-const stripShares = ({ shown, drawn }, name) => (name === "sinks" ? drawn.taken : shown.learned);
-
 function stripsFrom(pen, left) {
+  const { map } = chosen, strips = [];
+  if (choice.hideSinks && hasSinks()) strips.push({ name: "sinks", shares: map.taken });
+  if (map.learned) strips.push({ name: "learned", shares: map.learned });
   let x = left;
-  return stripNames(chosen.map).map((name) => {
-    const strip = { name, title: name, x, width: Math.ceil(pen.measureText(name).width) + 4 };
-    x += strip.width + STRIP_GAP;
-    return strip;
+  return strips.map((strip) => {
+    const width = Math.ceil(pen.measureText(strip.name).width) + 4, from = x;
+    x += width + STRIP_GAP;
+    return { ...strip, x: from, width };
   });
 }
 
-function cellLabel(map, side, cell) {
-  const { from, to } = placesOf(map, side, cell);
-  return from > to ? "‹pad›" : from === to && map.block === 1 ? wordsOf(side)[from] : rangeText(from, to);
+function cellLabel(side, cell) {
+  const { from, to } = placesOf(side, cell);
+  if (from > to) return "‹pad›";
+  return chosen.map.block === 1 ? wordsOf(side)[from] : rangeText(from, to);
 }
 
 function cut(pen, text, width) {
@@ -57,11 +34,10 @@ function cut(pen, text, width) {
   return letters.join("") + "…";
 }
 
-function widestLabel(pen, map, side, limit) {
+function widestLabel(pen, side, limit) {
   let widest = 0;
-  const count = side === "query" ? map.rows : map.columns;
-  for (let cell = 0; cell < count && widest < limit; cell++) {
-    widest = Math.max(widest, pen.measureText(cellLabel(map, side, cell).slice(0, 40)).width);
+  for (let cell = 0; cell < sizeOf(side) && widest < limit; cell++) {
+    widest = Math.max(widest, pen.measureText(cellLabel(side, cell).slice(0, 40)).width);
   }
   return Math.ceil(Math.min(widest, limit));
 }
@@ -75,13 +51,13 @@ function fittingCells(map, width, height) {
   return { wide: whole(Math.min(wide, most)), high: whole(Math.min(high, most)) };
 }
 
-function marginsFor(pen, map, width, cells) {
+function marginsFor(pen, width, cells) {
   if (cells && (cells.wide < LABELLED || cells.high < LABELLED)) {
     return { left: 12 + Math.min(84, width / 6), top: 25 };
   }
-  const column = widestLabel(pen, map, "key", 104), isFlat = cells && column + 6 <= cells.wide;
+  const column = widestLabel(pen, "key", 104), isFlat = cells && column + 6 <= cells.wide;
   const number = pen.measureText(`${wordsOf("query").length} `).width; // on the plate of the chosen row
-  return { left: 12 + number + widestLabel(pen, map, "query", Math.min(132, width / 4)), top: isFlat ? 25 : column + 12, isFlat };
+  return { left: 12 + number + widestLabel(pen, "query", Math.min(132, width / 4)), top: isFlat ? 25 : column + 12, isFlat };
 }
 
 // As high as the first screen leaves room, where the plot begins there.
@@ -94,27 +70,25 @@ function layoutMatrix(pen) {
   const { map } = chosen, width = Math.max(NARROWEST, byId("matrix-area").clientWidth);
   const height = roomBelow();
   const reserved = stripsFrom(pen, 0).reduce((sum, strip) => sum + strip.width + STRIP_GAP, 0);
-  let margins = marginsFor(pen, map, width);
+  let margins = marginsFor(pen, width);
   const fit = () => fittingCells(map, width - margins.left - reserved - 2, height - margins.top - 2);
   let cells = fit();
-  margins = marginsFor(pen, map, width, cells);
+  margins = marginsFor(pen, width, cells);
   cells = fit();
   if (matrix.view) {
     const zoom = matrix.view.zoom;
     cells = { wide: cells.wide * zoom, high: cells.high * zoom };
-    margins = marginsFor(pen, map, width, cells);
+    margins = marginsFor(pen, width, cells);
   }
-  const factor = Math.max(1, Math.ceil(0.999 / Math.min(cells.wide, cells.high)));
-  const left = margins.left + reserved, { top } = margins;
-  const size = { wide: cells.wide * factor, high: cells.high * factor };
-  const rows = Math.ceil(map.rows / factor), columns = Math.ceil(map.columns / factor);
-  const plot = { width: Math.min(width - left - 1, columns * size.wide), height: Math.min(height - top - 1, rows * size.high) };
-  const layout = { left, top, margins, strips: stripsFrom(pen, margins.left), factor, ...size, rows, columns, plot };
-  layout.width = Math.min(width, Math.ceil(left + plot.width) + 3);
-  layout.height = Math.ceil(top + plot.height + 4); // the plate of the last row hangs over
-  layout.x = clampedStart(matrix.view ? matrix.view.x / factor : 0, columns, plot.width / size.wide);
-  layout.y = clampedStart(matrix.view ? matrix.view.y / factor : 0, rows, plot.height / size.high);
-  return layout;
+  const left = margins.left + reserved, { top } = margins, { wide, high } = cells;
+  const plot = { width: Math.min(width - left - 1, map.columns * wide), height: Math.min(height - top - 1, map.rows * high) };
+  return {
+    left, top, margins, strips: stripsFrom(pen, margins.left), wide, high, plot,
+    width: Math.min(width, Math.ceil(left + plot.width) + 3),
+    height: Math.ceil(top + plot.height + 4), // the plate of the last row hangs over
+    x: clampedStart(matrix.view?.x ?? 0, map.columns, plot.width / wide),
+    y: clampedStart(matrix.view?.y ?? 0, map.rows, plot.height / high),
+  };
 }
 
 const clampedStart = (start, count, room) => Math.max(0, Math.min(start, count - room));
@@ -124,8 +98,8 @@ function inSight(layout) {
   const row = Math.floor(layout.y), column = Math.floor(layout.x);
   return {
     row, column,
-    rows: Math.min(layout.rows, Math.ceil(layout.y + layout.plot.height / layout.high - 1e-6)) - row,
-    columns: Math.min(layout.columns, Math.ceil(layout.x + layout.plot.width / layout.wide - 1e-6)) - column,
+    rows: Math.min(chosen.map.rows, Math.ceil(layout.y + layout.plot.height / layout.high - 1e-6)) - row,
+    columns: Math.min(chosen.map.columns, Math.ceil(layout.x + layout.plot.width / layout.wide - 1e-6)) - column,
   };
 }
 
@@ -148,9 +122,7 @@ function drawMatrix() {
   const measure = matrix.canvas.getContext("2d");
   measure.font = SMALL;
   const layout = (matrix.layout = layoutMatrix(measure));
-  Object.assign(layout, blocksOf(chosen.map, layout.factor));
-  layout.scaleTop = scaleTop(layout.drawn);
-  layout.level = leveller(choice.scale, layout.scaleTop);
+  layout.cells = cellsOf(chosen.map);
   const pen = penOf(matrix.canvas, layout.width, layout.height), sight = inSight(layout);
   pen.save();
   pen.beginPath();
@@ -168,10 +140,9 @@ function drawCells(pen, layout, sight) {
   const { left, top, plot, wide, high } = layout;
   pen.fillStyle = hatching(pen);
   pen.fillRect(left, top, plot.width, plot.height);
-  const canvas = make("canvas", { width: sight.columns, height: sight.rows });
-  canvas.getContext("2d").putImageData(imageOf(layout.drawn, layout.level, sight), 0, 0);
-  pen.imageSmoothingEnabled = false;
-  pen.drawImage(canvas, xOf(layout, sight.column), yOf(layout, sight.row), sight.columns * wide, sight.rows * high);
+  const { map } = chosen;
+  pen.imageSmoothingEnabled = wide < 1 || high < 1;
+  pen.drawImage(imageOf(map, layout.cells), xOf(layout, 0), yOf(layout, 0), map.columns * wide, map.rows * high);
   blankTakenCells(pen, layout, sight);
   if (wide < GRIDDED || high < GRIDDED) return;
   pen.fillStyle = themed("--card");
@@ -180,16 +151,15 @@ function drawCells(pen, layout, sight) {
 }
 
 // A cell that was taken out is not one with a small weight: it has no colour of the scale, and a dash where numbers are.
-const isTakenOut = (layout, column) =>
-  choice.hideSinks && layout.drawn.block === 1 && hasSink(placesOf(layout.drawn, "key", column));
+const isTakenOut = (column) => choice.hideSinks && chosen.map.block === 1 && hasSink(placesOf("key", column));
 
 function blankTakenCells(pen, layout, sight) {
-  const { drawn, wide, high } = layout;
+  const { cells, wide, high } = layout;
   pen.fillStyle = themed("--card");
   for (let column = sight.column; column < sight.column + sight.columns; column++) {
-    if (!isTakenOut(layout, column)) continue;
+    if (!isTakenOut(column)) continue;
     for (let row = sight.row; row < sight.row + sight.rows; row++) {
-      if (drawn.cells[row * drawn.columns + column] === FORBIDDEN) continue;
+      if (cells[row * chosen.map.columns + column] === FORBIDDEN) continue;
       pen.fillRect(xOf(layout, column), yOf(layout, row), wide, high);
     }
   }
@@ -211,13 +181,13 @@ function hatching(pen) {
 }
 
 function drawNumbers(pen, layout, sight) {
-  const { drawn, level, wide, high } = layout, digits = wide >= 44 ? 3 : 2;
+  const { cells, wide } = layout, digits = wide >= 44 ? 3 : 2, level = leveller();
   pen.textAlign = "center";
   for (let row = sight.row; row < sight.row + sight.rows; row++) {
     for (let column = sight.column; column < sight.column + sight.columns; column++) {
-      const share = drawn.cells[row * drawn.columns + column];
+      const share = cells[row * chosen.map.columns + column];
       if (share === FORBIDDEN) continue;
-      const isMissing = Number.isNaN(share), isTaken = isTakenOut(layout, column);
+      const isMissing = Number.isNaN(share), isTaken = isTakenOut(column);
       pen.fillStyle = isTaken ? themed("--muted") : inkOn(isMissing ? NO_NUMBER : COLOURS[level(share)]);
       const text = isTaken ? "–" : isMissing ? "?" : shareText(share, digits);
       pen.fillText(text, xOf(layout, column + 0.5), yOf(layout, row + 0.5), wide - 2);
@@ -231,70 +201,53 @@ function tickStep(size, room) {
 }
 
 function drawAxes(pen, layout, sight) {
-  const hasLabels = layout.wide >= LABELLED && layout.high >= LABELLED;
-  const { shown } = layout;
-  layout.names = { query: [], key: [] };
+  const hasLabels = layout.wide >= LABELLED && layout.high >= LABELLED, { block } = chosen.map;
+  const x = layout.margins.left - 6;
   pen.fillStyle = themed("--muted");
   pen.textAlign = "right";
-  const rowStep = hasLabels ? 1 : tickStep(layout.high / shown.block, 26) / shown.block;
-  for (const row of ticks(shown, "query", sight.row, sight.rows, rowStep)) {
-    const text = hasLabels ? cut(pen, cellLabel(shown, "query", row), layout.margins.left - 10) : tickOf(shown, "query", row);
-    const x = layout.margins.left - 6, y = Math.max(layout.top + 5, yOf(layout, row + 0.5));
-    pen.fillText(text, x, y);
-    keepName(layout, "query", x - pen.measureText(text).width, x, y - 7, y + 7);
+  for (const row of ticks("query", sight.row, sight.rows, hasLabels ? 1 : tickStep(layout.high / block, 26))) {
+    const text = hasLabels ? cut(pen, cellLabel("query", row), layout.margins.left - 10) : tickOf("query", row);
+    pen.fillText(text, x, Math.max(layout.top + 5, yOf(layout, row + 0.5)));
   }
-  const columnStep = hasLabels ? 1 : tickStep(layout.wide / shown.block, 44) / shown.block;
-  for (const column of ticks(shown, "key", sight.column, sight.columns, columnStep)) {
+  for (const column of ticks("key", sight.column, sight.columns, hasLabels ? 1 : tickStep(layout.wide / block, 44))) {
     drawColumnName(pen, layout, column, hasLabels);
   }
   if (hasSinks()) drawSinkMarks(pen, layout, sight);
 }
 
 // The cells of an axis that get a name: those that hold a place which the step divides.
-function ticks(map, side, begin, count, step) {
-  const places = Math.max(1, Math.round(step * map.block)), found = [];
-  for (let cell = begin; cell < begin + count; cell++) {
-    const { from, to } = placesOf(map, side, cell);
-    if (step <= 1 || (from <= to && Math.ceil(from / places) * places <= to)) found.push(cell);
-  }
-  return found;
+function ticks(side, begin, count, step) {
+  const cells = Array.from({ length: count }, (_, i) => begin + i);
+  if (step === 1) return cells;
+  return cells.filter((cell) => {
+    const { from, to } = placesOf(side, cell);
+    return from <= to && Math.ceil(from / step) * step <= to;
+  });
 }
 
-function tickOf(map, side, cell) {
-  const { from, to } = placesOf(map, side, cell);
-  return from > to ? "" : String(from);
-}
+const tickOf = (side, cell) => String(placesOf(side, cell).from);
 
 function drawColumnName(pen, layout, column, hasLabels) {
-  const x = xOf(layout, column + 0.5), { shown, top } = layout;
+  const x = xOf(layout, column + 0.5), { top } = layout;
   if (!hasLabels || layout.margins.isFlat) {
     pen.textAlign = "center";
-    const text = hasLabels ? cellLabel(shown, "key", column) : tickOf(shown, "key", column);
-    const half = pen.measureText(text).width / 2, middle = Math.max(layout.left + half, x);
-    pen.fillText(text, middle, top - 13);
-    keepName(layout, "key", middle - half, middle + half, top - 20, top - 6);
+    const text = hasLabels ? cellLabel("key", column) : tickOf("key", column);
+    pen.fillText(text, Math.max(layout.left + pen.measureText(text).width / 2, x), top - 13);
     return;
   }
   pen.save();
   pen.translate(x, top - 6);
   pen.rotate(-Math.PI / 2);
   pen.textAlign = "left";
-  const text = cut(pen, cellLabel(shown, "key", column), top - 10);
-  pen.fillText(text, 0, 0);
+  pen.fillText(cut(pen, cellLabel("key", column), top - 10), 0, 0);
   pen.restore();
-  keepName(layout, "key", x - 7, x + 7, top - 6 - pen.measureText(text).width, top - 6);
-}
-
-// Where a name stands on an axis, so that what would be left of it beside a plate can be hidden.
-function keepName(layout, side, left, right, top, bottom) {
-  layout.names[side].push({ left: left - 1, right: right + 1, top, bottom });
 }
 
 // A triangle above each column of a sink.
 function drawSinkMarks(pen, layout, sight) {
   pen.fillStyle = themed("--sink");
   for (const place of chosen.map.sinks) {
-    const column = cellOf(layout.shown, "key", place), x = xOf(layout, column + 0.5);
+    const column = cellOf("key", place), x = xOf(layout, column + 0.5);
     if (column < sight.column || column >= sight.column + sight.columns) continue;
     pen.beginPath();
     pen.moveTo(x - 4, layout.top - 6);
@@ -306,11 +259,10 @@ function drawSinkMarks(pen, layout, sight) {
 
 function drawStrips(pen, layout, sight) {
   pen.textAlign = "center";
-  for (const { name, title, x, width } of layout.strips) {
-    const shares = stripShares(layout, name);
+  for (const { name, shares, x, width } of layout.strips) {
     for (let row = sight.row; row < sight.row + sight.rows; row++) {
       const y = Math.max(layout.top, yOf(layout, row)), end = Math.min(layout.top + layout.plot.height, yOf(layout, row + 1));
-      if (!layout.shown.seen[row]) continue;
+      if (shares[row] === FORBIDDEN) continue;
       const colour = Number.isNaN(shares[row]) ? NO_NUMBER : sinkColour(shares[row]);
       pen.fillStyle = css(colour);
       pen.fillRect(x, y, width, end - y - (layout.high >= GRIDDED ? 1 : 0));
@@ -319,12 +271,12 @@ function drawStrips(pen, layout, sight) {
       pen.fillText(shareText(shares[row]), x + width / 2, (y + end) / 2);
     }
     pen.fillStyle = themed("--sink");
-    pen.fillText(title, x + width / 2, layout.top - 13);
+    pen.fillText(name, x + width / 2, layout.top - 13);
   }
 }
 
 // Where cells lie, for whoever reads the picture by a program.
 function tellGeometry(layout) {
-  const { left, top, wide, high, x, y, factor } = layout;
-  Object.assign(matrix.canvas.dataset, { left, top, wide, high, column: x, row: y, factor, scaleTop: layout.scaleTop });
+  const { left, top, wide, high, x, y } = layout;
+  Object.assign(matrix.canvas.dataset, { left, top, wide, high, column: x, row: y });
 }

@@ -4,14 +4,12 @@
 function cellInView() {
   if (pointed?.side === "cell") return pointed;
   if (pointed?.side === "query" || pointed?.side === "key") return null;
-  const { shown } = matrix.layout;
-  const row = cellOf(shown, "query", choice.query), column = cellOf(shown, "key", choice.key);
-  return { row, column };
+  return { row: cellOf("query", choice.query), column: cellOf("key", choice.key) };
 }
 
 function drawCursor() {
   const { layout } = matrix, pen = penOf(matrix.overlay, layout.width, layout.height);
-  const own = { row: cellOf(layout.shown, "query", choice.query), column: cellOf(layout.shown, "key", choice.key) };
+  const own = { row: cellOf("query", choice.query), column: cellOf("key", choice.key) };
   if (pointed === null || pointed.side === "cell") drawOutline(pen, layout, own, pointed === null);
   if (pointed?.side === "cell") drawOutline(pen, layout, pointed, true);
   if (pointed?.side === "query") drawBand(pen, layout, "query", pointed.query);
@@ -57,7 +55,7 @@ function drawGuides(pen, layout, { x, y, wide, high }) {
 
 // All cells of a query, or of a key.
 function drawBand(pen, layout, side, item) {
-  const cell = cellOf(layout.shown, side, item.from), last = cellOf(layout.shown, side, item.to);
+  const cell = cellOf(side, item.from), last = cellOf(side, item.to);
   const { left, top, plot } = layout;
   pen.save();
   clipToPlot(pen, layout);
@@ -76,8 +74,7 @@ function drawBand(pen, layout, side, item) {
 
 // The name of a row or column on a plate, readable where other names have no room.
 function drawName(pen, layout, side, cell) {
-  const { from, to } = placesOf(layout.shown, side, cell);
-  const own = layout.shown.block === 1 && from === to ? `${from} ${wordsOf(side)[from]}` : cellLabel(layout.shown, side, cell);
+  const own = chosen.map.block === 1 ? `${cell} ${wordsOf(side)[cell]}` : cellLabel(side, cell);
   const text = cut(pen, own, side === "query" ? Math.max(layout.margins.left - 10, 90) : 150);
   const width = pen.measureText(text).width + 10;
   const y = side === "query" ? yOf(layout, cell + 0.5) : layout.top - 13;
@@ -85,14 +82,12 @@ function drawName(pen, layout, side, cell) {
   const least = side === "key" && layout.strips.length ? layout.left - STRIP_GAP : 0;
   const x = Math.max(least, Math.min(layout.width - width, middle - width / 2));
   if (side === "query" && (y < layout.top || y > layout.top + layout.plot.height)) return;
-  pen.fillStyle = themed("--card");
-  for (const name of layout.names[side]) {
-    const isTouched = name.left < x + width + 3 && name.right > x - 3 && name.top < y + 9 && name.bottom > y - 9;
-    if (isTouched) pen.fillRect(name.left, name.top, name.right - name.left, name.bottom - name.top);
-  }
+  pen.strokeStyle = themed("--card");
   pen.fillStyle = themed("--ink");
+  pen.lineWidth = 6;
   pen.beginPath();
   pen.roundRect(x, y - 9, width, 18, 4);
+  pen.stroke();
   pen.fill();
   pen.fillStyle = themed("--card");
   pen.textAlign = "center";
@@ -123,68 +118,53 @@ function matrixLabel() {
 
 function partsOfItem() {
   const { side } = pointed, item = pointed[side];
-  const { entries, isPart } = side === "query" ? rowOf(item) : columnOf(item);
+  const { entries, isPart, isBlock } = side === "query" ? rowOf(item) : columnOf(item);
   const open = entries.filter((entry) => entry.share !== FORBIDDEN);
   const strongest = open.reduce((best, entry) => (entry.share > (best?.share ?? -1) ? entry : best), null);
   if (strongest === null) return [[...named(side, item), ": "], [side === "query" ? "sees no key" : "no query sees it"]];
   const given = isPart ? " is given most, of what is known, by " : " is given most by ";
   const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", given];
-  const names = [...named(side, item), verb, ...named(to, strongest), ": "];
-  return [names, [value(strongest.share, strongest.isExact), exactness(strongest)]];
+  return [[...named(side, item), verb, ...named(to, strongest), ": "], valueParts(strongest.share, isBlock)];
 }
 
 function partsOfCell({ row, column }) {
-  const { shown, drawn } = matrix.layout;
-  const query = placesOf(shown, "query", row), key = placesOf(shown, "key", column), at = row * shown.columns + column;
-  const names = [...named("query", query), " → ", ...named("key", key), ": "], reading = [];
-  const share = shown.cells[at];
-  const known = shown.block === 1 && query.from <= query.to && key.from <= key.to ? tokenShare(query.from, key.from) : null;
+  const { map } = chosen, query = placesOf("query", row), key = placesOf("key", column), at = row * map.columns + column;
+  const names = [...named("query", query), " → ", ...named("key", key), ": "], isBlock = map.block > 1;
+  const share = map.cells[at];
   if (share === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
-  if (known) reading.push(value(known.share, known.isExact), exactness(known));
-  else {
-    const mean = [value(share, shown.code === "f32", true), blockError(shown, row, column)];
-    reading.push(...mean, " of a query’s attention, the mean of this block");
-  }
-  const isSink = hasSink(key), isTaken = isSink && shown.block === 1 && choice.hideSinks;
-  const sinkText = ` · ${shown.block === 1 ? "" : "holds "}a sink${isTaken ? ", taken out" : ""}`;
+  const reading = valueParts(share, isBlock);
+  if (isBlock) reading.push(" of a query’s attention, the mean of this block", ...strongestWithin(query, key));
+  const isSink = hasSink(key), isTaken = isSink && !isBlock && choice.hideSinks;
+  const sinkText = ` · ${isBlock ? "holds " : ""}a sink${isTaken ? ", taken out" : ""}`;
   if (isSink) reading.push(make("span", { class: "sink" }, sinkText));
-  if (choice.hideSinks && (hasSinks() || chosen.map.learned) && !isTaken && !Number.isNaN(share)) {
-    const isNear = shown.code !== "f32";
-    reading.push(` · ${isNear ? "≈ " : ""}${shareText(drawn.cells[at], 3)} of what is left beside sinks`);
+  if (choice.hideSinks && (hasSinks() || map.learned) && !isTaken && !Number.isNaN(share)) {
+    reading.push(` · ${shareText(matrix.layout.cells[at], 3)} of what is left beside sinks`);
   }
   return [names, reading];
 }
 
-// Known of the blocks that the page carries; of larger ones that the window makes of them only that they are near.
-function blockError(shown, row, column) {
-  const share = shown.cells[row * shown.columns + column], isCoded = shown.code !== "f32" && shown.block === chosen.map.block;
-  return isCoded ? exactness({ share, isExact: false, error: codeError(shown, row, column) }) : "";
+// The largest weight of a block that the page has.
+function strongestWithin(queries, keys) {
+  let best = null;
+  for (let query = queries.from; query <= queries.to; query++) {
+    for (const [key, share] of strongestOf(query) ?? []) {
+      const isWithin = key >= keys.from && key <= keys.to;
+      if (isWithin && share > (best?.share ?? 0)) best = { query, key, share };
+    }
+  }
+  if (best === null) return [];
+  return [" · most: ", ...named("query", single(best.query)), " → ", ...named("key", single(best.key)), " ", ...valueParts(best.share)];
 }
 
 function partsOfStrip({ row, strip }) {
-  const { layout } = matrix, shares = stripShares(layout, strip.name);
   const words = strip.name === "sinks" ? "sinks, taken out" : "the sink logit, which is no key";
-  const names = [...named("query", placesOf(layout.shown, "query", row)), ` → ${words}: `];
-  return [names, [value(shares[row], layout.shown.block === 1)]];
+  const names = [...named("query", placesOf("query", row)), ` → ${words}: `];
+  return [names, valueParts(strip.shares[row], chosen.map.block > 1)];
 }
 
-// A number as it stands in the record where it is known exactly; else in as many digits as say something.
-function value(share, isExact, isMean = false) {
-  if (Number.isNaN(share)) return make("strong", { class: "bad" }, "not a number");
-  if (isExact && !isMean) return make("strong", {}, exactText(share));
-  return make("strong", {}, (isExact ? "" : "≈ ") + shareText(share, digitsOf(share)));
-}
-
-const digitsOf = (share) => (share < 0.01 ? 5 : 3);
-
-function exactness({ share, isExact, error }) {
-  if (Number.isNaN(share)) return "";
-  if (isExact) return RECORD.bits === 64 ? " rounded to 32 bits" : " exact";
-  return error === undefined ? "" : ` ± ${boundText(error + 0.5 / 10 ** digitsOf(share))} (kept in 8 bits)`;
-}
-
-// One digit, rounded up: the number that is told is never further off, its own rounding included.
-function boundText(error) {
-  const digits = Math.max(0, -Math.floor(Math.log10(error)));
-  return shareText(Math.ceil(error * 10 ** digits) / 10 ** digits, digits);
+// A weight as it stands in the record; a mean in as many digits as say something.
+function valueParts(share, isMean = false) {
+  if (Number.isNaN(share)) return [make("strong", { class: "bad" }, "not a number")];
+  if (isMean) return [make("strong", {}, shareText(share, share < 0.01 ? 5 : 3))];
+  return [make("strong", {}, exactText(share)), RECORD.bits === 64 ? " rounded to 32 bits" : " exact"];
 }

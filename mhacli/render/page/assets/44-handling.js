@@ -45,12 +45,12 @@ function cellAt(event) {
   const x = event.clientX - box.left, y = event.clientY - box.top;
   const row = Math.floor((y - layout.top) / layout.high + layout.y);
   const column = Math.floor((x - layout.left) / layout.wide + layout.x);
-  if (y < layout.top || y >= layout.top + layout.plot.height || row >= layout.rows) return null;
+  if (y < layout.top || y >= layout.top + layout.plot.height || row >= chosen.map.rows) return null;
   const strip = layout.strips.find((one) => x >= one.x && x < one.x + one.width);
-  const query = placesOf(layout.shown, "query", row);
+  const query = placesOf("query", row);
   if (strip) return { side: "cell", row, strip, query };
-  if (x < layout.left || x >= layout.left + layout.plot.width || column >= layout.columns) return null;
-  return { side: "cell", row, column, query, key: placesOf(layout.shown, "key", column) };
+  if (x < layout.left || x >= layout.left + layout.plot.width || column >= chosen.map.columns) return null;
+  return { side: "cell", row, column, query, key: placesOf("key", column) };
 }
 
 function moveOver(event) {
@@ -69,10 +69,9 @@ function pin(cell) {
   choose({ query: cell.query.from, key, side: "query" });
 }
 
-// View places are in the map's own cells, whatever the blocks that are drawn.
 function moveView(view, right, down) {
-  const { wide, high, factor } = matrix.layout;
-  matrix.view = { ...view, x: view.x + (right / wide) * factor, y: view.y + (down / high) * factor };
+  const { wide, high } = matrix.layout;
+  matrix.view = { ...view, x: view.x + right / wide, y: view.y + down / high };
   keepView();
   drawPlot();
 }
@@ -80,24 +79,23 @@ function moveView(view, right, down) {
 // What the layout made of the view, so that a view never runs ahead of what is seen.
 function keepView() {
   if (!matrix.view) return;
-  const pen = matrix.canvas.getContext("2d");
-  const layout = layoutMatrix(pen);
-  Object.assign(matrix.view, { x: layout.x * layout.factor, y: layout.y * layout.factor });
+  const { x, y } = layoutMatrix(matrix.canvas.getContext("2d"));
+  Object.assign(matrix.view, { x, y });
 }
 
 // Larger or smaller around a place of the plot area, which stays where it is: under the pointer, or the chosen cell.
 function zoomBy(by, around = null) {
-  const { layout } = matrix, before = matrix.view?.zoom ?? 1, fitted = layout.wide / layout.factor / before;
+  const { layout } = matrix, before = matrix.view?.zoom ?? 1, fitted = layout.wide / before;
   const zoom = Math.min(before * by, Math.max(1, LARGEST_CELL / fitted));
   if (zoom <= 1.01) return fitAll();
   const fixed = around ?? middleOfChosen(layout);
-  const column = ((fixed.x - layout.left) / layout.wide + layout.x) * layout.factor;
-  const row = ((fixed.y - layout.top) / layout.high + layout.y) * layout.factor;
+  const column = (fixed.x - layout.left) / layout.wide + layout.x;
+  const row = (fixed.y - layout.top) / layout.high + layout.y;
   const shift = leftOfPlot(layout);
   matrix.view = { zoom, x: 0, y: 0 };
   const next = layoutMatrix(matrix.canvas.getContext("2d"));
-  matrix.view.x = column - ((fixed.x + shift - leftOfPlot(next) - next.left) / next.wide) * next.factor;
-  matrix.view.y = row - ((fixed.y - next.top) / next.high) * next.factor;
+  matrix.view.x = column - (fixed.x + shift - leftOfPlot(next) - next.left) / next.wide;
+  matrix.view.y = row - (fixed.y - next.top) / next.high;
   keepView();
   if (around === null) bringIntoView();
   drawPlot();
@@ -107,7 +105,7 @@ function zoomBy(by, around = null) {
 const leftOfPlot = (layout) => (byId("matrix-area").clientWidth - layout.width) / 2;
 
 function middleOfChosen(layout) {
-  const row = cellOf(layout.shown, "query", choice.query), column = cellOf(layout.shown, "key", choice.key);
+  const row = cellOf("query", choice.query), column = cellOf("key", choice.key);
   return { x: xOf(layout, column + 0.5), y: yOf(layout, row + 0.5) };
 }
 
@@ -119,12 +117,11 @@ function fitAll() {
 // A zoomed view follows the chosen cell.
 function bringIntoView() {
   if (!matrix.view) return;
-  const { layout } = matrix, { map } = chosen;
   const follow = (start, cell, room) => (cell < start ? cell : cell + 1 > start + room ? cell + 1 - room : start);
-  const { wide, high, factor, plot } = layoutMatrix(matrix.canvas.getContext("2d"));
-  matrix.view.x = follow(matrix.view.x, cellOf(map, "key", choice.key), (plot.width / wide) * factor);
-  matrix.view.y = follow(matrix.view.y, cellOf(map, "query", choice.query), (plot.height / high) * factor);
-  if (layout) keepView();
+  const { wide, high, plot } = layoutMatrix(matrix.canvas.getContext("2d"));
+  matrix.view.x = follow(matrix.view.x, cellOf("key", choice.key), plot.width / wide);
+  matrix.view.y = follow(matrix.view.y, cellOf("query", choice.query), plot.height / high);
+  if (matrix.layout) keepView();
 }
 
 function turnWheel(event) {
@@ -164,18 +161,17 @@ function matrixKeys(key) {
 }
 
 function stepCell(down, right) {
-  const { shown } = matrix.layout;
   pointed = null;
-  choose({ query: stepped(shown, "query", down), key: stepped(shown, "key", right), side: "query" });
+  choose({ query: stepped("query", down), key: stepped("key", right), side: "query" });
   bringIntoView();
   drawPlot();
 }
 
 // The first token so many cells further; padding is stepped over.
-function stepped(map, side, by) {
+function stepped(side, by) {
   const place = choice[side], count = wordsOf(side).length;
   if (by === 0) return place;
-  const next = placesOf(map, side, cellOf(map, side, place) + by);
+  const next = placesOf(side, cellOf(side, place) + by);
   return Number.isFinite(by) ? Math.max(0, Math.min(count - 1, next.from)) : by < 0 ? 0 : count - 1;
 }
 

@@ -1,21 +1,21 @@
 // What the colours mean, and what the chosen head is.
 
 function drawLegend() {
-  const { layout } = matrix, top = layout.scaleTop;
+  const { map } = chosen, top = scaleTop();
   // A row that sees one key gives it all: such cells are as bright as the top, and no part of the scale.
-  const end = `${layout.drawn.most > top * (1 + NOTHING) ? "≥ " : ""}${tickText(top)}`;
+  const end = `${RECORD.scale.exceeded ? "≥ " : ""}${tickText(top)}`;
   const ends = { linear: ["0", end], log: [`≤ ${tickText(top / 10 ** RECORD.scale.decades)}`, end] };
   const [least, most] = ends[choice.scale];
   const parts = [
     make("span", { class: "pair" }, least, make("span", { class: "ramp", role: "img", "aria-label": "dark to bright" }), most),
     make("span", {}, explained("attention weight"), ` · ${choice.scale}, one scale for all heads`),
   ];
-  if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
-  if (blocks.hasClosed) parts.push(swatch("closed", "masked"));
-  if (blocks.hasMissing) parts.push(swatch("missing", "not a number"));
+  if (map.block > 1) parts.push(make("span", {}, `a cell is ${map.block} × ${map.block} tokens`));
+  if (map.masked) parts.push(swatch("closed", "masked"));
+  if (map.missing) parts.push(swatch("missing", "not a number"));
   if (hasSinks()) parts.push(sinkWords());
   else if (choice.hideSinks) parts.push(make("span", { class: "sink" }, "no sink here, none taken out"));
-  if (layout.strips.length) {
+  if (matrix.layout.strips.length) {
     parts.push(make("span", { class: "pair" }, "beside the plot: 0", make("span", { class: "ramp of-sinks" }), "1"));
   }
   byId("legend").replaceChildren(...parts);
@@ -27,7 +27,7 @@ const MOST_NAMED = 4, LONGEST_NAME = 16;
 
 // Which keys the mark stands for in this head, and what they get of all its attention, beside what uniform attention would give.
 function sinkWords() {
-  const { first_tokens: first, removed, uniform, learned_mass: learned } = RECORD.maps[chosen.map.index];
+  const { first_tokens: first, removed, uniform, learned_mass: learned } = chosen.map;
   const others = chosen.map.sinks.filter((place) => !first.includes(place));
   const names = [...(first.length ? [firstName(first)] : []), ...others.slice(0, MOST_NAMED).map(keyName)];
   if (others.length > MOST_NAMED) names.push([`${others.length - MOST_NAMED} more`]);

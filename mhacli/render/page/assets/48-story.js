@@ -3,12 +3,6 @@
 const SHOWN_NUMBERS = 6;
 const CLOSE_ENOUGH = 2e-3;
 
-async function loadParts(index) {
-  const packed = RECORD.maps[index].parts, names = Object.keys(packed);
-  const arrays = await Promise.all(names.map((name) => numbersOf(packed[name], Float32Array)));
-  return Object.fromEntries(names.map((name, i) => [name, arrays[i]]));
-}
-
 // A word whose explanation shows where the pointer rests on it.
 const explained = (words, name = words) => make("span", { class: "term", title: RECORD.terms[name] }, words);
 
@@ -34,12 +28,12 @@ function fillStory() {
   const { query, key } = choice, { map } = chosen;
   const title = make("h3", {}, "This cell, step by step: ", ...named("query", single(query)), " → ", ...named("key", single(key)));
   const known = tokenShare(query, key);
-  if (known === null) {
+  if (known === undefined) {
     const why = `A cell of this map stands for ${map.block} × ${map.block} tokens, and single cells of this query are not in the page.`;
     byId("story").replaceChildren(title, make("p", { class: "note" }, why));
     return;
   }
-  const steps = known.share === FORBIDDEN ? storyOfMasked(query, key) : storyOf(query, key, known);
+  const steps = known === FORBIDDEN ? storyOfMasked(query, key) : storyOf(query, key, known);
   byId("story").replaceChildren(title, make("ol", {}, ...steps.map((parts) => make("li", {}, ...parts))));
 }
 
@@ -67,7 +61,7 @@ function storyOfMasked(query, key) {
 }
 
 function storyOf(query, key, known) {
-  return [productStep(query, key), scoreStep(query, key), weightStep(query, key, known), outputStep(query, key, known.share)];
+  return [productStep(query, key), scoreStep(query, key), weightStep(query, key, known), outputStep(query, key, known)];
 }
 
 function productStep(query, key) {
@@ -103,12 +97,12 @@ function weightStep(query, key, known) {
     const score = at("scores", query, key), own = Math.exp(score - top) / sum;
     parts.push(`= exp(${digits(score)} − ${subtracted(top)}) ÷ ${digits(sum)}`);
     if (learned > 0) parts.push(` · ${digits(1 - learned)}, what the `, explained("sink logit"), " leaves");
-    if (Math.abs(own * (1 - learned) - known.share) > CLOSE_ENOUGH) parts.push(` gives ${digits(own * (1 - learned))}; stored is`);
-    parts.push(" = ", value(known.share, known.isExact), `, where ${digits(top)} is the largest score of the row and ${digits(sum)} `);
+    if (Math.abs(own * (1 - learned) - known) > CLOSE_ENOUGH) parts.push(` gives ${digits(own * (1 - learned))}; stored is`);
+    parts.push(" = ", ...valueParts(known), `, where ${digits(top)} is the largest score of the row and ${digits(sum)} `);
     parts.push(`the sum of exp(score − ${subtracted(top)}) over the ${row.length} ${row.length === 1 ? "key" : "keys"} that this query sees.`);
-  } else parts.push("= softmax of the row = ", value(known.share, known.isExact), ". ", notHere("scores", "the row of scores"));
-  if (isPart || isBlock || Number.isNaN(known.share)) return parts; // the others of the row are not known
-  const larger = row.filter((entry) => entry.share > known.share).length;
+  } else parts.push("= softmax of the row = ", ...valueParts(known), ". ", notHere("scores", "the row of scores"));
+  if (isPart || isBlock || Number.isNaN(known)) return parts; // the others of the row are not known
+  const larger = row.filter((entry) => entry.share > known).length;
   parts.push(` It is number ${larger + 1} of the row; each key would get ${digits(1 / row.length)} if attention were uniform.`);
   return parts;
 }

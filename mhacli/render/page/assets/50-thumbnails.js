@@ -1,7 +1,6 @@
 // All heads at a glance: one small picture each, on one scale.
 
-const THUMBNAIL = 48;
-const thumbnails = { buttons: [], small: new Map(), drawn: "", turn: 0 };
+const thumbnails = { buttons: [], drawn: "", turn: 0 };
 
 function buildThumbnails() {
   const grid = make("div", { class: "grid", role: "group", "aria-label": "heads: arrow keys move, Enter chooses" });
@@ -58,47 +57,32 @@ async function drawThumbnails() {
   thumbnails.drawn = wanted;
   const turn = ++thumbnails.turn;
   delete document.documentElement.dataset.drawn;
-  let top = 0, paused = performance.now();
+  let paused = performance.now();
   for (let head = 0; head < HEADS.length; head++) {
-    const small = await smallMap(mapIndex(head));
+    const map = await loadMap(mapIndex(head));
     if (turn !== thumbnails.turn) return;
-    top = Math.max(top, small.top);
-    paintThumbnail(head, small, top);
+    paintThumbnail(head, map);
     if (performance.now() - paused < 24) continue;
     await new Promise((resume) => setTimeout(resume));
     paused = performance.now();
   }
-  for (let head = 0; head < HEADS.length; head++) paintThumbnail(head, await smallMap(mapIndex(head)), top);
-  if (turn !== thumbnails.turn) return;
-  tellThumbnails(top);
+  tellThumbnails();
   document.documentElement.dataset.drawn = "true";
 }
 
-// A head's map in few blocks, with or without its sinks.
-async function smallMap(index) {
-  const key = `${index} ${choice.hideSinks}`;
-  if (thumbnails.small.has(key)) return thumbnails.small.get(key);
-  const { hideSinks } = choice, map = await loadMap(index);
-  const blocks = pooled(map, Math.max(1, Math.ceil(Math.max(map.rows, map.columns) / THUMBNAIL)));
-  const drawn = hideSinks ? withoutSinks(blocks) : blocks;
-  const { rows, columns, cells, block } = drawn, { largest, largest_without_sinks: rest } = RECORD.scale;
-  const common = block === map.block ? (hideSinks ? rest : largest) : undefined;
-  const small = { rows, columns, cells, block, top: common ?? largestOf(drawn) };
-  thumbnails.small.set(key, small);
-  return small;
+// At most as large as it is seen, so that all of a long text is in it.
+const MOST_PIXELS = 184;
+
+function paintThumbnail(head, map) {
+  const canvas = thumbnails.buttons[head].firstChild, shrunk = Math.min(1, MOST_PIXELS / Math.max(map.rows, map.columns));
+  Object.assign(canvas, { width: Math.ceil(map.columns * shrunk), height: Math.ceil(map.rows * shrunk) });
+  canvas.getContext("2d").drawImage(imageOf(map, cellsOf(map)), 0, 0, canvas.width, canvas.height);
 }
 
-function paintThumbnail(head, small, top) {
-  const canvas = thumbnails.buttons[head].firstChild, { rows, columns } = small;
-  Object.assign(canvas, { width: columns, height: rows });
-  const image = imageOf(small, leveller(choice.scale, top || 1), { row: 0, column: 0, rows, columns });
-  canvas.getContext("2d").putImageData(image, 0, 0);
-}
-
-function tellThumbnails(top) {
-  const most = Math.max(...HEADS.map((_, head) => thumbnails.small.get(`${mapIndex(head)} ${choice.hideSinks}`)?.block ?? 1));
-  const size = most > 1 ? ` · a cell is ${most} × ${most} tokens` : "";
-  const scale = `one scale for all: ${choice.scale}, up to ${tickText(top)}`;
+function tellThumbnails() {
+  const block = Math.max(...RECORD.maps.map((map) => map.block));
+  const size = block > 1 ? ` · a cell is ${block} × ${block} tokens` : "";
+  const scale = `one scale for all: ${choice.scale}, up to ${tickText(scaleTop())}`;
   const types = new Map(HEADS.filter((head) => head.sign && head.type).map((head) => [head.sign, head.type]));
   const signs = [...types].map(([sign, type]) => make("span", { class: "pair term", title: RECORD.terms[type] }, `${sign} ${type}`));
   byId("thumbnails-note").replaceChildren(make("span", {}, `${scale}${size}`), ...signs);

@@ -16,7 +16,7 @@ function buildTokens() {
   lists.svg = makeSvg("svg", { class: "lines", "aria-hidden": "true" });
   const between = make("div", { class: "between" }, lists.svg);
   const columns = make("div", { class: "columns" }, column("query", "queries"), between, column("key", "keys"));
-  byId("tokens-area").append(columns, make("p", { id: "tokens-note", class: "note" }), make("ul", { id: "tokens-exact" }));
+  byId("tokens-area").append(columns, make("p", { id: "tokens-note", class: "note" }));
 }
 
 function makeSlider(side) {
@@ -149,7 +149,7 @@ function markShare(row, entry, largest = 1, isSink = false) {
   const length = isNone || !(entry.share > 0) || (isSink && choice.hideSinks) ? 0 : Math.min(1, entry.share / largest);
   row.style.setProperty("--part", `${(100 * length).toFixed(1)}%`);
   row.classList.toggle("closed", isClosed);
-  const known = isNone ? "" : (entry.isExact ? "" : "≈") + shareText(entry.share, largest < 0.1 ? 3 : 2);
+  const known = isNone ? "" : shareText(entry.share, largest < 0.1 ? 3 : 2);
   row.lastChild.textContent = isClosed ? "–" : known;
   if (isClosed) row.lastChild.title = "masked";
   else row.lastChild.removeAttribute("title");
@@ -208,19 +208,6 @@ function tellTokens(focus, found, open) {
   parts.push(". Widths follow attention weights, from the largest down.");
   if (choice.hideSinks) parts.push(" Lines to what is taken out are thin and broken; weights are of all attention.");
   byId("tokens-note").replaceChildren(...parts);
-  byId("tokens-exact").replaceChildren(...(found.isBlock && isQuery ? strongestInBlock(focus.item) : []));
-}
-
-// The strongest key of each query of a block, where those were kept.
-function strongestInBlock({ from, to }) {
-  const lines = [];
-  for (let place = from; place <= to; place++) {
-    for (const [key, share] of strongestOf(place) ?? []) {
-      const parts = [...named("query", single(place)), " → ", ...named("key", single(key)), ": "];
-      lines.push(make("li", {}, ...parts, value(share, true), exactness({ share, isExact: true })));
-    }
-  }
-  return lines;
 }
 
 function pressOnToken(event, side) {
