@@ -19,7 +19,7 @@ from mhacli.render.checkpoint.patterns import merge_words, words_with
 from mhacli.render.figures.grids import grids, legend, scale_words
 from mhacli.render.figures.svg import Sheet
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
-from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps
+from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of, largest_of_maps
 from mhacli.text.escape import visible
 
 _SIZES = ((1, 720.0, 512), (16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
@@ -193,8 +193,7 @@ def _title(pictures: Sequence[_Picture]) -> str:
     """The name of a single head, or the layers and the number of heads."""
     first = pictures[0]
     if len(pictures) == 1:
-        group = first.head.record.config.heads_per_kv_head
-        return first.label + (f" · kv head {first.head.head // group}" if group > 1 else "")
+        return first.label + kv_head_of(first.head.record, first.head.head)
     layers = dict.fromkeys(layer for picture in pictures if (layer := picture.head.layer) is not None)
     parts = [names_of([*layers]), count_of(len(pictures), "head")]
     parts += [f"sequence {first.sequence}"] if len(first.head.record.sequences) > 1 else []
