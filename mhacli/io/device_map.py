@@ -25,8 +25,6 @@ def read_device_map(word: str) -> DeviceMap:
     """The device map in `--device-map`. Raises `UsageError` for an unknown keyword, and `MhaError` for an invalid file."""
     if word == "auto":
         return "auto"
-    if word == "tp":
-        raise UsageError("--device-map tp is gone; --device-map auto spreads whole layers over the devices")
     if not os.path.lexists(word):
         raise UsageError(f"--device-map {shlex.quote(word[:200])} is neither auto nor a file", hint=_EXAMPLE)
     numbered = decode(dict[str, str | int], load_json(read_whole(word, _MAX_FILE_BYTES), word), word)

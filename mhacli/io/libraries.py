@@ -25,16 +25,8 @@ def guarded(what: str, path: str, call: Callable[[], T]) -> T:
     except BaseException as fault:
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
             raise  # an interrupt is not a fault of the file
-        message = f"{what} of {path} cannot be used: {_first_line(fault):.300}"
-        raise bad_file(path, message) from None
-
-
-def _first_line(fault: BaseException) -> str:
-    """The first line of an exception's message, with the second if the first only announces it; a `KeyError` as a missing key."""
-    lines = [line for line in str(fault).splitlines() if line.strip()]
-    if not lines or isinstance(fault, KeyError):
-        return ": ".join([type(fault).__name__, *lines[:1]])
-    return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+        reason = " ".join(f"{type(fault).__name__}: {fault}".split())
+        raise bad_file(path, f"{what} of {path} cannot be used: {reason:.300}") from None
 
 
 @contextmanager

@@ -49,8 +49,6 @@ def read_checkpoint(path: str) -> Checkpoint:
     `MhaError`."""
     try:
         names = sorted(os.listdir(path))
-    except NotADirectoryError:
-        raise bad_file(path, f"{path} is a file: --model takes the folder with its {CONFIG}") from None
     except (OSError, ValueError) as fault:
         hint = "a checkpoint is a folder; the id of one on a hub looks like org/name"
         message = f"{path}: {getattr(fault, 'strerror', None) or fault}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import groupby
 
 import numpy as np
 
@@ -35,23 +35,14 @@ def align(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[list[Part], bool]:
     inner_a, inner_b = a[first : ends[0]], b[first : ends[1]]
     counts = Counter(inner_b)
     n_steps = sum(n * counts[token] for token, n in Counter(inner_a).items()) * min(len(inner_a), len(inner_b))
-    inner: list[Part] = []
-    if n_steps <= MOST_STEPS:
-        for kind, i, i_end, j, j_end in SequenceMatcher(None, inner_a, inner_b, autojunk=False).get_opcodes():
-            inner.append((range(i, i_end), range(j, j_end), kind == "equal"))
-    else:
-        n = min(len(inner_a), len(inner_b))
-        for is_equal, places in groupby(range(n), key=lambda place: inner_a[place] == inner_b[place]):
-            run = [*places]
-            inner.append((range(run[0], run[-1] + 1), range(run[0], run[-1] + 1), is_equal))
-        inner += [(range(n, len(inner_a)), range(n, len(inner_b)), False)]
+    is_exact = n_steps <= MOST_STEPS
+    x: Sequence[object] = inner_a if is_exact else [*enumerate(inner_a)]
+    y: Sequence[object] = inner_b if is_exact else [*enumerate(inner_b)]
     parts = [(range(first), range(first), True)]
-    parts += [
-        (range(i.start + first, i.stop + first), range(j.start + first, j.stop + first), is_equal)
-        for i, j, is_equal in inner
-    ]
-    parts += [(range(ends[0], len(a)), range(ends[1], len(b)), True)]
-    return [part for part in parts if part[0] or part[1]], n_steps <= MOST_STEPS
+    for kind, i, i_end, j, j_end in SequenceMatcher(None, x, y, autojunk=False).get_opcodes():
+        parts.append((range(first + i, first + i_end), range(first + j, first + j_end), kind == "equal"))
+    parts.append((range(ends[0], len(a)), range(ends[1], len(b)), True))
+    return [part for part in parts if part[0] or part[1]], is_exact
 
 
 def pairs(a: tuple[str, ...], b: tuple[str, ...]) -> Array:

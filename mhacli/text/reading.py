@@ -11,12 +11,6 @@ from mhacli.io.files import READ_CHUNK_BYTES, describe, format_size, opened
 from mhacli.settings import DEFAULT_MAX_BYTES, Source
 
 _HANDLERS = {"strict": "strict", "replace": "replace", "escape": "backslashreplace"}
-_OTHER_KINDS = {
-    codecs.BOM_UTF16_LE: ("UTF-16, not UTF-8", "--encoding utf-16 reads it"),
-    codecs.BOM_UTF16_BE: ("UTF-16, not UTF-8", "--encoding utf-16 reads it"),
-    b"\x1f\x8b": ("compressed by gzip, not text", "gunzip unpacks it"),
-}
-"""The first two bytes of files that are no UTF-8, what they are, and a hint."""
 
 
 def stream_text(path: str, source: Source) -> Iterator[str]:
@@ -59,12 +53,11 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
         try:
             piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:
-            begin = n_bytes - len(fault.object)  # the decoder holds the tail of the last chunk
-            byte, offset = fault.object[fault.start], begin + fault.start
-            reason = f"not {source.encoding.upper()}: it has the byte \\x{byte:02x} at offset {offset}"
-            hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
-            if not begin:
-                reason, hint = _OTHER_KINDS.get(fault.object[:2], (reason, hint))
+            offset = n_bytes - len(fault.object) + fault.start  # the decoder holds the tail of the last chunk
+            reason = (
+                f"not {source.encoding.upper()}: it has the byte \\x{fault.object[fault.start]:02x} at offset {offset}"
+            )
+            hint = "--encoding UTF-16 or another reads it; --errors replace or --errors escape reads it anyway"
             raise _bad(name, reason, hint=hint, path=path) from None
         if "\0" in piece:
             hint = "if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it"
