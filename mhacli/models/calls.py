@@ -4,7 +4,7 @@ the attention that can be reduced, with a mask predicate, an additive bias, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -150,12 +150,8 @@ class Call:
 # --------------------------------------------------------------------------------------------- an attention to be reduced
 
 
-class Masking(NamedTuple):
-    """The mask of a call, the bias added to its scores, and the queries that see a key, None if all do."""
-
-    allowed: Mask | None
-    bias: Float[Tensor, "..."] | None
-    sees: Bool[Tensor, "batch head query"] | None
+Masking = tuple[Mask | None, Float[Tensor, "..."] | None, Bool[Tensor, "batch head query"] | None]
+"""The mask of a call, the bias added to its scores, and the queries that see a key, None if all do."""
 
 
 def state_of(tensor: Tensor | None) -> object:
@@ -184,8 +180,7 @@ def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
             added += [rest.to(torch.promote_types(rest.dtype, torch.float32))] if bool(rest.any()) else []
     if not bool(real.all()):
         rules.append(masks.from_tensor(real[:, None, :, None]))
-    bias = None if not added else sum(added[1:], start=added[0])
-    return Masking(masks.both(*rules) if rules else None, bias, sees)
+    return masks.both(*rules) if rules else None, sum(added[1:], start=added[0]) if added else None, sees
 
 
 def as_attention(call: Call, real: Bool[Tensor, "batch query"], masking: Masking | None = None) -> Attention:

@@ -19,9 +19,8 @@ from mhacli.models.calls import FORBIDDING, Call
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, config_of
 from mhacli.models.layers import KEPT, PassInspection, entry_of, layer_words, nothing_seen, unfit_words
-from mhacli.models.load import device_of
+from mhacli.models.load import ModelTokenizer, device_of, own_tokenizer
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, noted, require_open
-from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable
 from mhacli.record.totals import WINDOWS, HeadTotals
@@ -223,7 +222,6 @@ class Seen:
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for call in chain.cached.whole():
                 chain.inspect(call)
-        inspection.release()
         self._notes |= dict.fromkeys(chain.notes)
         self._unfit |= inspection.unfit
         self._met |= {*inspection.found, *inspection.unfit}

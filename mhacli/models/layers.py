@@ -11,14 +11,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhacli.attention.axes import Axes, StatisticsRequest, make_statistics_request
 from mhacli.attention.devices import environment, one_thread, shared_out
-from mhacli.attention.head_statistics import joined, results_of
+from mhacli.attention.head_statistics import HeadResults, joined, results_of
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.statistics import Baseline, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
@@ -39,7 +39,7 @@ from mhacli.models.layer_names import (
 from mhacli.models.load import device_of
 from mhacli.models.rounding import dtype_of
 from mhacli.record.checks import SelfCheck
-from mhacli.record.heads import HeadsSummary, HeadStatistics
+from mhacli.record.heads import HeadsSummary
 from mhacli.record.record import (
     NOT_SEEN,
     InspectedLayer,
@@ -63,12 +63,8 @@ _ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """The dtypes with known tolerances."""
 
 
-class LayerResults(NamedTuple):
-    """A finished layer: its entry in the record, and the statistics and arrays of its heads."""
-
-    layer: InspectedLayer
-    heads: tuple[HeadStatistics, ...]
-    arrays: Mapping[str, Tensor]
+LayerResults = tuple[InspectedLayer, HeadResults]
+"""The entry of a finished layer in the record, and the statistics and arrays of its heads."""
 
 
 @dataclass
@@ -108,15 +104,11 @@ class PassInspection:
         self.found.append(place)
         if self.wanted.model.includes(call.layer, call.kind):
             axes = axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions)
-            done = self._inspect(call, axes)
+            layer, found = self._inspect(call, axes)
             if positions is not None and positions[1] is None and call.kind != "cross":
-                done = self._from_first_key(done, call, axes)
-            self.results.append(done._replace(layer=replace(done.layer, positions=positions)))
-            self.report_progress(min(1.0, len(self.results) / self.n_layers), done.layer.label)
-
-    def release(self) -> None:
-        """Frees the masks that layers share, so that no tensor of the model is held after its pass."""
-        self._known = {}
+                layer, found = self._from_first_key(layer, found, call, axes)
+            self.results.append((replace(layer, positions=positions), found))
+            self.report_progress(min(1.0, len(self.results) / self.n_layers), layer.label)
 
     def _dtype_of(self, call: Call) -> str:
         """The coarser of the model's dtype and that of the call's values, which autocast may change: it decides tolerances."""
@@ -124,15 +116,15 @@ class PassInspection:
         coarsest = max((d for d in own if d in _ROUNDED), key=lambda d: torch.finfo(d).eps, default=torch.float32)
         return str(coarsest).removeprefix("torch.")
 
-    def _from_first_key(self, done: LayerResults, call: Call, axes: Axes) -> LayerResults:
+    def _from_first_key(self, layer: InspectedLayer, found: HeadResults, call: Call, axes: Axes) -> LayerResults:
         """A layer whose first keys were in a cache, with distances counted from the first key: those of the same attention
         behind queries of padding."""
         n = axes.k_len - axes.q_len
-        other = self._inspect(call.behind(n), replace(axes, q_len=axes.k_len, side="left", is_self=True), keeps=False)
-        names = ("distance", "profile", "uniform_profile")
-        arrays = {name: other.arrays[name][..., n:] if name == "distance" else other.arrays[name] for name in names}
-        layer = replace(done.layer, mask=other.layer.mask)
-        return LayerResults(layer, other.heads, {**done.arrays, **arrays})
+        padded = replace(axes, q_len=axes.k_len, side="left", is_self=True)
+        behind, other = self._inspect(call.behind(n), padded, keeps=False)
+        arrays = {name: other.arrays[name] for name in ("profile", "uniform_profile")}
+        arrays = {**found.arrays, **arrays, "distance": other.arrays["distance"][..., n:]}
+        return replace(layer, mask=behind.mask), found._replace(heads=other.heads, arrays=arrays)
 
     def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""
@@ -163,7 +155,7 @@ class PassInspection:
         )
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in whole.heads)
         layer = _layer(call, attention, mask=_mask_words(baseline, axes), survey=survey)
-        return LayerResults(layer, heads, {**whole.arrays, **matrices})
+        return layer, whole._replace(heads=heads, arrays={**whole.arrays, **matrices})
 
     def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Baseline]:
         """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
@@ -203,8 +195,7 @@ class PassInspection:
     def record(self, model: Model, seconds: Mapping[str, float], *, device: str | None = None) -> Record:
         """The record of the finished layers, of which there must be one at least, with the entry of the `model`; `device` is as
         the user named it."""
-        results, on = list(self.results), device_of(self.model)
-        layers = tuple(done.layer for done in results)
+        layers, on = tuple(layer for layer, _ in self.results), device_of(self.model)
         names = ["hand-written" if layer.captured_by == "softmax" else model.implementation for layer in layers]
         model = replace(
             model,
@@ -219,7 +210,7 @@ class PassInspection:
             context=self.inputs.context,
             vocabulary=(),
             trace=(),
-            heads=HeadTable(head for done in results for head in done.heads),
+            heads=HeadTable(head for _, found in self.results for head in found.heads),
             timings=stage_timings(seconds, [seconds]),
             self_check=SelfCheck.of_layers(
                 [layer.survey.checks for layer in layers], holds=model.identical_outputs is not False
@@ -231,8 +222,8 @@ class PassInspection:
             spans=self.inputs.spans,
             arrays={
                 layer_prefix(i) + name: to_array(array)
-                for i, done in enumerate(results)
-                for name, array in done.arrays.items()
+                for i, (_, found) in enumerate(self.results)
+                for name, array in found.arrays.items()
             },
         )
 

@@ -19,6 +19,8 @@ from mhacli.models.calls import FORBIDDING, Call
 from mhacli.models.capture import Watch, captured
 from mhacli.models.layer_names import is_pair
 
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""The dtypes of ids."""
 Half = Literal["encoder", "decoder"]
 """The half of an encoder-decoder; other models have only a decoder."""
 
@@ -106,9 +108,12 @@ class _Passes:
         given, is_first = _given(module, args, keywords), not self._running
         self._require_readable(given.values())
         if is_first:
-            self.watch.batch, self.watch.may_lack_batch = _batch_of(given)
+            first = _tensor(given, at=0)
+            self._pass = ModelPass(1 if first is None else first.shape[0])
+            # rows of numbers, or ids in a row, may be the tokens of a single sequence
+            self.watch.may_lack_batch = first is not None and first.ndim - first.is_floating_point() <= 1
+            self.watch.batch = self._pass.batch
             self.watch.begin_pass(module)
-            self._pass = ModelPass(self.watch.batch)
         self._running.append(module)
         self._read(self._names[id(module)], given, is_first=is_first)
         if is_first:
@@ -139,15 +144,18 @@ class _Passes:
         sources: tuple[tuple[Half, str], ...] = ((own, ""), ("decoder", "decoder_"))
         for half, prefix in sources:
             ids: Any = given.get(f"{prefix}input_ids")
-            mask = given.get(f"{prefix}attention_mask")
+            vectors = given.get(f"{prefix}inputs_embeds")
             if ids is None and not hasattr(self._model, "config") and (own == "encoder" or not prefix):
                 ids = _tensor(given, at=1 if prefix else 0)
-            vectors = given.get(f"{prefix}inputs_embeds") if is_first else None
-            if half not in self._pass.halves and _is_ids(ids):
-                self._pass.halves[half] = ReadIds(ids.cpu(), _shown(mask, ids, self._pass.n_past))
-            elif isinstance(vectors, Tensor) and vectors.ndim == 3:
-                numbers = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
-                self._pass.halves[half] = ReadIds(numbers, _shown(mask, vectors, self._pass.n_past), are_places=True)
+            has_ids = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0 and ids.dtype in _WHOLE
+            if has_ids:
+                read = ids.cpu()
+            elif isinstance(vectors, Tensor) and vectors.ndim == 3 and is_first:
+                read = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
+            else:
+                continue
+            shown = _shown(given.get(f"{prefix}attention_mask"), read, self._pass.n_past)
+            self._pass.halves.setdefault(half, ReadIds(read, shown, are_places=not has_ids))
 
     def _require_readable(self, values: Iterable[Any]) -> None:
         """Raises `MhaError` for tensors without data, with rows of different lengths, or with several tensors inside."""
@@ -176,9 +184,13 @@ class _Passes:
             return edited
         self._require_readable(call.tensors.values())
         with torch.no_grad():
-            seen = _detached(call)
-            with torch.autocast(call.device.type, enabled=False):
-                self._listener.take(seen)
+            tensors: dict[str, Any] = {name: own.detach() for name, own in call.tensors.items() if own.requires_grad}
+            q, z, device = call.q, call.z, call.device.type
+            if q is not None and z is not None and q.dtype != z.dtype and torch.is_autocast_enabled(device):
+                # autocast rounds queries, keys and values within the operator that reads them
+                tensors |= {name: own.detach().to(z.dtype) for name, own in zip(("q", "k", "v"), call.qkv, strict=True)}
+            with torch.autocast(device, enabled=False):
+                self._listener.take(replace(call, **tensors))
         return None
 
 
@@ -208,18 +220,6 @@ def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
     return tensors[at] if at < len(tensors) else None
 
 
-def _batch_of(given: Mapping[str, Any]) -> tuple[int, bool]:
-    """The number of sequences of a call by its first tensor, and whether they may be tokens of a single sequence: rows of
-    numbers, or ids in a row."""
-    first = _tensor(given, at=0)
-    return (1, False) if first is None else (first.shape[0], first.ndim - first.is_floating_point() <= 1)
-
-
-def _is_ids(value: Any) -> bool:
-    known = isinstance(value, Tensor) and value.ndim == 2 and value.numel()
-    return bool(known) and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-
-
 def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
     """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where keys without any query are
     padding on the left. Without such a mask all are."""
@@ -234,15 +234,6 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
             seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
             shown = seen.cumsum(dim=1) > 0
     return shown.cpu()
-
-
-def _detached(call: Call) -> Call:
-    """The call without its graph. Autocast rounds queries, keys and values within the operator that reads them."""
-    tensors: dict[str, Any] = {name: own.detach() for name, own in call.tensors.items() if own.requires_grad}
-    q, z = call.q, call.z
-    if q is not None and z is not None and q.dtype != z.dtype and torch.is_autocast_enabled(call.device.type):
-        tensors |= {name: own.detach().to(z.dtype) for name, own in zip(("q", "k", "v"), call.qkv, strict=True)}
-    return replace(call, **tensors)
 
 
 # ------------------------------------------------------------------------------------------------------- what is refused

@@ -15,9 +15,18 @@ from mhacli.io.libraries import guarded
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
 from mhacli.models.layer_names import most_positions
-from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, load_config, load_model
+from mhacli.models.load import (
+    LanguageHead,
+    Loaded,
+    ModelTokenizer,
+    find_checkpoint,
+    joined,
+    load_config,
+    load_model,
+    load_tokenizer,
+    require_ids,
+)
 from mhacli.models.runs.run import CheckpointRun
-from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_MAX_TOKENS, ModelSettings
@@ -115,9 +124,6 @@ def make_texts(request: Run, found: Loaded) -> ModelInputs:
     context = _required([tokenizer.beginning(text, limit)[0] for text in request.context], config, limit, request.path)
     if is_pair and not context:  # the encoder reads the text; the decoder has only its start token
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
-    start = _start_of(config) if is_pair else None
-    if start is not None and start[0] != _STARTS[0]:
-        notes.append(f"the decoder starts with {start[0]}, {start[1]}, for the config names no {_STARTS[0]}")
     context = of_each(context, len(sequences), "--context")
     require_ids([*sequences, *context], n_vocabulary_of(config), request.path)
     spans = _spans(request, sequences, chat, is_pair=bool(context)) if request.spans else ()
@@ -147,20 +153,15 @@ _STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
 first two; T5 was trained with the third."""
 
 
-def _start_of(config: Any) -> tuple[str, int] | None:
-    """The setting and the id of the start token of a decoder."""
-    return next(((name, int(i)) for name in _STARTS if (i := getattr(config, name, None)) is not None), None)
-
-
 def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
     """A decoder's text after its start token, which is added unless it is there."""
-    start = _start_of(config)
+    start = next((int(i) for name in _STARTS if (i := getattr(config, name, None)) is not None), None)
     if start is None:
         raise UsageError(
             f"{config.model_type} needs --context: its config names no token for the decoder to start with",
             hint="--context is the input of the encoder, TEXT that of the decoder",
         )
-    begin = tokenizer.continued(TokenSequence("", (), (), ()), [start[1]])
+    begin = tokenizer.continued(TokenSequence("", (), (), ()), [start])
     if text is None:
         return begin
     return text if text.ids[:1] == begin.ids else joined(begin, text)

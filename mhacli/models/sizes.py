@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mhacli.errors import bad_file
-from mhacli.settings import MAX_HEADS, MAX_WIDTH
+from mhacli.settings import MAX_WIDTH
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -38,13 +38,7 @@ _TABLES = {
     "cross": (_DECODER, _NAMES),
 }
 """The tables of names by stack, in the order in which they are looked up. Other stacks have the common names only."""
-_LARGEST = {
-    "n_layers": 10_000,
-    "n_heads": MAX_HEADS,
-    "n_kv_heads": MAX_HEADS,
-    "vocabulary": 1 << 31,
-    "positions": 1 << 53,
-}
+_LARGEST = {"vocabulary": 1 << 31, "positions": 1 << 53}
 _NESTED = ("text_config", "vision_config", "audio_config", "attn_config", "encoder", "decoder")
 
 

@@ -30,13 +30,12 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import make_inputs, n_vocabulary_of
 from mhacli.models.layer_names import is_attention, most_positions
-from mhacli.models.layers import LayerResults
-from mhacli.models.load import Loaded, device_of, load_model
+from mhacli.models.load import Loaded, ModelTokenizer, device_of, load_model, own_tokenizer, require_ids
 from mhacli.models.prepare import find
 from mhacli.models.rounding import TIMES_SHAKEN
 from mhacli.models.runs.run import CheckpointRun
-from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer, require_ids
 from mhacli.record.checks import ROW_SUMS, Check
+from mhacli.record.record import InspectedLayer
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
@@ -430,15 +429,15 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
             raise
         return HealthCheck("row-sums", None, fault.message)
     verifiable = [
-        done
-        for done in run.layers.results
-        if not any("is not understood" in reason for reason in done.layer.unverified)
+        layer
+        for layer, _ in run.layers.results
+        if not any("is not understood" in reason for reason in layer.unverified)
     ]
     if not verifiable:
         return HealthCheck("row-sums", None, "mha does not know some keywords of these attention calls")
-    bad = [(done.layer, check) for done in verifiable for check in _checks(done) if not check.ok]
+    bad = [(layer, check) for layer in verifiable for check in _checks(layer) if not check.ok]
     if not bad:
-        sums = [check for done in verifiable for check in _checks(done) if check.name == ROW_SUMS]
+        sums = [check for layer in verifiable for check in _checks(layer) if check.name == ROW_SUMS]
         worst = max(sums, key=lambda check: check.severity)
         text = f"the attention weights of {len(verifiable)} attentions sum to 1, and give the outputs"
         return HealthCheck("row-sums", True, text, worst.error, worst.tolerance)
@@ -455,9 +454,9 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
     return HealthCheck("row-sums", False, message, check.error, check.tolerance, first.label)
 
 
-def _checks(done: LayerResults) -> list[Check]:
+def _checks(layer: InspectedLayer) -> list[Check]:
     """The checks of a layer that apply here: row sums, and outputs from weights."""
-    return [check for check in done.layer.survey.checks if check.name == ROW_SUMS or check.is_of_outputs]
+    return [check for check in layer.survey.checks if check.name == ROW_SUMS or check.is_of_outputs]
 
 
 # ---------------------------------------------------------------------------------------------- beginning-of-text token

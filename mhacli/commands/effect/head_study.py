@@ -19,11 +19,10 @@ from mhacli.errors import UsageError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, n_vocabulary_of
-from mhacli.models.load import Loaded, device_of
+from mhacli.models.load import Loaded, device_of, own_tokenizer
 from mhacli.models.passes import require_open
 from mhacli.models.prepare import inputs_of, make_texts, read
 from mhacli.models.runs.run import CheckpointRun
-from mhacli.models.tokenizer import own_tokenizer
 from mhacli.record.heads import HeadStatistics, Kept
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable

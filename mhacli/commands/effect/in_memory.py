@@ -22,9 +22,8 @@ from mhacli.models.calls import Call
 from mhacli.models.inputs import run_model
 from mhacli.models.inspecting import inspecting
 from mhacli.models.layer_names import LayerKey, is_pair
-from mhacli.models.load import device_of
+from mhacli.models.load import device_of, own_tokenizer
 from mhacli.models.passes import ModelPass, followed, noted, require_open
-from mhacli.models.tokenizer import own_tokenizer
 from mhacli.record.effect import REPLACEMENTS
 from mhacli.record.record import Record
 from mhacli.run import Run

@@ -19,9 +19,9 @@ from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
 from mhacli.models.layer_names import LayerKey
+from mhacli.models.load import ModelTokenizer
 from mhacli.models.prepare import read
 from mhacli.models.runs.run import CheckpointRun
-from mhacli.models.tokenizer import ModelTokenizer
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
