@@ -57,7 +57,9 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
             reason = (
                 f"not {source.encoding.upper()}: it has the byte \\x{fault.object[fault.start]:02x} at offset {offset}"
             )
-            hint = "--encoding UTF-16 or another reads it; --errors replace or --errors escape reads it anyway"
+            hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
+            if not offset and fault.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                hint = "it looks like UTF-16, which --encoding utf-16 reads"
             raise _bad(name, reason, hint=hint, path=path) from None
         if "\0" in piece:
             hint = "if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it"
