@@ -8,7 +8,7 @@ from typing import Any
 
 from mhacli.record.record import Argument
 from mhacli.usercode.build import build
-from mhacli.usercode.call.find_call import find_modes, find_user_attention
+from mhacli.usercode.call.find_call import find_user_attention
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest, find_target
@@ -17,15 +17,11 @@ from mhacli.usercode.types import Built
 
 def load_user_attention(request: TargetRequest, stage: Stage) -> UserAttention:
     """The requested attention, built and ready to be called."""
-    return find_user_attention(_built(request, stage), request)
+    return find_user_attention(load_built(request, stage), request)
 
 
-def load_user_modes(request: TargetRequest, stage: Stage) -> tuple[UserAttention, ...]:
-    """The requested attention in each mode in which it can be called."""
-    return find_modes(_built(request, stage), request)
-
-
-def _built(request: TargetRequest, stage: Stage) -> Built:
+def load_built(request: TargetRequest, stage: Stage) -> Built:
+    """The requested code, built, before it is known how to call it."""
     stage(f"importing {request.target}")
     target = find_target(request.target)
     stage(f"building {request.target}")

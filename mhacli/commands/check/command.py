@@ -22,6 +22,7 @@ _USUAL_STAGES = 12
 @command(
     "mha check my_attention.py:MultiHeadAttention",
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
+    "mha check model.py:GPT --arg vocab_size=65 --causal",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
 def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
@@ -46,5 +47,5 @@ def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOU
         view=lambda on: next(examination.views(on)),
         json=lambda: json_document(examination.to_dict()),
     )
-    if examination.verdict != "right":
+    if not examination.ok:
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)

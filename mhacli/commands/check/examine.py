@@ -8,14 +8,24 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 import mhacli
+from mhacli.attention.devices import one_thread
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.commands.check.against import compare
+from mhacli.commands.check.behaviour import (
+    Sequences,
+    ask,
+    claim_of,
+    sequences_of_ids,
+    sequences_of_vectors,
+    with_zeros_drawn,
+)
 from mhacli.commands.check.candidates import Candidate, candidates, intended_layer, source_of
 from mhacli.commands.check.diagnose import Diagnosis, PriorKnowledge, diagnose, forms_with_meaning
 from mhacli.commands.check.findings import by_other_sizes, contradictions, findings_of
@@ -34,12 +44,14 @@ from mhacli.commands.check.result import (
 )
 from mhacli.commands.check.stepwise import examine_stepwise
 from mhacli.io.data import decode, finite
+from mhacli.usercode.arguments import parse_value
+from mhacli.usercode.call.find_call import find_modes
 from mhacli.usercode.call.signature import documented_meaning
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest, split_target, targets_beside
 from mhacli.usercode.types import Built, MaskForm
-from mhacli.usercode.user_module import arguments_of, load_user_modes
+from mhacli.usercode.user_module import arguments_of, load_built
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
@@ -52,6 +64,8 @@ _BACKWARD = re.compile(
     r"(?i)\b(?:backward|anti-?causal|right[- ]to[- ]left|those after|later ones|strictly causal|not see itself)\b"
 )
 _MOST_PARTS = 4
+_SMALL = 5_000_000
+"""Parameters of a model for which several threads would only wait."""
 _LONGER = 2
 """The factor by which a longer time limit allows all pairs of mistakes."""
 _CRITICAL = ("batch independence", "batch of one", "finite")
@@ -61,22 +75,78 @@ _CRITICAL = ("batch independence", "batch of one", "finite")
 def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     """The requested examination as JSON. Raises `MhaError` if a target cannot be imported, built or called."""
     check_request = decode(CheckRequest, request, "request")
-    torch.set_num_threads(1)  # faster for such small products
     return json.dumps(examined(check_request, stage).to_dict()).encode()
 
 
 def examined(request: CheckRequest, stage: Stage) -> Examination:
     """The requested examination, with its duration and the versions."""
     started = time.perf_counter()
-    examination = compare(request, stage) if request.against is not None else examine(request, stage)
+    if request.against is not None:
+        with one_thread():
+            examination = compare(request, stage)
+    else:
+        examination = examine(request, stage)
     environment = {"mha": mhacli.__version__, "torch": torch.__version__, "python": platform.python_version()}
     return replace(examination, time_s=time.perf_counter() - started, environment=environment)
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
-    """Probes, compares and diagnoses the target in each of its modes."""
-    subjects = load_user_modes(request.of, stage)
-    return combined([(subject.mode, _examined_as_stated(subject, request, stage)) for subject in subjects])
+    """The behaviour of a target that takes token ids; else probes, compares and diagnoses the attention in each of its modes."""
+    built = load_built(request.of, stage)
+    model = _model_of_ids(built, request)
+    if model is not None:
+        return _examined_model(built, model, request, stage)
+    with one_thread():  # faster for such small products
+        subjects = find_modes(built, request.of)
+        return combined([(subject.mode, _with_behaviour(subject, request, stage)) for subject in subjects])
+
+
+def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
+    """The target as a function of token ids; None if it takes none."""
+    if built.module is None:
+        return None
+    fixed = {name: parse_value(text) for name, text in request.of.call_arguments}
+    module = with_zeros_drawn(built.module, request.seed)
+    return sequences_of_ids(request.target, module, fixed=fixed, length=request.length, seed=request.seed)
+
+
+def _examined_model(built: Built, model: Sequences, request: CheckRequest, stage: Stage) -> Examination:
+    """The report on a model that takes token ids: its behaviour."""
+    assert built.module is not None
+    n_parameters = sum(parameter.numel() for parameter in built.module.parameters())
+    stated = True if request.causal else False if request.not_causal else None
+    with one_thread() if n_parameters < _SMALL else nullcontext():
+        asked = ask(model, claim=claim_of(built.module, causal=stated), seed=request.seed, stage=stage)
+    open_ones = [behaviour for behaviour in asked.behaviours if behaviour.ok is None]
+    verdict = "wrong" if asked.findings else "consistent" if asked.holds else "unknown"
+    return Examination(
+        verdict=verdict,  # type: ignore[arg-type]
+        target=request.target,
+        called=model.called,
+        arguments=arguments_of(built),
+        findings=asked.findings,
+        choices=(),
+        probes=(),
+        comparison=None,
+        reason="; ".join(f"{b.name}: {b.reason}" for b in open_ones[:1]) if verdict == "unknown" else None,
+        n_parameters=n_parameters,
+        behaviour=asked.behaviours,
+    )
+
+
+def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
+    """The report on one mode, with its behaviour over a long text where it reads one sequence of vectors."""
+    report = _examined_as_stated(subject, request, stage)
+    sequences = None if subject.mode == "cross" else sequences_of_vectors(subject, request.length)
+    if sequences is None or report.verdict == "wrong":
+        return report
+    choices = {choice.name for choice in report.choices}
+    is_causal = (is_meant_causal(subject, request.of) or "causal" in choices) and "causal-by-mask" not in choices
+    is_known = request.not_causal or report.verdict == "right"
+    stated = True if is_causal else False if is_known else None
+    asked = ask(sequences, claim=stated, seed=request.seed, stage=stage)
+    verdict = "wrong" if asked.findings else report.verdict
+    return replace(report, verdict=verdict, findings=asked.findings, behaviour=asked.behaviours)
 
 
 class _ModeResult(NamedTuple):

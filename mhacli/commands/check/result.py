@@ -16,7 +16,7 @@ from mhacli.settings import ARG, CALL_ARG, MAX_SECONDS, TIME_LIMIT, Config, like
 from mhacli.usercode.process import shown_path
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
 
-Verdict = Literal["right", "wrong", "unknown"]
+Verdict = Literal["right", "consistent", "wrong", "unknown"]
 
 
 _CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
@@ -24,6 +24,8 @@ _TARGET = (
     "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function of q, k and v. "
     "mha imports and runs it."
 )
+_NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
+_LENGTH = "Tokens of the texts whose behaviour is tried."
 _AGAINST = "Compare with this implementation instead of the reference."
 _AGAINST_ARG = "Argument of the constructor of --against; repeatable."
 _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
@@ -47,12 +49,14 @@ class CheckRequest:
     other_call_arg: tuple[str, ...] | None = _pairs(
         None, _CODE, _AGAINST_CALL_ARG, "--against-call-arg", default="as --call-arg", needs=("other",))
     causal: bool = like(Config, "causal", _MEANT, names=("--causal", "--is-causal"))
+    not_causal: bool = setting(False, _MEANT, _NOT_CAUSAL, "--no-causal")
     mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
     scale: float | None = like(Config, "scale", _MEANT, default="")
     n_heads: int | None = like(Config, "n_heads", _MEANT, value=None, default="from its arguments")
     device: str = like(Config, "device", _RUN, value="cpu", default="")
     seed: int = like(Config, "seed", _RUN)
+    length: int | None = setting(None, _RUN, _LENGTH, low=4, high=4096, default="256, or the model's positions")
     time_limit_s: float = setting(DEFAULT_TIME_LIMIT_S, _RUN, TIME_LIMIT, "--time-limit", above=0, high=MAX_SECONDS,
                                   metavar="SECONDS")
     # fmt: on
@@ -103,6 +107,38 @@ class Finding:
         at = "" if self.file is None else f" ({place(self.file, self.line)})"
         fix = self.fix.strip().partition("\n")[0]
         return f"{self.message}{at}" + (f"; fix: {fix}" if fix else "")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How a behaviour was tried: the length of the texts, and how many were drawn."""
+
+    length: int
+    draws: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a behaviour fails: the position from which the input was changed, the first output that differs, and the first part
+    of the model whose outputs differ while its inputs agree."""
+
+    cut: int | None
+    position: int
+    module: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """A behaviour of a model as a whole. `ok` is None where it was not asked; `reason` says why, or what was seen. `largest` is
+    the largest difference, relative to the usual size of an output, and `tolerance` what rounding explains."""
+
+    name: str
+    ok: bool | None
+    reason: str
+    largest: float | None = None
+    at: Place | None = None
+    tolerance: float | None = None
+    tried: Tried | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +218,12 @@ class Examination(Shown):
     not_examined: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
+    behaviour: tuple[Behaviour, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is right, or consistent."""
+        return self.verdict in ("right", "consistent")
 
     def views(self, screen: Any) -> Iterator[Any]:
         """What `mha check` prints on a screen."""
@@ -202,6 +244,9 @@ class Examination(Shown):
             return f"wrong: {'; '.join(parts)}"
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
+        if self.verdict == "consistent":
+            held = ", ".join(behaviour.name for behaviour in self.behaviour if behaviour.ok)
+            return f"consistent: {held} hold; the attention inside was not compared with the reference"
         n = sum(probe.ok is True for probe in self.probes)
         text = f"{n} probe{'s' * (n != 1)} pass{'es' * (n == 1)}"
         if self.against is not None:

@@ -27,20 +27,22 @@ def check(
     against: object = None,
     against_arguments: Mapping[str, object] = _NONE,
     against_call_arguments: Mapping[str, object] | None = None,
-    causal: bool = False,
+    causal: bool | None = None,
     mask_means: Literal["keep", "hide"] | None = None,
     rope: Literal["half", "interleaved"] | None = None,
     scale: float | None = None,
     n_heads: int | None = None,
     device: str = "cpu",
     seed: int = 0,
+    length: int | None = None,
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
 ) -> Examination:
     """Checks an implementation of attention and names its mistakes, as `mha check` does.
 
     `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A name is imported and run in a
-    child process, with `time_limit_s` for each call; an object is examined in this process, a module as a copy. `arguments` go
-    to the constructor, `call_arguments` to each call. `against` is another implementation to compare with, instead of the
+    child process, with `time_limit_s` for each call; an object is examined in this process, a module as a copy. A model that
+    takes token ids is examined by its behaviour over texts of `length` tokens: 256, or the model's positions. `arguments` go to
+    the constructor, `call_arguments` to each call. `against` is another implementation to compare with, instead of the
     reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show it. Raises
     `MhaError` if the target cannot be imported, built or called.
     """
@@ -52,18 +54,22 @@ def check(
             other=other,
             other_arg=_words(against_arguments),
             other_call_arg=None if against_call_arguments is None else _words(against_call_arguments),
-            causal=causal,
+            causal=causal is True,
+            not_causal=causal is False,
             mask_means=mask_means,
             rope=rope,
             scale=scale,
             n_heads=n_heads,
             device=device,
             seed=seed,
+            length=length,
             time_limit_s=time_limit_s,
         )
         if all(isinstance(name_or_object, str | None) for name_or_object in (target, against)):
             return examine_in_child(request)
-        return _examine_here(request)
+        from mhacli.commands.check.examine import examined
+
+        return examined(request, _no_stage)
 
 
 def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
@@ -71,14 +77,6 @@ def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] |
     outcome = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
     examination = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
     return replace(examination, printed=outcome.printed)
-
-
-def _examine_here(request: CheckRequest) -> Examination:
-    from mhacli.attention.devices import one_thread
-    from mhacli.commands.check.examine import examined
-
-    with one_thread():
-        return examined(request, _no_stage)
 
 
 def _no_stage(stage: str, *, limited: bool = True) -> None:

@@ -33,7 +33,12 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     if others:
         lines = [f"{visible(finding.code)}: {visible(finding.message)}" for finding in others]
         blocks += [Text(""), Text(f"{len(others)} more"), *(Text(f"  {name}") for name in lines)]
-    rest = [*_building(examination, on), *_probes(examination, on), *_closing(examination, on)]
+    rest = [
+        *_building(examination, on),
+        *_behaviours(examination),
+        *_probes(examination, on),
+        *_closing(examination, on),
+    ]
     blocks += [
         Text(""),
         _grid(rest),
@@ -43,7 +48,12 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     return Group(*blocks)
 
 
-_SIGNS = {"right": ("✓ right", "bold green"), "wrong": ("✗ wrong", "bold red"), "unknown": ("? unknown", "bold yellow")}
+_SIGNS = {
+    "right": ("✓ right", "bold green"),
+    "consistent": ("✓ consistent", "bold green"),
+    "wrong": ("✗ wrong", "bold red"),
+    "unknown": ("? unknown", "bold yellow"),
+}
 
 
 def _verdict(examination: Examination, on: Screen) -> Text:
@@ -66,6 +76,8 @@ def _in_words(examination: Examination) -> str:
         messages = "; ".join(dict.fromkeys(finding.message for finding in examination.findings[:_IN_FULL]))
         n_more = len(examination.findings) - _IN_FULL
         return messages + (f"; and {count_of(n_more, 'mistake')} more" if n_more > 0 else "")
+    if examination.verdict == "consistent":
+        return "it behaves as a model should; the attention inside was not compared with the reference"
     if examination.against is not None:
         return "both give the same output with the same weights"
     if examination.comparison is None:
@@ -78,7 +90,8 @@ def _in_words(examination: Examination) -> str:
 
 def _mistake(finding: Finding, examination: Examination) -> Text:
     """The code of a mistake, and whether it is proven."""
-    without = "not proven, seen by a probe" if examination.against is None else "measured"
+    is_probed = examination.against is None and examination.probes
+    without = "not proven, seen by a probe" if is_probed else "measured"
     title = Text(visible(finding.code), style="bold red")
     if finding.together_with:
         title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
@@ -173,6 +186,16 @@ def _modes(examination: Examination) -> Iterator[Line]:
             Text(f"{_MODES[mode_report.mode]}: ").append(sign, style=style).append(f"  {visible(mode_report.called)}")
         )
         yield "" if number else "called", line
+
+
+def _behaviours(examination: Examination) -> Iterator[Line]:
+    """Each behaviour with what was seen; those that were not asked with the reason."""
+    signs = {True: ("✓", "green"), False: ("✗", "red"), None: ("·", "dim")}
+    for number, behaviour in enumerate(examination.behaviour):
+        sign, style = signs[behaviour.ok]
+        at = "" if behaviour.tried is None else f" ({behaviour.tried.length} tokens)"
+        text = visible(f"{sign} {behaviour.name}: {behaviour.reason}{at}")
+        yield "" if number else "behaves", Text(text, style=style)
 
 
 def _probes(examination: Examination, on: Screen) -> Iterator[Line]:

@@ -346,7 +346,7 @@ def _common_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str |
     options = " ".join(f"--arg {guess}" for guess in guessed)
     hints = [f"mha guessed {', '.join(guessed)}; give others, in the form {options}"] if guessed else []
     if any("scalar types: Long" in failure.message for failure in failures):
-        hints.append("it takes token ids: name the attention inside it, which takes token vectors")
+        hints.append("it takes token ids: set what else it needs with --call-arg, or name the attention inside it")
     return message, "; ".join(hints) or None
 
 

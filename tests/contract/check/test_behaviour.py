@@ -1,0 +1,127 @@
+"""A model that takes token ids is examined by its behaviour: what sees the future, its batch or its length is wrong, at the part
+that does it; what is right is called consistent, with what was tried and what was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from support import user_code
+from support.mha import run
+
+import mhacli
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+KEYS = "z = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)"
+ADD = "x = x + self.attention(self.before(x))"
+
+
+class Wrong(NamedTuple):
+    """A model with one piece replaced, the code of its mistake, and the part that is named."""
+
+    layer: str
+    old: str
+    new: str
+    code: str
+    part: str
+
+
+WRONG = (
+    Wrong("GPT", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("GPT", KEYS, "k = k.cumsum(2) + 0 * k.flip(2) + F.pad(k[:, :, 1:], (0, 0, 0, 1)) / 8; " + KEYS,
+          "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("GPT", KEYS, "n = -(-k.shape[2] // 16) * 16; "
+          "m = F.pad(k, (0, 0, 0, n - k.shape[2])).unflatten(2, (-1, 16)).mean(3).repeat_interleave(16, 2)[:, :, :k.shape[2]]; "
+          + KEYS.replace("q, k, v", "q, k + m, v"), "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("GPT", KEYS, "allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(1); "
+          + KEYS.replace("is_causal=self.causal", "attn_mask=allowed"), "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("GPT", "is_causal=self.causal", "is_causal=not self.training", "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("LastOnly", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("ZeroHead", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("GPT", ADD, "x = x - x.mean(1, keepdim=True); " + ADD,
+          "sees-the-future", "blocks.0 (Block)"),
+    Wrong("GPT", ADD, "x = x - x.mean(0, keepdim=True) / 2; " + ADD,
+          "batch-leak", "blocks.0 (Block)"),
+    Wrong("GPT", "torch.arange(ids.shape[1])", "torch.arange(ids.shape[1]).flip(0)", "prefix-differs", ""),
+    Wrong("GPT", "return self.dropout(", "return F.dropout(", "not-repeatable", "the model (GPT)"),
+    Wrong("Masked", "scores = (", "v = v - v.mean(2, keepdim=True); scores = (", "sees-the-future", "the model (Masked)"),
+    Wrong("Padded", "attn_mask=mask", "attn_mask=None", "padding-leak", ""),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: f"{case.code}-{case.new[:24]}")
+def test_a_leak_is_a_mistake_at_the_part_that_leaks(case: Wrong, tmp_path: Path) -> None:
+    path, _ = user_code.write(tmp_path, f"models:{case.layer}", (case.old, case.new))
+    torch.manual_seed(3)
+    model = getattr(user_code.load(path), case.layer)
+    report = mhacli.check(model, causal=True if case.layer in ("LastOnly", "Masked") else None)
+    assert report.verdict == "wrong"
+    assert not report.ok
+    (finding,) = report.findings
+    assert finding.code == case.code
+    assert case.part in finding.message
+    failed = {behaviour.name: behaviour for behaviour in report.behaviour if behaviour.ok is False}
+    (behaviour,) = failed.values()
+    assert behaviour.largest > behaviour.tolerance
+    assert behaviour.tried.length == 64
+    assert case.part == "" or finding.file == str(path)
+
+
+@pytest.mark.parametrize("layer", ["GPT", "LastOnly", "LossOnly", "ZeroHead", "Masked"])
+def test_a_model_that_sees_no_later_token_is_consistent(layer: str) -> None:
+    model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
+    report = mhacli.check(model, causal=True)
+    asked = {behaviour.name: behaviour.ok for behaviour in report.behaviour}
+    assert (report.verdict, report.ok, report.findings) == ("consistent", True, ())
+    assert [asked[name] for name in ("causality", "prefix", "batch", "repeat")] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("layer", "states", "verdict"),
+    [
+        ("Encoder", {}, "consistent"),
+        ("Padded", {}, "consistent"),
+        ("Open", {}, "unknown"),
+        ("Open", {"causal": False}, "consistent"),
+        ("Open", {"causal": True}, "wrong"),
+        ("PrefixModel", {}, "consistent"),
+        ("PrefixModel", {"causal": True}, "wrong"),
+    ],
+)
+def test_whether_later_tokens_may_be_seen_is_stated_or_known(layer: str, states: dict[str, bool], verdict: str) -> None:
+    model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
+    report = mhacli.check(model, **states)
+    assert report.verdict == verdict
+    causality = next(behaviour for behaviour in report.behaviour if behaviour.name == "causality")
+    assert causality.ok is (False if verdict == "wrong" else None)
+
+
+def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
+    model = user_code.load(user_code.ZOO / "models.py").GPT()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random, training = torch.get_rng_state(), [part.training for part in model.modules()]
+    assert mhacli.check(model).verdict == "consistent"
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [part.training for part in model.modules()] == training
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("edit", "exit_code", "verdict"),
+    [((), 0, "consistent"), (("is_causal=self.causal", "is_causal=False"), 3, "wrong")],
+)
+def test_the_command_answers_with_its_exit_code_and_json(
+    tmp_path: Path, edit: tuple[str, ...], exit_code: int, verdict: str
+) -> None:
+    path, _ = user_code.write(tmp_path, "models:GPT", *([edit] if edit else []))
+    done = run(tmp_path, "check", f"{path.name}:GPT", "--length", "32", "--json", code=exit_code)
+    document = done.json
+    assert (document["schema"], document["verdict"]) == ("mha.check/1", verdict)
+    causality = document["behaviour"][0]
+    assert (causality["name"], causality["ok"]) == ("causality", verdict == "consistent")
+    assert causality["tried"]["length"] == 32
+    assert verdict == "consistent" or causality["at"]["position"] < causality["at"]["cut"]

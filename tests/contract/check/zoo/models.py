@@ -1,0 +1,150 @@
+"""Whole models that take token ids. All of them are right."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width, n_heads, causal=True):
+        super().__init__()
+        self.n_heads, self.causal = n_heads, causal
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width, n_heads, causal):
+        super().__init__()
+        self.attention, self.before, self.between = (
+            Attention(width, n_heads, causal),
+            nn.LayerNorm(width),
+            nn.LayerNorm(width),
+        )
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.before(x))
+        return x + self.mlp(self.between(x))
+
+
+class Net(nn.Module):
+    """Its name does not say whether tokens may see later ones."""
+
+    def __init__(self, vocab_size=65, width=24, n_heads=3, n_layers=2, block_size=64, dropout=0.1, causal=True):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(block_size, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, n_heads, causal) for _ in range(n_layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
+
+    def embedded(self, ids):
+        return self.dropout(self.tokens(ids) + self.positions(torch.arange(ids.shape[1])))
+
+    def forward(self, ids, targets=None):
+        x = self.embedded(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+
+
+class GPT(Net):
+    """Its name says that they may not."""
+
+
+class LastOnly(GPT):
+    """In generation only the last position is projected."""
+
+    def forward(self, ids, targets=None):
+        x = self.embedded(ids)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if targets is None:
+            return self.head(x[:, [-1]]), None
+        logits = self.head(x)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class LossOnly(GPT):
+    def forward(self, ids, targets=None):
+        _, loss = super().forward(ids, ids if targets is None else targets)
+        return loss
+
+
+class ZeroHead(GPT):
+    """Its output layers begin at zero."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        for layer in (self.head, *(block.attention.out for block in self.blocks)):
+            nn.init.zeros_(layer.weight)
+
+
+class Encoder(Net):
+    def __init__(self, **sizes):
+        super().__init__(**sizes, causal=False)
+
+
+class Open(Net):
+    """Later tokens are seen, and nothing says whether they may."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes, causal=False)
+
+
+class PrefixModel(Net):
+    """The first eight tokens see each other."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        for block in self.blocks:
+            block.attention = PrefixAttention(24, 3)
+
+
+class PrefixAttention(Attention):
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        allowed[:8, :8] = True
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+class Padded(Encoder):
+    """A mask hides the keys of padding."""
+
+    def forward(self, ids, padding_mask=None):
+        x = self.embedded(ids)
+        for block in self.blocks:
+            y, attention = block.before(x), block.attention
+            q, k, v = (
+                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2) for p in attention.qkv(y).chunk(3, dim=-1)
+            )
+            mask = None if padding_mask is None else ~padding_mask[:, None, None]
+            z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            x = x + attention.out(z.transpose(1, 2).flatten(2))
+            x = x + block.mlp(block.between(x))
+        return self.head(self.norm(x))
+
+
+class Masked(Net):
+    """The caller gives the mask, in which True keeps."""
+
+    def forward(self, ids, mask):
+        x = self.embedded(ids)
+        for block in self.blocks:
+            y, attention = block.before(x), block.attention
+            q, k, v = (
+                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2) for p in attention.qkv(y).chunk(3, dim=-1)
+            )
+            scores = (q @ k.mT / 8**0.5).masked_fill(mask == 0, -1e9)
+            x = x + attention.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            x = x + block.mlp(block.between(x))
+        return self.head(self.norm(x))
