@@ -247,7 +247,7 @@ def _mean(maps: Sequence[PageMap], name: str) -> float:
 def _signs(record: Record, view: PageView, maps: PageMaps) -> Iterator[str]:
     """The cells without an attention weight, and what they mean."""
     if any(each.masked for each in maps.maps):
-        yield "hatched cells are masked, which is different from a small weight"
+        yield "grey cells are masked, which is different from a small weight"
     missing = sum(each.missing for each in maps.maps)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"

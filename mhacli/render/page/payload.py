@@ -60,13 +60,12 @@ class PageView:
 
 @dataclass(frozen=True)
 class StrongestKeys:
-    """The `k` strongest keys of some queries with their weights, both `[query, k]`, packed; `places` None: of all queries.
-    `_NO_KEY` fills rows with fewer visible keys."""
+    """The `k` strongest keys of every query with their weights, both `[query, k]`, packed. `_NO_KEY` fills rows with fewer
+    visible keys."""
 
     k: int
     keys: str
     shares: str
-    places: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class PageMap:
     first: tuple[int, int]
     cells: str
     sinks: tuple[int, ...]
-    first_tokens: tuple[int, ...]
     sink_columns: tuple[int, ...]
     of_sinks: str
     left: str
@@ -171,8 +169,6 @@ def _page_map(
     rest = np.where(shown.is_open, np.clip(shown.weights - shown.of_sinks, 0, None), 0.0).sum(axis=1)
     columns = np.flatnonzero((shown.of_sinks != 0).any(axis=0))
     has_queries = shown.n_queries > 0
-    is_pattern = "pattern" in head.record.arrays
-    top = _strongest_keys(cells, n_keys) if n_keys and is_pattern else _requested_keys(head, sequence)
     return PageMap(
         rows=len(shown.weights),
         columns=shown.weights.shape[1],
@@ -180,7 +176,6 @@ def _page_map(
         first=shown.first,
         cells=packed(shown.weights),
         sinks=shown.sinks,
-        first_tokens=tuple(place for place in shown.sinks if shown.keys.places[place] == 0),
         sink_columns=tuple(columns.tolist()),
         of_sinks=packed(shown.of_sinks[:, columns]),
         left=packed(np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf))),
@@ -192,7 +187,7 @@ def _page_map(
         masked=int((~shown.is_open).sum()),
         missing=int(np.isnan(shown.weights).sum()),
         n_queries=float(shown.n_queries.sum()),
-        top=top,
+        top=_strongest_keys(cells, n_keys) if n_keys and "pattern" in head.record.arrays else None,
         parts=dict(_parts(head, sequence, parts)),
     )
 
@@ -219,22 +214,6 @@ def _strongest_keys(cells: HeadMap, k: int) -> StrongestKeys:
     is_none = shares == FORBIDDEN
     named = np.where(is_none, _NO_KEY, keys).astype(np.uint32)
     return StrongestKeys(keys.shape[1], packed(named), packed(np.where(is_none, 0.0, shares)))
-
-
-def _requested_keys(head: DrawableHead, sequence: int) -> StrongestKeys | None:
-    """The strongest keys of the queries requested in head statistics; None without a request."""
-    record, survey = head.record, head.record.survey
-    if survey is None or "top_keys" not in record.arrays:
-        return None
-    first, n = record.first_query(sequence), len(record.sequences[sequence].tokens)
-    rows = [row for row, query in enumerate(survey.kept.queries) if 0 <= query - first < n]
-    keys = record.arrays["top_keys"][sequence, head.place][rows]
-    weights = record.arrays["top_shares"][sequence, head.place][rows]
-    named = np.where(keys < 0, _NO_KEY, keys - record.first_key(sequence)).astype(np.uint32)
-    places = tuple(survey.kept.queries[row] - first for row in rows)
-    return (
-        StrongestKeys(keys.shape[1], packed(named), packed(np.where(keys < 0, 0.0, weights)), places) if rows else None
-    )
 
 
 def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -59,7 +59,7 @@ async function loadDetails(index) {
   const arrays = await Promise.all(names.map((name) => numbersOf(parts[name])));
   const [keys, shares] = await Promise.all([numbersOf(top?.keys, Uint32Array), numbersOf(top?.shares)]);
   return {
-    strongest: top && { ...top, keys, shares },
+    strongest: top && { k: top.k, keys, shares },
     parts: Object.fromEntries(names.map((name, i) => [name, arrays[i]])),
   };
 }

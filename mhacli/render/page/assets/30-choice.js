@@ -11,9 +11,9 @@ const choice = {
 };
 
 // The map of the chosen head, the strongest keys of its queries, and the words of its axes.
-const chosen = { map: null, strongest: null, parts: {}, queries: [], keys: [], items: {} };
+const chosen = { map: null, strongest: null, parts: {}, words: { query: [], key: [] } };
 
-// What the pointer or the focus rests on, until it leaves: {side, query, key}, parts of the text as items.
+// What the pointer or the focus rests on, until it leaves: a place {side, place}, or a cell {side, row, column}.
 let pointed = null;
 
 const mapIndex = (head) => head * RECORD.sequences + choice.sequence;
@@ -68,9 +68,8 @@ async function choose(changes) {
     if (turn !== turns) return;
     const layer = RECORD.layers[HEADS[choice.head].layer];
     const isOtherShape = !chosen.map || ["rows", "columns", "block"].some((name) => chosen.map[name] !== map[name]);
-    const [queries, keys] = [layer.queries, layer.keys].map((texts) => RECORD.texts[texts[choice.sequence]]);
-    Object.assign(chosen, { map, ...details, queries, keys });
-    chosen.items = { query: itemsOf("query"), key: itemsOf("key") };
+    const texts = [layer.queries, layer.keys].map((family) => RECORD.texts[family[choice.sequence]]);
+    Object.assign(chosen, { map, ...details, ...readTexts(map, details.strongest, texts) });
     pointed = null;
     if (isOtherShape) matrix.view = null;
   }
@@ -80,9 +79,9 @@ async function choose(changes) {
 
 // The first look is at the last query, which has most to choose from; and a query's strongest key.
 function stayInside() {
-  const { queries, keys } = chosen;
-  if (choice.query < 0 || choice.query >= queries.length) choice.query = queries.length - 1;
-  if (choice.key < 0 || choice.key >= keys.length) choice.key = strongestKey(choice.query);
+  const { query, key } = chosen.words;
+  if (choice.query < 0 || choice.query >= query.length) choice.query = query.length - 1;
+  if (choice.key < 0 || choice.key >= key.length) choice.key = strongestKey(choice.query);
 }
 
 function point(next) {

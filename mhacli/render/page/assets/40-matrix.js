@@ -23,8 +23,7 @@ function stripsFrom(pen, left) {
 
 function cellLabel(side, cell) {
   const { from, to } = placesOf(side, cell);
-  if (from > to) return "‹pad›";
-  return chosen.map.block === 1 ? wordsOf(side)[from] : rangeText(from, to);
+  return chosen.block === 1 ? wordsOf(side)[from] : rangeText(from, to);
 }
 
 function cut(pen, text, width) {
@@ -138,7 +137,7 @@ function drawMatrix() {
 
 function drawCells(pen, layout, sight) {
   const { left, top, plot, wide, high } = layout;
-  pen.fillStyle = hatching(pen);
+  pen.fillStyle = themed("--masked");
   pen.fillRect(left, top, plot.width, plot.height);
   const { map } = chosen;
   pen.imageSmoothingEnabled = wide < 1 || high < 1;
@@ -165,21 +164,6 @@ function blankTakenCells(pen, layout, sight) {
   }
 }
 
-// What may not be attended looks like no colour of the scale.
-function hatching(pen) {
-  const tile = make("canvas", { width: 6, height: 6 }), tilePen = tile.getContext("2d");
-  tilePen.fillStyle = themed("--sunk");
-  tilePen.fillRect(0, 0, 6, 6);
-  tilePen.strokeStyle = themed("--hatch");
-  tilePen.beginPath();
-  for (const shift of [-6, 0, 6]) {
-    tilePen.moveTo(shift - 1, 7);
-    tilePen.lineTo(shift + 7, -1);
-  }
-  tilePen.stroke();
-  return pen.createPattern(tile, "repeat");
-}
-
 function drawNumbers(pen, layout, sight) {
   const { cells, wide } = layout, digits = wide >= 44 ? 3 : 2, level = leveller();
   pen.textAlign = "center";
@@ -201,31 +185,23 @@ function tickStep(size, room) {
 }
 
 function drawAxes(pen, layout, sight) {
-  const hasLabels = layout.wide >= LABELLED && layout.high >= LABELLED, { block } = chosen.map;
-  const x = layout.margins.left - 6;
+  const hasLabels = layout.wide >= LABELLED && layout.high >= LABELLED, x = layout.margins.left - 6;
+  const steps = hasLabels ? [1, 1] : [tickStep(layout.high, 26), tickStep(layout.wide, 44)];
   pen.fillStyle = themed("--muted");
   pen.textAlign = "right";
-  for (const row of ticks("query", sight.row, sight.rows, hasLabels ? 1 : tickStep(layout.high / block, 26))) {
+  for (let row = sight.row; row < sight.row + sight.rows; row++) {
+    if (row % steps[0]) continue;
     const text = hasLabels ? cut(pen, cellLabel("query", row), layout.margins.left - 10) : tickOf("query", row);
     pen.fillText(text, x, Math.max(layout.top + 5, yOf(layout, row + 0.5)));
   }
-  for (const column of ticks("key", sight.column, sight.columns, hasLabels ? 1 : tickStep(layout.wide / block, 44))) {
-    drawColumnName(pen, layout, column, hasLabels);
+  for (let column = sight.column; column < sight.column + sight.columns; column++) {
+    if (column % steps[1] === 0) drawColumnName(pen, layout, column, hasLabels);
   }
   if (hasSinks()) drawSinkMarks(pen, layout, sight);
 }
 
-// The cells of an axis that get a name: those that hold a place which the step divides.
-function ticks(side, begin, count, step) {
-  const cells = Array.from({ length: count }, (_, i) => begin + i);
-  if (step === 1) return cells;
-  return cells.filter((cell) => {
-    const { from, to } = placesOf(side, cell);
-    return from <= to && Math.ceil(from / step) * step <= to;
-  });
-}
-
-const tickOf = (side, cell) => String(placesOf(side, cell).from);
+// The place in the text where a row or column begins.
+const tickOf = (side, cell) => String(Math.max(0, cell * chosen.map.block + chosen.map.first[side === "query" ? 0 : 1]));
 
 function drawColumnName(pen, layout, column, hasLabels) {
   const x = xOf(layout, column + 0.5), { top } = layout;
@@ -246,7 +222,7 @@ function drawColumnName(pen, layout, column, hasLabels) {
 // A triangle above each column of a sink.
 function drawSinkMarks(pen, layout, sight) {
   pen.fillStyle = themed("--sink");
-  for (const place of chosen.map.sinks) {
+  for (const place of chosen.sinks) {
     const column = cellOf("key", place), x = xOf(layout, column + 0.5);
     if (column < sight.column || column >= sight.column + sight.columns) continue;
     pen.beginPath();

@@ -1,9 +1,9 @@
 // The cell that is looked at: its outline, its names on the axes, and what is known of it in words.
 
-// The cell under the pointer, or else the chosen one: {query, key} items, or a strip.
+// The cell under the pointer, or else the chosen one; null while the pointer is at a token.
 function cellInView() {
   if (pointed?.side === "cell") return pointed;
-  if (pointed?.side === "query" || pointed?.side === "key") return null;
+  if (pointed) return null;
   return { row: cellOf("query", choice.query), column: cellOf("key", choice.key) };
 }
 
@@ -12,8 +12,7 @@ function drawCursor() {
   const own = { row: cellOf("query", choice.query), column: cellOf("key", choice.key) };
   if (pointed === null || pointed.side === "cell") drawOutline(pen, layout, own, pointed === null);
   if (pointed?.side === "cell") drawOutline(pen, layout, pointed, true);
-  if (pointed?.side === "query") drawBand(pen, layout, "query", pointed.query);
-  if (pointed?.side === "key") drawBand(pen, layout, "key", pointed.key);
+  else if (pointed) drawBand(pen, layout, pointed.side, cellOf(pointed.side, pointed.place));
 }
 
 function clipToPlot(pen, layout) {
@@ -27,7 +26,6 @@ function drawOutline(pen, layout, { row, column, strip }, isNamed) {
   const [x, wide] = strip === undefined ? [xOf(layout, column), layout.wide] : [strip.x, strip.width];
   pen.save();
   if (strip === undefined) clipToPlot(pen, layout);
-  if (isNamed && strip === undefined) drawGuides(pen, layout, { x, y, wide, high });
   const gap = layout.wide >= GRIDDED ? 1 : 0, grown = gap ? 0 : 2; // a small cell is framed from outside
   const box = [x - grown, y - grown, wide - gap + 2 * grown, high - gap + 2 * grown];
   pen.lineWidth = isNamed ? 4 : 2.5;
@@ -42,27 +40,15 @@ function drawOutline(pen, layout, { row, column, strip }, isNamed) {
   if (strip === undefined) drawName(pen, layout, "key", column);
 }
 
-// Lines along the row and the column, beside their cells and never on them: a colour says a share. Where cells are small,
-// the names on the axes must do.
-function drawGuides(pen, layout, { x, y, wide, high }) {
-  if (wide >= 40 || wide < 5 || high < 5) return;
-  const { left, top, plot } = layout;
-  pen.strokeStyle = themed("--guide");
-  pen.lineWidth = 1;
-  pen.strokeRect(left - 1, y - 0.5, plot.width + 2, high + 1);
-  pen.strokeRect(x - 0.5, top - 1, wide + 1, plot.height + 2);
-}
-
 // All cells of a query, or of a key.
-function drawBand(pen, layout, side, item) {
-  const cell = cellOf(side, item.from), last = cellOf(side, item.to);
+function drawBand(pen, layout, side, cell) {
   const { left, top, plot } = layout;
   pen.save();
   clipToPlot(pen, layout);
   const box =
     side === "query"
-      ? [left, yOf(layout, cell) - 1.5, plot.width, (last - cell + 1) * layout.high + 3]
-      : [xOf(layout, cell) - 1.5, top, (last - cell + 1) * layout.wide + 3, plot.height];
+      ? [left, yOf(layout, cell) - 1.5, plot.width, layout.high + 3]
+      : [xOf(layout, cell) - 1.5, top, layout.wide + 3, plot.height];
   for (const [width, colour] of [[3, "#000"], [1.5, "#fff"]]) {
     pen.lineWidth = width;
     pen.strokeStyle = colour;
@@ -95,36 +81,37 @@ function drawName(pen, layout, side, cell) {
 }
 
 // `query 5 “mat”`, or `queries 16–23`.
-function named(side, item) {
+function named(side, { from, to }) {
   const words = wordsOf(side);
-  if (item.from > item.to) return ["padding"];
-  if (item.from !== item.to) return [`${side === "query" ? "queries" : "keys"} ${rangeText(item.from, item.to)}`];
-  return [`${side} ${item.from} “`, tokenElement(words[item.from]), "”"];
+  if (chosen.isOfBlocks || from !== to) {
+    return [`${side === "query" ? "queries" : "keys"} ${chosen.isOfBlocks ? words[from] : rangeText(from, to)}`];
+  }
+  return [`${side} ${from} “`, tokenElement(words[from]), "”"];
 }
+
+const namedPlace = (side, place) => named(side, { from: place, to: place });
 
 // Two lines of a fixed height, so that the matrix stays where it is under the pointer.
 function drawReadout() {
   const cell = cellInView();
-  const [names, reading] = cell === null ? partsOfItem() : cell.strip === undefined ? partsOfCell(cell) : partsOfStrip(cell);
+  const [names, reading] = cell === null ? partsOfPlace() : cell.strip === undefined ? partsOfCell(cell) : partsOfStrip(cell);
   byId("readout").replaceChildren(make("span", { class: "names" }, ...names), make("span", { class: "reading" }, ...reading));
   matrix.canvas.setAttribute("aria-label", matrixLabel());
 }
 
 function matrixLabel() {
-  const { queries, keys } = chosen, sinks = choice.hideSinks && hasSinks() ? ", sinks taken out" : "";
-  const shape = `${queries.length} queries as rows, ${keys.length} keys as columns`;
+  const sinks = choice.hideSinks && hasSinks() ? ", sinks taken out" : "";
+  const shape = `${chosen.map.rows} rows of queries, ${chosen.map.columns} columns of keys`;
   return `${HEADS[choice.head].label}: ${shape}, ${choice.scale} scale${sinks}`;
 }
 
-function partsOfItem() {
-  const { side } = pointed, item = pointed[side];
-  const { entries, isPart, isBlock } = side === "query" ? rowOf(item) : columnOf(item);
-  const open = entries.filter((entry) => entry.share !== FORBIDDEN);
-  const strongest = open.reduce((best, entry) => (entry.share > (best?.share ?? -1) ? entry : best), null);
-  if (strongest === null) return [[...named(side, item), ": "], [side === "query" ? "sees no key" : "no query sees it"]];
-  const given = isPart ? " is given most, of what is known, by " : " is given most by ";
+function partsOfPlace() {
+  const { side, place } = pointed, entries = side === "query" ? rowOf(place) : columnOf(place);
+  const strongest = entries.reduce((best, entry) => (entry.share > (best?.share ?? FORBIDDEN) ? entry : best), null);
+  if (strongest === null) return [[...namedPlace(side, place), ": "], [side === "query" ? "sees no key" : "no query is known to see it"]];
+  const given = chosen.block > 1 ? " is given most, of what is known, by " : " is given most by ";
   const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", given];
-  return [[...named(side, item), verb, ...named(to, strongest), ": "], valueParts(strongest.share, isBlock)];
+  return [[...namedPlace(side, place), verb, ...namedPlace(to, strongest.place), ": "], valueParts(strongest.share, chosen.isOfBlocks)];
 }
 
 function partsOfCell({ row, column }) {
@@ -147,13 +134,13 @@ function partsOfCell({ row, column }) {
 function strongestWithin(queries, keys) {
   let best = null;
   for (let query = queries.from; query <= queries.to; query++) {
-    for (const [key, share] of strongestOf(query) ?? []) {
+    for (const [key, share] of strongestOf(query)) {
       const isWithin = key >= keys.from && key <= keys.to;
       if (isWithin && share > (best?.share ?? 0)) best = { query, key, share };
     }
   }
   if (best === null) return [];
-  return [" · most: ", ...named("query", single(best.query)), " → ", ...named("key", single(best.key)), " ", ...valueParts(best.share)];
+  return [" · most: ", ...namedPlace("query", best.query), " → ", ...namedPlace("key", best.key), " ", ...valueParts(best.share)];
 }
 
 function partsOfStrip({ row, strip }) {

@@ -64,9 +64,7 @@ function moveOver(event) {
 }
 
 function pin(cell) {
-  if (cell === null || cell.query.from > cell.query.to) return;
-  const key = cell.key && cell.key.from <= cell.key.to ? cell.key.from : choice.key;
-  choose({ query: cell.query.from, key, side: "query" });
+  if (cell !== null) choose({ query: cell.query.from, key: cell.key?.from ?? choice.key, side: "query" });
 }
 
 function moveView(view, right, down) {

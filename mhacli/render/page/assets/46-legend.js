@@ -23,29 +23,17 @@ function drawLegend() {
 
 const swatch = (name, text) => make("span", { class: "pair" }, make("span", { class: `swatch ${name}` }), text);
 
-const MOST_NAMED = 4, LONGEST_NAME = 16;
+const MOST_NAMED = 4;
 
 // Which keys the mark stands for in this head, and what they get of all its attention, beside what uniform attention would give.
 function sinkWords() {
-  const { first_tokens: first, removed, uniform, learned_mass: learned } = chosen.map;
-  const others = chosen.map.sinks.filter((place) => !first.includes(place));
-  const names = [...(first.length ? [firstName(first)] : []), ...others.slice(0, MOST_NAMED).map(keyName)];
-  if (others.length > MOST_NAMED) names.push([`${others.length - MOST_NAMED} more`]);
-  const parts = ["▾ ", explained("sinks", "sink"), " of this head: "];
-  names.forEach((name, i) => parts.push(i ? ", " : "", ...name));
+  const { removed, uniform, learned_mass: learned } = chosen.map, parts = ["▾ ", explained("sinks", "sink"), " of this head: "];
+  chosen.sinks.slice(0, MOST_NAMED).forEach((place, i) => parts.push(i ? ", " : "", ...namedPlace("key", place)));
+  if (chosen.sinks.length > MOST_NAMED) parts.push(`, ${chosen.sinks.length - MOST_NAMED} more`);
   parts.push(choice.hideSinks ? ", taken out · had " : " · ");
   parts.push(`${tickText(removed)} of all attention, ${tickText(uniform)} if uniform`);
   if (learned !== null) parts.push(` · the sink logit, no key: ${tickText(learned)}`);
   return make("span", { class: "sink" }, ...parts);
-}
-
-const firstName = (places) =>
-  places.length > 1 ? [`first tokens of ${places.length} documents`] : ["first token “", shortToken(places[0]), "”"];
-const keyName = (place) => [`key ${place} “`, shortToken(place), "”"];
-
-function shortToken(place) {
-  const letters = [...chosen.keys[place]];
-  return tokenElement(letters.length > LONGEST_NAME ? `${letters.slice(0, LONGEST_NAME - 1).join("")}…` : letters.join(""));
 }
 
 function buildTitle() {

@@ -26,9 +26,9 @@ function drawStory() {
 
 function fillStory() {
   const { query, key } = choice, { map } = chosen;
-  const title = make("h3", {}, "This cell, step by step: ", ...named("query", single(query)), " → ", ...named("key", single(key)));
-  const known = tokenShare(query, key);
-  if (known === undefined) {
+  const title = make("h3", {}, "This cell, step by step: ", ...namedPlace("query", query), " → ", ...namedPlace("key", key));
+  const known = shareOf(query, key);
+  if (known === undefined || chosen.isOfBlocks) {
     const why = `A cell of this map stands for ${map.block} × ${map.block} tokens, and single cells of this query are not in the page.`;
     byId("story").replaceChildren(title, make("p", { class: "note" }, why));
     return;
@@ -48,7 +48,7 @@ function withOptions(text) {
   return text.split(/(--[a-z-]+(?: [a-z_]+(?:,[a-z_]+)+)?)/).map((part, i) => (i % 2 ? make("code", {}, part) : part));
 }
 
-const at = (name, query, key) => chosen.parts[name]?.[query * chosen.keys.length + key];
+const at = (name, query, key) => chosen.parts[name]?.[query * wordsOf("key").length + key];
 
 function storyOfMasked(query, key) {
   const qk = at("qk", query, key);
@@ -88,10 +88,9 @@ function scoreStep(query, key) {
 
 // The softmax of the query's row, as it follows from the scores, beside the weight that the record holds.
 function weightStep(query, key, known) {
-  const name = explained("weight", "attention weight"), { entries, isPart, isBlock } = rowOf(single(query));
-  const row = entries.filter((entry) => entry.share !== FORBIDDEN);
-  const parts = [name, " "], learned = chosen.map.learned?.[query - chosen.map.first[0]] ?? 0;
-  const scores = row.map((entry) => at("scores", query, entry.from));
+  const name = explained("weight", "attention weight"), row = rowOf(query).filter((entry) => entry.share !== FORBIDDEN);
+  const parts = [name, " "], learned = chosen.map.learned?.[cellOf("query", query)] ?? 0;
+  const scores = row.map((entry) => at("scores", query, entry.place));
   if (chosen.parts.scores) {
     const top = Math.max(...scores), sum = scores.reduce((total, score) => total + Math.exp(score - top), 0);
     const score = at("scores", query, key), own = Math.exp(score - top) / sum;
@@ -101,7 +100,7 @@ function weightStep(query, key, known) {
     parts.push(" = ", ...valueParts(known), `, where ${digits(top)} is the largest score of the row and ${digits(sum)} `);
     parts.push(`the sum of exp(score − ${subtracted(top)}) over the ${row.length} ${row.length === 1 ? "key" : "keys"} that this query sees.`);
   } else parts.push("= softmax of the row = ", ...valueParts(known), ". ", notHere("scores", "the row of scores"));
-  if (isPart || isBlock || Number.isNaN(known)) return parts; // the others of the row are not known
+  if (chosen.block > 1 || Number.isNaN(known)) return parts; // the others of the row are not known
   const larger = row.filter((entry) => entry.share > known).length;
   parts.push(` It is number ${larger + 1} of the row; each key would get ${digits(1 / row.length)} if attention were uniform.`);
   return parts;
@@ -109,11 +108,11 @@ function weightStep(query, key, known) {
 
 function outputStep(query, key, weight) {
   const { v, z } = chosen.parts, { dropout } = RECORD.layers[HEADS[choice.head].layer], name = explained("head output");
-  const results = z ? z.subarray((query * z.length) / chosen.queries.length, ((query + 1) * z.length) / chosen.queries.length) : null;
+  const results = z ? z.subarray((query * z.length) / wordsOf("query").length, ((query + 1) * z.length) / wordsOf("query").length) : null;
   const parts = [];
   if (dropout > 0) parts.push(`Dropout with probability ${dropout} changes the weight before it is used. `);
   if (v && dropout === 0) {
-    const values = v.subarray((key * v.length) / chosen.keys.length, ((key + 1) * v.length) / chosen.keys.length);
+    const values = v.subarray((key * v.length) / wordsOf("key").length, ((key + 1) * v.length) / wordsOf("key").length);
     parts.push("weight · ", explained("value", "value"), ` = ${digits(weight)} · ${vectorText(values)} = ${vectorText(values.map((x) => weight * x))}, `);
     parts.push("which is added to the ", name, ".");
   } else if (!v) parts.push("weight · ", explained("value", "value"), " is added to the ", name, ". ", notHere("v", "The value"));
