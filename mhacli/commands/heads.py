@@ -105,9 +105,10 @@ def heads(
     else:
         if effect or control:
             with loading_torch():
-                from mhacli.commands.effect.head_study import head_table, inspected_run
+                from mhacli.commands.effect.head_study import head_table
+                from mhacli.commands.effect.study import loaded_run
             with show_activity("loading the checkpoint"), uncollected():
-                loaded, prepared, notes = inspected_run(run, effect=effect)
+                loaded, prepared, notes = loaded_run(run, "predict" if effect else None)
             table = partial(head_table, loaded, prepared, effect=effect, control=control)
         else:
             prepared, notes = load_checkpoint(run)

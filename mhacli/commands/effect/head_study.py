@@ -7,21 +7,20 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy, verified
+from mhacli.commands.effect.study import EffectStudy, loaded_run, run_of, verified
 from mhacli.errors import UsageError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, own_tokenizer
 from mhacli.models.passes import require_open
-from mhacli.models.prepare import inputs_of, make_texts, read
+from mhacli.models.prepare import make_texts
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.heads import HeadStatistics, Kept
 from mhacli.record.record import Record
@@ -50,7 +49,7 @@ def heads(
         raise UsageError("no text is given", hint=f'{_NAME}(model, "the cat sat on the mat")')
     if isinstance(model, str | os.PathLike):
         request = Run(model=ModelSettings(path=os.fspath(model)), texts=given, keep=())
-        loaded, run, _ = inspected_run(request, effect=effect)
+        loaded, run, _ = loaded_run(request, "predict" if effect else None)
     else:
         require_open(model, _NAME)
         if not hasattr(model, "base_model") or tokenizer is None:
@@ -63,19 +62,8 @@ def heads(
         loaded = Loaded(
             source=name, checkpoint=Checkpoint(name), config=model.config, target=device, tokenizer=own, model=model
         )
-        run = _run_of(loaded, make_texts(request, loaded), request)
+        run = run_of(loaded, make_texts(request, loaded), request)
     return head_table(loaded, run, effect=effect, control=control)
-
-
-@torch.no_grad()
-def inspected_run(request: Run, *, effect: bool) -> tuple[Loaded, CheckpointRun, tuple[str, ...]]:
-    """A checkpoint, with its language head if effects are asked for; the run over all texts; and notes for the user. Raises
-    `MhaError`."""
-    began = perf_counter()
-    loaded, inputs = read(request, "predict" if effect else None)
-    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, request)
-    run.seconds["loading"] = perf_counter() - began
-    return loaded, run, (*loaded.notes, *inputs.notes)
 
 
 @torch.no_grad()
@@ -94,20 +82,15 @@ def head_table(
     run.run(part(0))
     record = run.record()
     if control:
-        of_random = _run_of(loaded, _random_texts(loaded, texts), request)
+        of_random = run_of(loaded, _random_texts(loaded, texts), request)
         of_random.run(part(1))
         controls = of_random.record().heads
     for number, text in enumerate(each_text, 1 + control):
         of_text = replace(record, sequences=text.sequences, context=text.context)
-        alone = _run_of(loaded, text, request)
+        alone = run_of(loaded, text, request)
         study = EffectStudy(loaded.model, alone.inputs.keywords, EffectSettings(), request, of_text, inspected=alone)
         found.append(verified(study.run(part(number))))
     return replace(record, heads=_completed(record, found, controls))
-
-
-def _run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
-    base = replace(loaded, model=loaded.model.base_model)
-    return CheckpointRun(base, inputs_of(loaded, texts, request.model), request)
 
 
 def _completed(record: Record, found: Sequence[Record], controls: HeadTable | None) -> HeadTable:

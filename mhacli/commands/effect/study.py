@@ -18,9 +18,10 @@ from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
+from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey
-from mhacli.models.load import ModelTokenizer
-from mhacli.models.prepare import read
+from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer
+from mhacli.models.prepare import inputs_of, read
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.record import Record
@@ -30,19 +31,31 @@ from mhacli.run import Run
 _MASKS = ("[MASK]", "<mask>")
 
 
+def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
+    """The run of texts by a checkpoint without its head."""
+    base = replace(loaded, model=loaded.model.base_model)
+    return CheckpointRun(base, inputs_of(loaded, texts, request.model), request)
+
+
+def loaded_run(request: Run, head: LanguageHead | None) -> tuple[Loaded, CheckpointRun, tuple[str, ...]]:
+    """A checkpoint that is loaded here, with a language `head` if requested; its run of the texts; and notes for the user. Raises
+    `MhaError` for a request that cannot work."""
+    began = perf_counter()
+    loaded, inputs = read(request, head)
+    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, request)
+    run.seconds["loading"] = perf_counter() - began
+    return loaded, run, (*loaded.notes, *inputs.notes)
+
+
 @torch.no_grad()
 def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
-    """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user. Raises `MhaError`
-    for a request that cannot work."""
-    began = perf_counter()
-    loaded, inputs = read(request, "predict")
-    _require_one_text(len(inputs.sequences))
-    every = replace(request, model=replace(request.model, layers=None), keep=())
-    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, every)
-    run.seconds["loading"] = perf_counter() - began
+    """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user."""
+    loaded, run, notes = loaded_run(request, "predict")
+    _require_one_text(len(run.inputs.sequences))
+    run.wanted = replace(request, model=replace(request.model, layers=None), keep=())
     run.run()
-    study = EffectStudy(loaded.model, inputs.keywords, settings, request, run.record(), loaded.tokenizer, run)
-    return study, (*loaded.notes, *inputs.notes)
+    study = EffectStudy(loaded.model, run.inputs.keywords, settings, request, run.record(), loaded.tokenizer, run)
+    return study, notes
 
 
 @torch.no_grad()

@@ -20,15 +20,14 @@ import mhacli
 from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.run import rows_at_once
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy, verified
+from mhacli.commands.effect.study import EffectStudy, run_of, verified
 from mhacli.commands.scan.command import Scan
 from mhacli.commands.scan.folder import UNIT_SIZE, Settings, Unit, UnitFiles, differences
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
 from mhacli.errors import MhaError
 from mhacli.io.data import json_checksum, plain
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, load_model
-from mhacli.models.prepare import find, inputs_of, make_texts, spans_of_pair
-from mhacli.models.runs.run import CheckpointRun
+from mhacli.models.prepare import find, make_texts, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
 from mhacli.record.record import Record, SpanTokens
 from mhacli.record.tables import Columns, EffectTable, HeadTable, arrow_of, dicts_of
@@ -142,17 +141,17 @@ class Worker:
         request = replace(self._scan.run, texts=(document.text,))
         texts = make_texts(request, self._unloaded)
         texts = replace(texts, spans=tuple(self._spans_in(texts.sequences[0])))
-        inputs = inputs_of(self._loaded, texts, request.model)
-        base = replace(self._loaded, model=self._loaded.model.base_model)
-        run = CheckpointRun(base, inputs, request)
+        run = run_of(self._loaded, texts, request)
         run.run(verify=is_compared)
         record = run.record()
         if not self._scan.effect:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
-        study = EffectStudy(self._loaded.model, inputs.keywords, settings, request, record, inspected=run)
+        study = EffectStudy(self._loaded.model, run.inputs.keywords, settings, request, record, inspected=run)
         effects = verified(study.run()).effects
-        if study.effects.most_rows < rows_at_once(inputs.keywords):  # the size of batches decides the rounding of sums
+        if study.effects.most_rows < rows_at_once(
+            run.inputs.keywords
+        ):  # the size of batches decides the rounding of sums
             message = "the removals of its heads need more memory than is free"
             hint = "--max-tokens shortens documents, and fewer workers leave more memory to each"
             raise MhaError(message, hint=hint, code="out-of-memory")
