@@ -27,12 +27,9 @@ def require_agreement(record: Record, name: str = "") -> None:
     """Raises `MhaError` with exit code 3 that lists the contradictions in a record that was shown."""
     faults = contradictions(record)
     if faults:
-        raise MhaError(
-            f"{name or 'the record'} contradicts itself: {'; '.join(faults[:_MOST_LISTED])}",
-            hint="the file was changed or damaged after it was saved; do not trust its numbers",
-            code="contradiction",
-            exit_code=EXIT_CHECK,
-        )
+        message = f"{name or 'the record'} contradicts itself: {'; '.join(faults[:_MOST_LISTED])}"
+        hint = "the file was changed or damaged after it was saved; do not trust its numbers"
+        raise MhaError(message, hint=hint, code="contradiction", exit_code=EXIT_CHECK)
 
 
 def _of_rows(view: Record) -> Iterator[str]:

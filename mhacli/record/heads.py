@@ -304,9 +304,8 @@ def require_order(sort: str) -> tuple[str, bool]:
     headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in _COLUMNS}
     name = headings.get(word, word)
     if name not in SORTS or direction not in (("up", "down") if colon else ("",)):
-        raise UsageError(
-            f"--sort {shlex.quote(sort[:40])} is not one of {', '.join(SORTS)}, alone or with :up or :down"
-        )
+        known = f"one of {', '.join(SORTS)}, alone or with :up or :down"
+        raise UsageError(f"--sort {shlex.quote(sort[:40])} is not {known}")
     return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
 
 
@@ -319,14 +318,10 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
     name, rises = require_order(sort)
     if name == "head":  # heads are in the order of execution already
         return tuple(heads if rises else reversed(heads))
-    with_value = [head for head in heads if getattr(head, name) is not None]
     is_change = name in {row.field for row in OF_REMOVAL}
-    ordered = sorted(
-        with_value,
-        key=lambda head: (abs(getattr(head, name)) if is_change else getattr(head, name),),
-        reverse=not rises,
-    )
-    return (*ordered, *(head for head in heads if getattr(head, name) is None))
+    known = [head for head in heads if getattr(head, name) is not None]
+    known.sort(key=lambda head: abs(getattr(head, name)) if is_change else getattr(head, name), reverse=not rises)
+    return (*known, *(head for head in heads if getattr(head, name) is None))
 
 
 # ----------------------------------------------------------------------------------------- statistics without matrices

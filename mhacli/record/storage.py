@@ -37,7 +37,12 @@ def load_late(path: str) -> Record:
 
     Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
     """
-    file = read_tensor_header(_summary_of(path))
+    if is_scan(path):
+        path, scan = os.path.join(path, SUMMARY), path
+        if not os.path.lexists(path):
+            hint = "the same mha scan command resumes the scan"
+            raise MhaError(f"{scan} has no summary: its scan is not finished", hint=hint, code="unfinished", path=scan)
+    file = read_tensor_header(path)
     sums = _require_unchanged(file)
     record = decode(Record, with_earlier_config(file.metadata), file.path)
     try:
@@ -51,17 +56,6 @@ def load_late(path: str) -> Record:
 def is_scan(path: str) -> bool:
     """Whether `path` is the folder of a scan, finished or not."""
     return "\0" not in path and os.path.isfile(os.path.join(path, MANIFEST))
-
-
-def _summary_of(path: str) -> str:
-    """The path of a record: `path` itself, or the summary if it is the folder of a scan."""
-    if not is_scan(path):
-        return path
-    summary = os.path.join(path, SUMMARY)
-    if not os.path.lexists(summary):
-        hint = "the same mha scan command resumes the scan"
-        raise MhaError(f"{path} has no summary: its scan is not finished", hint=hint, code="unfinished", path=path)
-    return summary
 
 
 def _require_unchanged(file: TensorFile) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import missing_library
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-Columns = Mapping[str, tuple[type, Sequence[Any] | Array]]
+Columns = dict[str, tuple[type, Sequence[Any] | Array]]
 """Columns by name: the type of the values, and the values, None for a missing one."""
 _TYPES = {int: ("Int64", "int64"), float: ("float64", "float64"), str: ("str", "string"), bool: ("bool", "bool_")}
 """The types of columns in pandas and pyarrow; polars takes those of Python."""
@@ -120,19 +120,13 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
     def columns(self) -> Columns:
         """The columns by name."""
         names = ["layer", "attention", "head", "kind", *(row.field for row in STATISTICS)]
-        patterns: Columns = {
-            f"pattern_{index + 1}": (float, [head.patterns[index] for head in self])
-            for index in range(max((len(head.patterns) for head in self), default=0))
-        }
-        removals = _columns(self, HeadStatistics, [row.field for row in removal_columns(self)])
+        columns = _columns(self, HeadStatistics, names)
+        for index in range(max((len(head.patterns) for head in self), default=0)):
+            columns[f"pattern_{index + 1}"] = float, [head.patterns[index] for head in self]
+        columns |= _columns(self, HeadStatistics, [row.field for row in removal_columns(self)])
         controls = [head.control for head in self if head.control is not None]
         of_control = _columns(controls, HeadStatistics, names[names.index("kind") :]) if controls else {}
-        return {
-            **_columns(self, HeadStatistics, names),
-            **patterns,
-            **removals,
-            **{f"control_{name}": column for name, column in of_control.items()},
-        }
+        return columns | {f"control_{name}": column for name, column in of_control.items()}
 
 
 def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:

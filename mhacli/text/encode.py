@@ -65,7 +65,11 @@ def encode(
         sequences = [places(length)] * batch
         _require_positions(sequences, config, f"--random {batch},{config.max_positions}")
         return Encoded(tuple(sequences), None, Vocabulary(()))
-    _require_texts(texts, context, config)
+    if not texts:
+        raise UsageError("no text is given", hint='try "the cat sat on the mat"')
+    if config.needs_order and context:
+        order = "a context has no order relative to the text"
+        raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
     tokenizer = make_tokenizer(config, max_token_len)
     own = tokenizer.vocabulary
     if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
@@ -96,14 +100,6 @@ def of_each(given: Sequence[T], n_texts: int, option: str) -> list[T]:
     if len(given) not in (0, 1, n_texts):
         raise UsageError(f"{option} is given {len(given)} times for {n_texts} texts: give it once, or once for each")
     return [*given] * n_texts if len(given) == 1 else [*given]
-
-
-def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
-    if not texts:
-        raise UsageError("no text is given", hint='try "the cat sat on the mat"')
-    if config.needs_order and context:
-        order = "a context has no order relative to the text"
-        raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
 
 
 def _require_positions(sequences: Sequence[TokenSequence], config: Config, shorter: str) -> None:

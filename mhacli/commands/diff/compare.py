@@ -109,9 +109,7 @@ class RecordDiff(Shown):
     def layers(self) -> list[LayerDifference]:
         """The layers that both records have."""
         of_a, of_b = _layers(self.a), _layers(self.b)
-        both = [label for label in of_a if label in of_b]
-        has_trace = len(both) == 1 and all(record.trace and record.decoding is None for record in (self.a, self.b))
-        return [LayerDifference(label, *of_a[label], *of_b[label], self.tolerance, has_trace) for label in both]
+        return [LayerDifference(each, *of_a[each], *of_b[each], self.tolerance) for each in of_a if each in of_b]
 
     @cached_property
     def only(self) -> dict[str, list[str]]:
@@ -415,7 +413,7 @@ class Difference(msgspec.Struct, frozen=True):
 class LayerDifference:
     """One layer of both records (`a` and `b`), or the whole records with an empty `label` if they have no layers.
 
-    `inspected_a` and `inspected_b` describe the layers of checkpoints. Traces are compared if `has_trace`.
+    `inspected_a` and `inspected_b` describe the layers of checkpoints.
     """
 
     label: str
@@ -424,7 +422,6 @@ class LayerDifference:
     b: Record
     inspected_b: InspectedLayer | None
     tolerance: float
-    has_trace: bool
 
     @cached_property
     def queries(self) -> list[Array]:
@@ -451,7 +448,8 @@ class LayerDifference:
     def sites(self) -> list[Difference]:
         """The sites in the order of execution: arrays that both have, and other steps of their traces. Of user code also
         steps that one alone has."""
-        a, b = ({step.site: step for step in record.trace if self.has_trace} for record in (self.a, self.b))
+        is_decoded = self.a.decoding is not None or self.b.decoding is not None
+        a, b = ({step.site: step for step in record.trace if not is_decoded} for record in (self.a, self.b))
         of_code = [name for name in a | b if self.is_code or name not in _ORDER]
         sites = []
         for name in dict.fromkeys((*of_code, *_ORDER)):
