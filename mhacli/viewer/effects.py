@@ -15,12 +15,17 @@ from textual.widgets import Static
 
 from mhacli.record.effect import Effect, numbers_of
 from mhacli.render.base.cells import CHANGES, cell
-from mhacli.render.base.format import flowing
+from mhacli.render.base.format import flowing, number_text
 from mhacli.render.base.options import Screen as Paper
-from mhacli.render.checkpoint.effect import NUMBER, effect_words, head_axis, number_column, removal_words, scale_text
+from mhacli.render.checkpoint.effect import AT_POSITION, effect_words, measured_words, number_column, removal_words
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
 from mhacli.viewer.parts import ENDS, MOVES, PLAIN, HeadsScreen, Items, entitle, key
 from mhacli.viewer.session import Session
+
+_NUMBER = 6
+"""The width of a cell with a number."""
+_SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
+_SUPPORTS = "negative: what was removed supports the target"
 
 
 class EffectsScreen(HeadsScreen):
@@ -63,7 +68,7 @@ class EffectsScreen(HeadsScreen):
             entitle(self.numbers, removal_words(effect, self.session.record))
             has_signs = not is_numbered or not self.shown.rows
             numbers = flowing([*self._numbers(effect)], paper.width, "  ")
-            below = [numbers, scale_text(self.shown, paper, has_signs=has_signs), *below]
+            below = [numbers, _scale(self.shown, paper, has_signs=has_signs), *below]
         self.numbers.update(Group(*below))
 
     def _numbers(self, effect: Effect) -> Iterator[Text]:
@@ -78,17 +83,17 @@ class EffectsScreen(HeadsScreen):
             cell_len(name)
             for name in ("layer", *(row.name for row in shown.rows), *(read.name for read in shown.texts))
         )
-        is_numbered = label + 2 + shown.n_columns * NUMBER < width
+        is_numbered = label + 2 + shown.n_columns * _NUMBER < width
 
         def word(effect: Effect | None) -> str:
             if is_numbered or effect is None:
-                return f"{shown.word(effect):>{NUMBER - 1 if is_numbered else 1}}"
+                return f"{shown.word(effect):>{_NUMBER - 1 if is_numbered else 1}}"
             return "·" if colour else cell(shown.level(effect), colour=False, ramp=CHANGES)[0]
 
         rows = [(f"{row.name:>{label}}", [word(effect) for effect in row.heads]) for row in shown.rows]
         rows += [(f"{read.name:>{label}}", list(read.tokens)) for read in shown.texts]
         rows += [("", [f"{removal_name(effect, shown.record)} {shown.word(effect)}"]) for effect in self._together]
-        axis = f"{'head':>{label}}   {head_axis(shown.n_columns, NUMBER if is_numbered else 2)}" if shown.rows else ""
+        axis = f"{'head':>{label}}   {_head_axis(shown.n_columns, _NUMBER if is_numbered else 2)}" if shown.rows else ""
         self.items.fill((width, shown), lambda: rows, axis)
 
         def look(item: int) -> tuple[str, Style, Style]:
@@ -122,3 +127,29 @@ class EffectsScreen(HeadsScreen):
                 self.open_head(place)
                 return
         self.action_say("no single head was removed here")
+
+
+# ------------------------------------------------------------------------------------- axis and scale
+
+
+def _head_axis(n_heads: int, width: int) -> str:
+    """The head numbers above their columns; every fifth if the cells are narrow."""
+    if width == _NUMBER:
+        return "".join(f"{head:>{width - 1}} " for head in range(n_heads)).rstrip()
+    return "".join(f"{head:<{5 * width}}" for head in range(0, n_heads, 5)).rstrip()
+
+
+def _scale(shown: EffectMap, paper: Paper, *, has_signs: bool) -> Text:
+    """The scale of changes and its meaning, in colours, or, with `has_signs`, in the signs used without colours."""
+    swatches = Text.assemble(*CHANGES.swatches(colour=paper.colour))
+    swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
+    is_drawn = paper.colour or has_signs
+    parts = [
+        Text(f"{shown.low} ").append_text(swatches if is_drawn else Text("…")).append(f" {number_text(shown.largest)}")
+    ]
+    words = [shown.meaning]
+    if shown.has_signs:
+        at = f" at {shown.summary.position}" if shown.summary.measured in AT_POSITION else ""
+        words = [f"change of {measured_words(shown.summary)}{at}", _SUPPORTS]
+        words += [_SIGNS] if has_signs and not paper.colour else []
+    return flowing([*parts, *(Text(word, style="dim") for word in words)], paper.width)

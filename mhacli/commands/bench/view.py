@@ -7,23 +7,24 @@ import io
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow
 from mhacli.io.files import write_whole
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import count_of, filled, or_dash, plain_table, seconds_text, short_text
+from mhacli.render.base.format import count_of, filled, or_dash, seconds_text, short_text
 from mhacli.render.base.options import Screen
+from mhacli.render.base.terminal import bare, table
 from mhacli.render.csv import cell_text
-from mhacli.render.page.elements import Html, table, tag, text
+from mhacli.render.page import elements
+from mhacli.render.page.elements import Html, tag, text
 from mhacli.text.escape import visible
 
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
@@ -37,7 +38,7 @@ def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     legend = filled([*_legend(benchmark)], screen.width) if any(row.interval for row in benchmark.rows) else []
     about = filled([*_machine(benchmark)], screen.width)
     parts += [Text(), Text("\n".join([*legend, *about]), style="dim")]
-    return Group(*parts, *([] if benchmark.comparison is None else _changes(benchmark.comparison)))
+    return Group(*parts, *([] if benchmark.comparison is None else _changes(benchmark.comparison, screen.width)))
 
 
 def sentences(benchmark: Benchmark) -> tuple[str, ...]:
@@ -100,31 +101,40 @@ _COLUMNS: Sequence[Column[BenchRow]] = (
 """The numbers of a row beside its time, the most important first."""
 
 
-def _times(rows: Sequence[BenchRow], width: int) -> Iterator[RichTable]:
-    """The times of the backends at each size, the fastest at the longest one first, and its other numbers. What is wider than the
-    screen continues in another table."""
+def _times(rows: Sequence[BenchRow], width: int) -> Iterator[RenderableType]:
+    """The times of the backends at each size, the fastest at the longest one first, and its other numbers. Sizes that are wider
+    than the screen continue in another table."""
     longest = {row.backend: row for row in sorted(_longest(rows), key=lambda row: row.median_s or 0.0)}
     names = [*longest, *dict.fromkeys(row.backend for row in rows if row.interval and row.backend not in longest)]
-    columns = []
-    for size in dict.fromkeys(map(size_text, rows)):
-        of_size = {row.backend: row for row in rows if size_text(row) == size}
-        columns.append([f"{size} ", *(_time(of_size.get(name)) for name in names)])
-    spare = [[of.heading, *(of.text(longest[name]) if name in longest else "–" for name in names)] for of in _COLUMNS]
-    first = ["backend", *(_kernel_text([row for row in rows if row.backend == name]) for name in names)]
-    tables, room = list[list[list[str]]](), 0
-    for cells in [*columns, *spare]:
-        needed = 1 + max(map(cell_len, cells))
-        if needed > room and cells in columns:
-            tables.append([first])
-            room = width - max(map(cell_len, first))
-        if needed <= room or cells in columns:
-            tables[-1].append(cells)
-            room -= needed
-    for shown in tables if names else []:
-        drawn = plain_table(*((heading, heading != "backend") for heading, *_ in shown), gap=1)
-        for line in zip(*(cells for _, *cells in shown), strict=True):
-            drawn.add_row(*line)
-        yield drawn
+    sizes = [*dict.fromkeys(map(size_text, rows))]
+    first = {name: _kernel_text([row for row in rows if row.backend == name]) for name in names}
+    widest = max(*map(len, sizes), len("99.9 ms")) + 2
+    per_table = max(1, (width - max(map(cell_len, ["backend", *first.values()]))) // widest)
+    for start in range(0, len(sizes) if names else 0, per_table):
+        columns: list[Column[str]] = [Column(heading="backend", value=first.__getitem__, least=_MOST)]
+        columns += [_size_column(rows, size) for size in sizes[start : start + per_table]]
+        if start + per_table >= len(sizes):
+            columns += [_spare_column(of, longest, place) for place, of in enumerate(_COLUMNS, 1)]
+        yield bare(Table(columns=columns, rows=names, gap=1), width)
+
+
+_MOST = 100
+"""The widest name of a backend, which is never shortened."""
+
+
+def _size_column(rows: Sequence[BenchRow], size: str) -> Column[str]:
+    of_size = {row.backend: row for row in rows if size_text(row) == size}
+    return Column(heading=f"{size} ", value=lambda name: _time(of_size.get(name)), unit="id")
+
+
+def _spare_column(of: Column[BenchRow], longest: Mapping[str, BenchRow], place: int) -> Column[str]:
+    """A number beside the times, of the longest size; the less important is dropped first."""
+    return Column(
+        heading=of.heading,
+        value=lambda name: of.text(longest[name]) if name in longest else None,
+        unit="id",
+        drop=place,
+    )
 
 
 def _time(row: BenchRow | None) -> str:
@@ -187,18 +197,21 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
     yield f"seed {benchmark.seed}"
 
 
-def _changes(comparison: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """Each size's ratio to the baseline, the rows that cannot be compared, and the outcome."""
     yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
+    columns: list[Column[Mapping[str, Any]]] = [
+        Column(heading="backend", value=itemgetter("backend")),
+        Column(heading="then", value=itemgetter("baseline_s"), unit="seconds"),
+        Column(heading="now", value=itemgetter("median_s"), unit="seconds"),
+        Column(heading="now/then", value=itemgetter("ratio"), unit="short"),
+        Column(heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], short_text), unit="id"),
+        Column(heading="", value=itemgetter("verdict")),
+    ]
+    colours = {"slower": "red", "faster": "green"}
+    coloured = [replace(column, style=lambda row: colours.get(row["verdict"], "")) for column in columns]
     for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
-        headings = [(name, True) for name in ("then", "now", "now/then", "95 %")]
-        columns = plain_table(("backend", False), *headings, ("", False))
-        for change in changes:
-            cells = [seconds_text(change["baseline_s"]), seconds_text(change["median_s"]), short_text(change["ratio"])]
-            cells.append(f"{short_text(change['ratio_low'])}–{short_text(change['ratio_high'])}")
-            colour = {"slower": "red", "faster": "green"}.get(change["verdict"])
-            columns.add_row(change["backend"], *cells, change["verdict"], style=colour)
-        yield from (Text(size), columns)
+        yield from table(Table(columns=coloured, rows=[*changes], title=size), width)
     alone = count_of(len(comparison["unmatched"]), "row") + " in one of the runs alone (--json)"
     notes = [*comparison["warnings"], *comparison["broken"], *([alone] if comparison["unmatched"] else [])]
     yield from (Text(visible(line), style="dim") for line in notes)
@@ -267,7 +280,7 @@ def _page(benchmark: Benchmark, picture: str) -> str:
         Column(heading="", value=lambda row: visible(_why(row))),
     ]
     for family, rows in families(benchmark.rows).items():
-        parts.append(table(Table(columns=columns, rows=rows, title=family)))
+        parts.append(elements.table(Table(columns=columns, rows=rows, title=family)))
     return _PAGE.format(body="\n".join(parts))
 
 

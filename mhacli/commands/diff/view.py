@@ -390,15 +390,13 @@ def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions,
         title="A",
         has_all_rows=True,
     )
-    unnamed = [""] * len(labels)
     panels = [
         whole,
-        replace(whole, values=b.weights, allowed=b.is_open, rows=unnamed, title="B"),
+        replace(whole, values=b.weights, allowed=b.is_open, title="B"),
         replace(
             whole,
             values=change,
             allowed=a.is_open | b.is_open,
-            rows=unnamed,
             top=largest,
             scale="change",
             title="B − A",

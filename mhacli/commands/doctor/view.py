@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.check import ExaminedModel, HealthCheck
 from mhacli.commands.doctor.run import Report
-from mhacli.record.glossary import words_of
-from mhacli.render.base.format import count_of, filled, or_dash, plain_table
+from mhacli.render.base.doc import Column, Table, column
+from mhacli.render.base.format import count_of, filled, or_dash
 from mhacli.render.base.options import Screen
+from mhacli.render.base.terminal import table
 from mhacli.text.escape import visible
 
 _NUMBER = "{:.2g}".format
@@ -27,7 +27,7 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
     if report.model is None:
         e = report.environment
         verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold")
-        return Group(_table(_in_brief(report.checks), has_numbers=False), verdict)
+        return Group(*table(_table(_in_brief(report.checks), has_numbers=False), on.width), verdict)
     legend = [
         "found: the largest change of a token's output, relative to the typical size of an output",
         f"at most: {report.model.tolerance}",
@@ -35,7 +35,8 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
     ]
     explained = Text("\n".join(map(visible, legend)), style="dim")
     about = Text("\n".join(filled(_facts(report, report.model), on.width)), style="bold")
-    return Group(about, Text(), _table(report.checks, has_numbers=True), Text(), explained, Text(), verdict)
+    checks = table(_table(report.checks, has_numbers=True), on.width)
+    return Group(about, Text(), *checks, Text(), explained, Text(), verdict)
 
 
 def _in_brief(checks: Sequence[HealthCheck]) -> list[HealthCheck]:
@@ -61,16 +62,25 @@ def _facts(report: Report, model: ExaminedModel) -> list[str]:
     return [visible(part) for part in parts]
 
 
-def _table(checks: Sequence[HealthCheck], *, has_numbers: bool) -> Table:
+def _table(checks: Sequence[HealthCheck], *, has_numbers: bool) -> Table[HealthCheck]:
     """A line per check: name, status, number with its limit, and message. Below it what a fault means, and what to do."""
-    headings = [words_of("columns", "doctor")[name].heading for name in ("found", "tolerance")] if has_numbers else []
-    table = plain_table(("check", False), ("", False), *((heading, True) for heading in headings))
-    table.show_header = has_numbers
-    table.add_column("", overflow="fold")
-    for check in checks:
-        message = visible(". ".join([check.message, check.meaning] if check.meaning else [check.message]))
-        message += f"\n→ {visible(check.advice)}" if check.advice else ""
-        numbers = [or_dash(number, _NUMBER) for number in (check.value, check.tolerance)] if has_numbers else []
-        status = Text("warning" if check.status == "care" else check.status, style=_STYLES[check.status])
-        table.add_row(visible(check.name), status, *numbers, Text(message))
-    return table
+
+    def message(check: HealthCheck) -> str:
+        words = visible(". ".join([check.message, check.meaning] if check.meaning else [check.message]))
+        return words + (f"\n→ {visible(check.advice)}" if check.advice else "")
+
+    columns: list[Column[HealthCheck]] = [
+        Column(heading="check" if has_numbers else "", value=lambda check: visible(check.name)),
+        Column(
+            heading="",
+            value=lambda check: "warning" if check.status == "care" else check.status,
+            style=lambda check: _STYLES[check.status],
+        ),
+        Column(heading="", value=message, least=20, wraps=True),
+    ]
+    if has_numbers:
+        columns[2:2] = [
+            column("doctor", "found", lambda check: or_dash(check.value, _NUMBER), "id"),
+            column("doctor", "tolerance", lambda check: or_dash(check.tolerance, _NUMBER), "id"),
+        ]
+    return Table(columns=columns, rows=checks)

@@ -54,8 +54,6 @@ class PaletteSteps:
 
 RAMP_STEPS = PaletteSteps((53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))
 """Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours between them but greys."""
-SINK_STEPS = PaletteSteps((16, 234, 53, 89, 126, 162, 199, 206), (0, 5, 13))
-"""The scale of sinks. Its 16-colour steps share none with the ramp."""
 
 
 class _Picked(Color):
@@ -113,12 +111,6 @@ def ramp_paint(level: int) -> Color:
     return picked(ramp_colour(level), *RAMP_STEPS.at(level))
 
 
-@lru_cache(maxsize=256)
-def sink_shade(level: int) -> Style:
-    """The style of a sink's cell at `level` of 0 … 255, from black to magenta, unlike any colour of the ramp."""
-    return Style(bgcolor=picked(sink_colour(level), *SINK_STEPS.at(level)))
-
-
 def sink_colour(level: int) -> RGB:
     """The RGB values of a sink at `level` of 0 … 255."""
     red, green, blue = (round(part * level / 255) for part in _SINK)
@@ -150,11 +142,6 @@ def half_block(upper: int | None, lower: int | None, paint: Callable[[int], Colo
         level = lower if upper is None else upper
         return "▄" if upper is None else "▀", Style(color=paint(level or 0))
     return "▀", Style(color=paint(upper), bgcolor=paint(lower))
-
-
-def level_of(weight: float, largest: float) -> int:
-    """The level, 0 … 255, of a weight on the linear scale from 0 to `largest`."""
-    return 255 if weight >= largest else max(0, round(255 * weight / largest))
 
 
 def glyph(level: int) -> str:

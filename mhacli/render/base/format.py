@@ -9,7 +9,6 @@ from itertools import islice
 
 from rich.cells import cell_len, set_cell_size
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.io.files import format_size
@@ -277,20 +276,6 @@ def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:
 def title_rule(words: str | Text) -> Rule:
     """The line above a section, with its title on the left in bold or in its own styles."""
     return Rule(Text(words, style="bold") if isinstance(words, str) else words, align="left", style="dim")
-
-
-def left_out(count: int) -> Text:
-    """The table row that stands for omitted rows."""
-    return Text(f"{count} more (--all)", style="dim")
-
-
-def plain_table(*columns: tuple[str, bool], width: int | None = None, gap: int = 2) -> Table:
-    """A table without lines, with columns `gap` cells apart that do not wrap. Each column is given by its heading and
-    whether it is right-aligned. Further columns can be added."""
-    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", width=width)
-    for name, is_right in columns:
-        table.add_column(name, justify="right" if is_right else "left", no_wrap=True)
-    return table
 
 
 # ----------------------------------------------------------------------------------------------- steps of a walkthrough

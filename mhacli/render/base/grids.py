@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
@@ -43,11 +43,12 @@ _Least = Callable[[Grid], int]
 
 @dataclass(frozen=True)
 class _Layout:
-    """A grid with the width of a cell, its numbers with stars, None for shades, and the columns beside that have room."""
+    """A grid with the width of a cell, whether its numbers are tight (None: it has shades), and the columns beside that have
+    room."""
 
     grid: Grid
     size: int
-    texts: list[list[str]] | None
+    is_tight: bool | None
     beside: Sequence[Column[int]]
 
 
@@ -97,14 +98,20 @@ def grids(
         yield flowing(caption, screen.width)
 
 
-def _rows(parts: Sequence[Grid], least: _Least, width: int) -> list[Sequence[Grid]]:
-    """The grids in as few rows as fit, evenly filled."""
+def _rows(parts: Sequence[Grid], least: _Least, width: int) -> list[list[Grid]]:
+    """The grids in as few rows as fit, evenly filled. Of grids with the same rows the first in a row names them."""
+    rows: list[list[Grid]] = []
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
-        rows = [parts[start : start + n] for start in range(0, len(parts), n)]
+        rows = [[*parts[start : start + n]] for start in range(0, len(parts), n)]
+        rows = [[g if g is row[0] or g.rows is not row[0].rows else _unnamed(g) for g in row] for row in rows]
         if n == 1 or all(sum(map(least, row)) + _GAP * (len(row) - 1) <= width for row in rows):
             break
-    return rows if parts else []
+    return rows
+
+
+def _unnamed(g: Grid) -> Grid:
+    return replace(g, rows=[""] * len(g.rows), corner="")
 
 
 def _side_by_side(layouts: Sequence[_Layout], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
@@ -120,9 +127,12 @@ def _side_by_side(layouts: Sequence[_Layout], tops: Mapping[str, float], screen:
             )
     for texts in zip_longest(*painted, fillvalue=Text()):
         line = Text(no_wrap=True)
-        for text, width in zip(texts, widths, strict=True):
-            line.append_text(text).append(" " * (width + _GAP - text.cell_len))
-        line.rstrip()
+        for place, text in enumerate(texts):
+            line.append_text(text)
+            if place < len(texts) - 1:
+                line.append(" " * (widths[place] + _GAP - text.cell_len))
+        if not screen.colour:
+            line.rstrip()
         yield line
 
 
@@ -135,28 +145,35 @@ def _label(g: Grid) -> int:
     return width and width + 1
 
 
-def _beside_width(g: Grid, beside: Sequence[Column[int]]) -> int:
-    return sum(max(map(cell_len, (c.heading, *map(c.text, range(len(g.rows)))))) + 1 for c in beside)
+def _longest(g: Grid) -> int:
+    """The width of the longest name of a column, of one or two lines."""
+    return max(cell_len(line) for name in g.columns for line in name.split("\n"))
 
 
-def _texts(g: Grid, *, is_tight: bool = False) -> list[list[str]]:
-    """The numbers of all cells with their stars. If `is_tight`, weights from 1 on have a decimal less."""
-    digits = g.digits if g.digits is not None else 2
-    texts = []
-    for row, allowed in zip(g.values.tolist(), g.allowed.tolist(), strict=True):
-        words = [
-            shown(number, g.unit, g.digits) if is_open else "" for number, is_open in zip(row, allowed, strict=True)
-        ]
-        if is_tight:
-            words = [
-                shown(number, g.unit, digits - 1) if len(word) > digits + 1 else word
-                for number, word in zip(row, words, strict=True)
-            ]
-        texts.append(words)
-    if g.marked is not None:
-        stars = np.where(g.marked, "*", " ").tolist()
-        texts = [[w + s for w, s in zip(*row, strict=True)] for row in zip(texts, stars, strict=True)]
-    return texts
+def _shown_rows(g: Grid, *, of_numbers: bool) -> Selection:
+    return balanced(len(g.rows), len(g.rows) if g.has_all_rows or not of_numbers else MAX_ROWS)
+
+
+def _beside_width(g: Grid, beside: Sequence[Column[int]], *, of_numbers: bool) -> int:
+    rows = _shown_rows(g, of_numbers=of_numbers).shown
+    return sum(max(map(cell_len, (c.heading, *map(c.text, rows)))) + 1 for c in beside)
+
+
+def _text(g: Grid, number: float, *, is_marked: bool, is_tight: bool) -> str:
+    """A number with its star. If `is_tight`, weights from 1 on have a decimal less."""
+    word = shown(number, g.unit, g.digits)
+    if is_tight and word.lstrip("-")[:1].isdigit():
+        word = shown(number, g.unit, (g.digits if g.digits is not None else 2) - 1)
+    return word if g.marked is None else word + ("*" if is_marked else " ")
+
+
+def _widest(g: Grid, *, is_tight: bool) -> int:
+    """The width of the widest number, and of the blank before it. The widest weight is the largest or the smallest."""
+    numbers: Array = g.values[g.allowed]
+    if g.unit == "weight" and len(numbers):  # a sum is NaN if any number is
+        numbers = np.array([np.nanmax(numbers, initial=0.0), np.nanmin(numbers, initial=0.0), numbers.sum() * 0])
+    texts = (_text(g, number, is_marked=False, is_tight=is_tight) for number in numbers.tolist())
+    return max(map(len, texts), default=1) + 1
 
 
 def are_numbers_narrow(g: Grid, width: int) -> bool:
@@ -166,14 +183,14 @@ def are_numbers_narrow(g: Grid, width: int) -> bool:
 
 def _least_of_numbers(g: Grid) -> int:
     """The least width of a grid as numbers."""
-    cells = max(map(len, chain(*_texts(g, is_tight=g.unit == "weight"))), default=1) + 1
-    beside = _beside_width(g, [c for c in g.beside if not c.drop])
-    return max(_label(g) - 1 + cells * len(g.columns) + beside, cell_len(g.title) + _RULE)
+    beside = _beside_width(g, [c for c in g.beside if not c.drop], of_numbers=True)
+    cells = _widest(g, is_tight=g.unit == "weight") * len(g.columns)
+    return max(_label(g) - 1 + cells + beside, cell_len(g.title) + _RULE)
 
 
 def _least_of_shades(width: int) -> _Least:
     def least(g: Grid) -> int:
-        label = _label(g) + _beside_width(g, [c for c in g.beside if not c.drop])
+        label = _label(g) + _beside_width(g, [c for c in g.beside if not c.drop], of_numbers=False)
         is_small = len(g.rows) <= MAX_ROWS and label + 2 * len(g.columns) <= width and any(g.columns)
         return max(label + (2 if is_small else 1) * len(g.columns), cell_len(g.title) + _RULE)
 
@@ -191,20 +208,15 @@ def _pooled(g: Grid, screen: Screen, *, everything: bool) -> Grid:
 
 def _parts(g: Grid, width: int, *, everything: bool) -> list[Grid]:
     """The grid with all columns that fit: the first and the last, or, with `everything`, all in several grids."""
-    excess = _least_of_numbers(g) - width
-    if excess <= 0:
+    if _least_of_numbers(g) <= width:
         return [g]
-    size = max(map(len, chain(*_texts(g, is_tight=True)))) + 1
-    gap = len(f"… {len(g.columns)} … ") - 1
-    n = max(
-        2,
-        (width - _label(g) + 1 - _beside_width(g, [c for c in g.beside if not c.drop]) - (0 if everything else gap))
-        // size,
-    )
-    if everything:
-        starts = range(0, len(g.columns), n)
-        return [_of_columns(g, Selection(tuple(range(start, min(start + n, len(g.columns)))), 0)) for start in starts]
-    return [_of_columns(g, balanced(len(g.columns), n))]
+    beside = [c for c in g.beside if not c.drop]
+    room = width - _label(g) + 1 - _beside_width(g, beside, of_numbers=True)
+    n = max(2, room // _widest(g, is_tight=g.unit == "weight") - (not everything))  # a column more has what is between
+    if not everything:
+        return [_of_columns(g, balanced(len(g.columns), n))]
+    starts = range(0, len(g.columns), n)
+    return [_of_columns(g, Selection(tuple(range(start, min(start + n, len(g.columns)))), 0)) for start in starts]
 
 
 def _of_columns(g: Grid, columns: Selection) -> Grid:
@@ -217,7 +229,8 @@ def _of_columns(g: Grid, columns: Selection) -> Grid:
         values = np.insert(values, at, g.values[:, between].sum(axis=1), axis=1)
         allowed = np.insert(allowed, at, g.allowed[:, between].any(axis=1), axis=1)
         marked = None if marked is None else np.insert(marked, at, False, axis=1)
-        names.insert(at, f"… {columns.hidden} …")
+        names.insert(at, "…")
+        g = replace(g, meaning=" · ".join(filter(None, [g.meaning, f"… the sum of {columns.hidden} more (--all)"])))
     return replace(g, values=values, allowed=allowed, marked=marked, columns=names)
 
 
@@ -225,27 +238,33 @@ def _of_columns(g: Grid, columns: Selection) -> Grid:
 
 
 def _layout(g: Grid, room: int, *, of_numbers: bool) -> _Layout:
-    """The layout in a width: names and cells as wide as fit."""
-    label, beside = _label(g), [c for c in g.beside if not c.drop]
+    """The layout in a width: names and cells as wide as fit, and the columns beside that have room."""
+    always, label = [c for c in g.beside if not c.drop], _label(g)
     if not of_numbers:
-        names = max(map(cell_len, g.columns)) + 1
-        size = min(_WIDEST_SHADE, names, (room - label - _beside_width(g, beside)) // len(g.columns))
-        return _Layout(g, max(1, size), None, beside)
-    texts, beside = _fitting_numbers(g, room)
-    least = max(map(len, chain(*texts)), default=1)
-    names = min(_WIDEST_NAME, max(map(cell_len, g.columns))) + (g.marked is not None)
-    size = min(max(least, names), (room - label + 1 - _beside_width(g, beside)) // len(g.columns) - 1)
-    return _Layout(g, max(size, least) + 1, texts, beside)
+        left = room - label - _beside_width(g, always, of_numbers=False)
+        size = min(_WIDEST_SHADE, _longest(g) + 1, left // len(g.columns))
+        return _Layout(g, max(1, size), None, always)
+    is_weight = g.unit == "weight"
+    for is_tight, beside in ((False, [*g.beside]), (is_weight, [*g.beside]), (False, always), (is_weight, always)):
+        left = room - label + 1 - _beside_width(g, beside, of_numbers=True)
+        least = _widest(g, is_tight=is_tight)
+        if least * len(g.columns) <= left:
+            break
+    names = min(_WIDEST_NAME, _longest(g)) + (g.marked is not None) + 1
+    return _Layout(g, max(least, min(names, left // len(g.columns))), is_tight, beside)
 
 
 def _painted(layout: _Layout, top: float, screen: Screen) -> Iterator[Text]:
     """The names of the columns, then a line for each row, or for two as half blocks."""
-    g, size, texts, beside = layout.grid, layout.size, layout.texts, layout.beside
-    label, of_numbers = _label(g), texts is not None
-    widths = [_beside_width(g, [c]) - 1 for c in beside]
+    g, size, beside, of_numbers = layout.grid, layout.size, layout.beside, layout.is_tight is not None
+    label, rows = _label(g), _shown_rows(g, of_numbers=of_numbers)
+    widths = [_beside_width(g, [c], of_numbers=of_numbers) - 1 for c in beside]
     above = "".join(f" {c.heading:>{width}}" for c, width in zip(beside, widths, strict=True))
+    upper = [name.partition("\n")[0] for name in g.columns]
+    if upper != [*g.columns]:
+        yield _heading(replace(g, columns=upper, corner=""), size, label, of_numbers=of_numbers)
+        g = replace(g, columns=[name.partition("\n")[2] for name in g.columns])
     yield _heading(g, size, label, of_numbers=of_numbers).append(above, style="dim")
-    rows = balanced(len(g.rows), len(g.rows) if g.has_all_rows or not of_numbers else MAX_ROWS)
     is_halved = not of_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
     cells = _levels(g, top, of_numbers=of_numbers)
     for number, row in enumerate(rows.shown):
@@ -265,21 +284,10 @@ def _painted(layout: _Layout, top: float, screen: Screen) -> Iterator[Text]:
         yield line.append_tokens((word, c.style(row)) for word, c in zip(words, beside, strict=True))
 
 
-def _fitting_numbers(g: Grid, room: int) -> tuple[list[list[str]], list[Column[int]]]:
-    """The numbers and the columns beside them: all, or what has room."""
-    always = [c for c in g.beside if not c.drop]
-    for is_tight, beside in ((False, [*g.beside]), (True, [*g.beside]), (False, always)):
-        texts = _texts(g, is_tight=is_tight and g.unit == "weight")
-        size = max(map(len, chain(*texts)), default=1) + 1
-        if _label(g) - 1 + size * len(g.columns) + _beside_width(g, beside) <= room:
-            return texts, beside
-    return _texts(g, is_tight=g.unit == "weight"), always
-
-
 def _heading(g: Grid, size: int, label: int, *, of_numbers: bool) -> Text:
     """The names of the columns, or where they have no room some of their numbers."""
     line = Text(f"{g.corner:<{max(0, label - of_numbers)}}", style="dim")
-    longest = max(map(cell_len, g.columns))
+    longest = _longest(g)
     if not of_numbers and (size <= min(3, longest) or not longest):
         return line.append(ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5))
     for name in g.columns:
@@ -305,19 +313,29 @@ def _levels(g: Grid, top: float, *, of_numbers: bool) -> list[list[int]]:
 
 def _cells(layout: _Layout, row: int, cells: list[int], screen: Screen) -> Iterator[tuple[str, Style]]:
     """The cells of a row: signs, numbers behind a blank, or shades."""
-    g, size = layout.grid, layout.size
+    g, size, null = layout.grid, layout.size, Style.null()
     ramp = CHANGES if g.scale == "change" else WEIGHTS
-    for column, level in enumerate(cells):
-        if g.signs is not None:
-            yield g.signs[row][column]
-            yield " " * (size - 1), Style.null()
-        elif layout.texts is None:
-            yield cell(level, size, colour=screen.colour, ramp=ramp, gap=int(size > 3))
-        elif level == FORBIDDEN and g.scale != "change":
-            yield f"{'0' + ' ' * (g.marked is not None):>{size}}", EMPTY if screen.colour else Style.null()
+    if g.signs is not None:
+        yield from (part for sign in g.signs[row] for part in (sign, (" " * (size - 1), null)))
+        return
+    if layout.is_tight is None:
+        yield from (cell(level, size, colour=screen.colour, ramp=ramp, gap=int(size > 3)) for level in cells)
+        return
+    masked = "" if g.scale == "change" else "0" if g.marked is None else "0 "
+    marked = [False] * len(cells) if g.marked is None else g.marked[row].tolist()
+    words = [
+        masked if level == FORBIDDEN else _text(g, number, is_marked=is_marked, is_tight=layout.is_tight)
+        for level, number, is_marked in zip(cells, g.values[row].tolist(), marked, strict=True)
+    ]
+    if not screen.colour:
+        yield "".join(f"{word:>{size}}" for word in words), null
+        return
+    for level, word in zip(cells, words, strict=True):
+        if level == FORBIDDEN:
+            yield f"{word:>{size}}", EMPTY
         else:
-            yield " ", Style.null()
-            yield cell(level, size - 1, colour=screen.colour, ramp=ramp, word=layout.texts[row][column])
+            yield " ", null
+            yield cell(level, size - 1, colour=True, ramp=ramp, word=word)
 
 
 # ------------------------------------------------------------------------------------------------------------ caption
@@ -325,7 +343,7 @@ def _cells(layout: _Layout, row: int, cells: list[int], screen: Screen) -> Itera
 
 def _caption(layouts: Sequence[_Layout], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
     """What a row is, the scales, and the signs that occur."""
-    parts, of_numbers = [each.grid for each in layouts], layouts[0].texts is not None
+    parts, of_numbers = [each.grid for each in layouts], layouts[0].is_tight is not None
     words = [*dict.fromkeys(g.meaning for g in parts if g.meaning)]
     words += ["* the row's maximum"] if of_numbers and any(g.marked is not None for g in parts) else []
     yield from (Text(word, style="dim") for word in words)
@@ -348,7 +366,8 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
     high = shown(top, g.unit, g.digits)
     is_exceeded = g.scale != "change" and shown(largest, g.unit, g.digits) != high and largest > top
     is_log = g.scale == "log" and not of_numbers
-    low = f"{number_text(top / 10**DECADES)} or less" if is_log else f"−{high}" if g.scale == "change" else "0"
+    has_signs = g.scale == "change" and any(bool((each.values < 0).any()) for each in of_scale)
+    low = f"{number_text(top / 10**DECADES)} or less" if is_log else f"−{high}" if has_signs else "0"
     kind = "shade log" if is_log else "shade linear" if g.scale != "change" else "shade"
     text = Text(f"{kind}, {low} … {high}{' or more' * is_exceeded}", style="dim")
     if len(of_scale) < len(parts):
@@ -358,4 +377,6 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
     if of_numbers:
         return text
     ramp = CHANGES if g.scale == "change" else WEIGHTS
-    return text.append(": ").append_tokens((word, style) for word, style in ramp.swatches(colour=screen.colour))
+    swatches = Text.assemble(*ramp.swatches(colour=screen.colour))
+    is_upper = g.scale == "change" and not has_signs
+    return text.append(": ").append_text(swatches[len(swatches) // 2 :] if is_upper else swatches)

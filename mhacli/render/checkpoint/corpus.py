@@ -13,9 +13,6 @@ from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.format import (
-    count_of,
-    flowing,
-    percent_text,
     short_text,
     token_at,
     weight_text,
@@ -23,40 +20,28 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, short_name
 from mhacli.render.base.terminal import table
+from mhacli.render.heads.view import sinks_text
 from mhacli.text.escape import token_label, visible
 
-MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8
-"""The largest number of sink tokens, of cells of a head, and of effects listed."""
+MAX_CELLS, MAX_EFFECTS = 3, 8
+"""The largest number of cells of a head, and of effects listed."""
 INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
 _INTERVAL_NOTE = "interval: bootstrap of the mean"
 _UNITS = {row.field: row.unit for row in STATISTICS}
 
 
 def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
-    """The sink tokens: the number of heads for each, and the head with most documents."""
-    heads_by_token: dict[str, list[tuple[int, str]]] = {}
-    for layer, head in _of_layers(corpus, layers):
-        for sink in head.sinks:
-            name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-            heads_by_token.setdefault(sink.token, []).append((sink.documents, name))
-    if not heads_by_token:
-        return Text("sinks: none", style="dim")
-    ordered = sorted(heads_by_token.items(), key=lambda item: (-sum(n for n, _ in item[1]), item[0]))
-    parts: list[Text] = []
-    for token, heads in ordered[:MAX_SINKS]:
-        n_documents, name_of_largest = max(heads, key=lambda pair: pair[0])
-        percentage = percent_text(n_documents / corpus.n_documents)
-        unit = "" if parts else "layer.head "  # explained once
-        n_heads = count_of(len(heads), "head")
-        parts.append(
-            Text(
-                f"“{token_label(token)}” in {n_heads}, in {percentage} of the documents at most ({unit}{name_of_largest})"
-            )
+    """The sink tokens of all heads, by the documents that have them."""
+    found = [
+        (
+            f"“{token_label(sink.token)}”",
+            sink.documents / corpus.n_documents,
+            f"{short_name(layer.inspected, record.layers)}.{head.head}",
         )
-    parts += [Text(f"{len(ordered) - MAX_SINKS:,} others")] if len(ordered) > MAX_SINKS else []
-    line = flowing([Text("sinks by token:"), *parts], screen.width)
-    line.stylize("magenta")
-    return line
+        for layer, head in _of_layers(corpus, layers)
+        for sink in head.sinks
+    ]
+    return sinks_text(found, "sinks by token", "layer.head ", screen.width, " of the documents")
 
 
 def corpus_tables(

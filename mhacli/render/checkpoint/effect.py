@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import exp
 from operator import attrgetter
 
 import numpy as np
-from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import Record, texts_of
-from mhacli.render.base.cells import CHANGES, cell
 from mhacli.render.base.doc import Column, Grid, Table, Unit, column, shown
 from mhacli.render.base.format import (
     count_of,
@@ -23,22 +21,20 @@ from mhacli.render.base.format import (
     percent_text,
     type_text,
 )
-from mhacli.render.base.grids import are_numbers_narrow, grids
+from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.terminal import table
-from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
+from mhacli.render.checkpoint.effect_map import EffectMap, layer_of, removal_name
 from mhacli.text.escape import token_label
 
-_MAX_ROWS, NUMBER, MARK = 7, 6, 2
-"""The largest number of table rows, and the widths of map cells with and without a number."""
+_MAX_ROWS = 7
+"""The largest number of table rows."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
 _SMALL = 0.01
 """The relative change of the output vector below which a removal hardly matters."""
 _DROPPED = ("d_logit", "first_order", "kl", "d_logprob", "type", "rank", "d_output")
 """Columns from the one that a narrow screen leaves out last to that which it leaves out first."""
-_SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
-_SUPPORTS = "negative: what was removed supports the target"
 _KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
 """What a target is that is no token."""
 AT_POSITION = ("token", "tag", "vector")
@@ -56,14 +52,12 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
         yield from (question, proof)
         return
     yield from (_answer(record, summary, screen), Text(""), question, Text(""))
-    shown, has_signs = EffectMap.of(record), False
+    shown = EffectMap.of(record)
     if shown.rows:
-        of_heads = _grid(shown)
-        has_signs = not are_numbers_narrow(of_heads, screen.width)
-        yield from grids([of_heads], screen, has_caption=False)
-    for read in shown.texts:
-        yield _coloured_text(shown, read, screen)
-    yield from (scale_text(shown, screen, has_signs=has_signs or bool(shown.texts)), Text(""))
+        yield from grids([head_grid(shown)], screen)
+    texts = [effect_grid(shown, [read.name], read.tokens, [read.edges]) for read in shown.texts]
+    yield from grids(texts, screen, form="numbers", everything=True)
+    yield Text("")
     yield from table(effect_table(record, summary, None if options.everything else _MAX_ROWS), screen.width)
     yield from _interaction(record, summary)
     yield from _masked_words(record, screen)
@@ -126,60 +120,47 @@ def _removed(effect: Effect) -> str:
 # --------------------------------------------------------------------------------------------------------- the pictures
 
 
-def _grid(shown: EffectMap) -> Grid:
+def head_grid(shown: EffectMap) -> Grid:
     """A row per layer, a column per head; a head that was not removed is blank."""
-    changes = [[None if each is None else shown.summary.change_of(each) for each in row.heads] for row in shown.rows]
-    n_columns = shown.n_columns
-    values = np.array([[*row, *[None] * (n_columns - len(row))] for row in changes], dtype=np.float64)
     corner = "layer" if any(row.name for row in shown.rows) else "head"  # a layer of mha has no name
     width = max(len(corner), *(len(row.name) for row in shown.rows))
+    names = [f"{row.name:>{width}}" for row in shown.rows]
+    return effect_grid(shown, names, [*map(str, range(shown.n_columns))], [row.heads for row in shown.rows], corner)
+
+
+def effect_grid(
+    shown: EffectMap,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    effects: Sequence[Sequence[Effect | None]],
+    corner: str = "",
+) -> Grid:
+    """The changes by removals, NaN where nothing was removed."""
+    values = np.full((len(rows), len(columns)), np.nan)
+    words = {}
+    for row, of_row in enumerate(effects):
+        for place, effect in enumerate(of_row):
+            change = None if effect is None else shown.summary.change_of(effect)
+            if effect is not None and change is not None:
+                values[row, place] = change
+                words[row, place] = change_words(shown, effect)
+    meaning = shown.meaning
+    if shown.has_signs:
+        at = f" at {shown.summary.position}" if shown.summary.measured in AT_POSITION else ""
+        meaning = f"change of {measured_words(shown.summary)}{at} · negative: what was removed supports the target"
     return Grid(
         values=values,
         allowed=~np.isnan(values),
-        rows=[f"{row.name:>{width}}" for row in shown.rows],
-        columns=[str(head) for head in range(n_columns)],
-        top=shown.largest,
+        rows=rows,
+        columns=columns,
+        top=shown.largest or 1.0,
         scale="change",
         unit="brief",
         corner=corner,
+        meaning=meaning,
         has_all_rows=True,
+        about=lambda row, place: words.get((row, place), ""),
     )
-
-
-def head_axis(n_heads: int, width: int) -> str:
-    """The head numbers above their columns; every fifth if the cells are narrow."""
-    if width == NUMBER:
-        return "".join(f"{head:>{width - 1}} " for head in range(n_heads)).rstrip()
-    return "".join(f"{head:<{5 * width}}" for head in range(0, n_heads, 5)).rstrip()
-
-
-def _coloured_text(shown: EffectMap, read: ReadText, screen: Screen) -> Text:
-    """The tokens that a query reads, coloured by the effect of removing each."""
-    parts = []
-    for edge, token in zip(read.edges, read.tokens, strict=True):
-        sign, style = cell(
-            shown.level(edge), 1, colour=screen.colour, ramp=CHANGES, word="" if not screen.colour else " "
-        )
-        parts.append(Text(token, style=style) if screen.colour else Text(f"{sign}{token}"))
-    indent = cell_len(read.name) + 2
-    lines = flowing(parts, screen.width - indent, " ").split("\n")
-    return Text(f"{read.name}  ", style="bold").append_text(Text("\n" + " " * indent).join(lines))
-
-
-def scale_text(shown: EffectMap, screen: Screen, *, has_signs: bool) -> Text:
-    """The scale of changes and its meaning, in colours, or, with `has_signs`, in the signs used without colours."""
-    swatches = Text.assemble(*CHANGES.swatches(colour=screen.colour))
-    swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
-    is_drawn = screen.colour or has_signs
-    parts = [
-        Text(f"{shown.low} ").append_text(swatches if is_drawn else Text("…")).append(f" {number_text(shown.largest)}")
-    ]
-    words = [shown.meaning]
-    if shown.has_signs:
-        at = f" at {shown.summary.position}" if shown.summary.measured in AT_POSITION else ""
-        words = [f"change of {measured_words(shown.summary)}{at}", _SUPPORTS]
-        words += [_SIGNS] if has_signs and not screen.colour else []
-    return flowing([*parts, *(Text(word, style="dim") for word in words)], screen.width)
 
 
 # ------------------------------------------------------------------------------------------------------------ the table

@@ -14,7 +14,7 @@ from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, words_of_type
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table
-from mhacli.render.base.format import count_of, fitted, flowing, or_dash, percent_text, short_text, weight_text
+from mhacli.render.base.format import fitted, flowing, or_dash, short_text, weight_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
@@ -35,17 +35,16 @@ from mhacli.render.heads.table import heads_table, statistics
 from mhacli.render.heads.view import (
     corner_view,
     key_name,
-    labelled,
     requested_queries,
     sinks_are,
+    sinks_text,
     strong_places,
     strongest_keys,
 )
 from mhacli.text.escape import token_label, visible
 
-MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN, MAX_SINKS = 24, 8, 4, 8, 5
-"""The largest number of heads in the table of one layer, of several, and of a corpus, which has two tables; of patterns; and of
-sink keys."""
+MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN = 24, 8, 4, 8
+"""The largest number of heads in the table of one layer, of several, and of a corpus, which has two tables; and of patterns."""
 
 
 def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -106,31 +105,18 @@ def listed_heads(
 
 
 def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """The sink keys, the number of heads for each, and the head with the largest weight."""
+    """The sink keys of all heads."""
     if record.corpus is not None:
         return corpus_sinks(record.corpus, layers, record, screen)
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    occurrences_by_key: dict[str, list[tuple[float, str]]] = {}
+    found = []
     for head in heads:
         layer = views[head.layer, head.attention]
         stack = "encoder " if record.context is not None and layer.inspected.kind in ("encoder", "cross") else ""
-        for sink in head.sink_keys:
-            name = f"{stack}{key_name(layer.record, sink.sequence, sink.key)}"
-            head_name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-            occurrences_by_key.setdefault(name, []).append((sink.share, head_name))
-    label = f"{sinks_are(survey_of(record).sink_share)}:"
-    if not occurrences_by_key:
-        return Text(f"{label} none", style="dim")
-    ordered = sorted(occurrences_by_key.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
-    parts = []
-    for number, (name, occurrences) in enumerate(ordered[:MAX_SINKS]):
-        largest, head_name = max(occurrences)
-        unit = "" if number else "layer.head "  # printed once
-        parts.append(
-            f"{name} in {count_of(len(occurrences), 'head')}, at most {percent_text(largest)} ({unit}{head_name})"
-        )
-    parts += [f"{len(ordered) - MAX_SINKS} others"] if len(ordered) > MAX_SINKS else []
-    return Text("\n".join(labelled(label, parts, screen.width)), style="magenta")
+        name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
+        keys = ((f"{stack}{key_name(layer.record, sink.sequence, sink.key)}", sink.share) for sink in head.sink_keys)
+        found += [(key, share, name) for key, share in keys]
+    return sinks_text(found, sinks_are(survey_of(record).sink_share), "layer.head ", screen.width)
 
 
 def _of_layers(

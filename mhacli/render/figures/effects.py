@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.record.effect import Effect, EffectSummary
+from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Grid
 from mhacli.render.base.options import Screen
-from mhacli.render.checkpoint.effect import AT_POSITION, change_words, effect_words, measured_words
+from mhacli.render.checkpoint.effect import AT_POSITION, effect_grid, effect_words, measured_words
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
 from mhacli.render.figures.grids import grids, legend, scale_words
 from mhacli.render.figures.svg import Sheet
@@ -39,11 +34,13 @@ def effects_figure(record: Record) -> Sheet:
     if shown.rows:
         heads = [row.heads for row in shown.rows]
         corner = "layer ↓ head →" if record.layers else "head →"
-        maps.append(_grid(shown, [row.name for row in shown.rows], [*map(str, range(shown.n_columns))], heads, corner))
+        maps.append(
+            effect_grid(shown, [row.name for row in shown.rows], [*map(str, range(shown.n_columns))], heads, corner)
+        )
     for read in shown.texts:
         for start in range(0, len(read.edges), _ACROSS):
             part = slice(start, start + _ACROSS)
-            maps.append(_grid(shown, [read.name], read.tokens[part], [read.edges[part]]))
+            maps.append(effect_grid(shown, [read.name], read.tokens[part], [read.edges[part]]))
     names = [removal_name(effect, record) for effect in record.effects if effect.removed in ("head", "edge")]
     return Sheet(
         title=_title(record, summary),
@@ -60,32 +57,3 @@ def _title(record: Record, summary: EffectSummary) -> str:
         return f"effect on {what}"
     token = token_label(record.sequences[0].tokens[summary.position])
     return f"effect on {what} at {summary.position} “{token}”"
-
-
-def _grid(
-    shown: EffectMap,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    effects: Sequence[Sequence[Effect | None]],
-    corner: str = "",
-) -> Grid:
-    """The changes by removals, NaN where nothing was removed."""
-    values = np.full((len(rows), len(columns)), np.nan)
-    words = {}
-    for row, of_row in enumerate(effects):
-        for place, effect in enumerate(of_row):
-            change = None if effect is None else shown.summary.change_of(effect)
-            if effect is not None and change is not None:
-                values[row, place] = change
-                words[row, place] = change_words(shown, effect)
-    return Grid(
-        values=values,
-        allowed=~np.isnan(values),
-        rows=rows,
-        columns=columns,
-        top=shown.largest or 1.0,
-        scale="change",
-        digits=2,
-        corner=corner,
-        about=lambda row, place: words.get((row, place), ""),
-    )

@@ -113,7 +113,7 @@ def _beside(head: HeadPattern, digits: int) -> Iterator[Column[int]]:
             style=lambda row: "magenta",
             meaning="weight of the sink logit, which is no key",
         )
-    if head.site == "pattern":  # after dropout a row is no distribution
+    if head.site == "pattern" and "entropy" in head.record.arrays:  # after dropout a row is no distribution
         entropy = head.entropy
         yield Column(heading="H", value=lambda row: entropy[row], unit="nats", drop=1, meaning="entropy in nats")
 

@@ -73,11 +73,6 @@ class HeadPattern:
         return self._rows(allowed[self.sequence, min(self.place, allowed.shape[1] - 1)])
 
     @property
-    def masked_weights(self) -> Array:
-        """The pattern with `FORBIDDEN` in masked cells."""
-        return np.where(self.allowed, self.weights.astype(np.float64), FORBIDDEN)
-
-    @property
     def entropy(self) -> Array:
         """The entropy of each row in nats."""
         return self._rows(self.record.arrays["entropy"][self.sequence, self.place])

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -103,26 +102,33 @@ def sinks_are(least: float) -> str:
 
 
 def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:
-    """Every sink key by head, with its fraction of all attention and its ratio to uniform."""
-    texts = [
-        f"head {head.head}: "
-        + ", ".join(
-            f"{key_name(record, s.sequence, s.key)} {percent_text(s.share)} (uniform {percent_text(s.uniform)})"
-            for s in head.sink_keys
-        )
+    """The sink keys of the heads of a layer."""
+    found = [
+        (key_name(record, sink.sequence, sink.key), sink.share, str(head.head))
         for head in listed
-        if head.sink_keys
+        for sink in head.sink_keys
     ]
-    return Text(
-        "\n".join(labelled(f"{sinks_are(least)}:", texts or ["none"], screen.width)),
-        style="magenta" if texts else "dim",
-    )
+    return sinks_text(found, sinks_are(least), "head ", screen.width)
 
 
-def labelled(label: str, parts: list[str], width: int) -> list[str]:
-    """Lines of parts behind a label, which has a line of its own where the first part has no room beside it."""
-    beside = f"{label} {parts[0]}"
-    return filled([beside, *parts[1:]], width) if cell_len(beside) <= width else [label, *filled(parts, width)]
+def sinks_text(found: Sequence[tuple[str, float, str]], label: str, unit: str, width: int, of: str = "") -> Text:
+    """Each sink with the number of heads that have it, and the head with most; of many the commonest. A sink is given by its
+    name, its fraction (`of` what) and its head, whose `unit` is printed once."""
+    heads_by_name: dict[str, list[tuple[float, str]]] = {}
+    for name, share, head in found:
+        heads_by_name.setdefault(name, []).append((share, head))
+    ordered = sorted(heads_by_name.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
+    parts: list[str] = []
+    for name, heads in ordered[:_MAX_SINKS]:
+        share, head = max(heads)
+        where = f"({'' if parts else unit}{head})"
+        parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {percent_text(share)}{of} {where}")
+    parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []
+    first, *others = parts or ["none"]
+    return Text("\n".join(filled([f"{label}: {first}", *others], width)), style="magenta" if parts else "dim")
+
+
+_MAX_SINKS = 5
 
 
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
@@ -150,7 +156,7 @@ def strong_places(
         Column(heading="head", value=lambda head: head.head, unit="id"),
         Column(heading="receives most (× uniform)", value=lambda head: _receivers(record, head)),
         Column(
-            heading="stands out: query → key (× uniform)",
+            heading="stands out (× uniform)",
             value=lambda head: _standing_out(record, head, options.precision),
             least=_LEAST,
         ),
@@ -244,7 +250,7 @@ def corner_view(
                 values=weights,
                 allowed=~np.isnan(weights) | is_broken[:, None],
                 rows=[query_name(record, sequence, row + first[0]) for row in range(corner.n_queries)],
-                columns=[f"{key} {token_text(record.keys[sequence], key)}" for key in keys],
+                columns=[f"{token_text(record.keys[sequence], key)}\n{key}" for key in keys],
                 places=keys,
                 top=float(np.nanmax(weights, initial=0.0)) or 1.0,
                 digits=options.precision,

@@ -23,11 +23,9 @@ from mhacli.render.base.format import (
     is_masked,
     memory_text,
     number_text,
-    odd_numbers,
     rough_note,
     seconds_text,
     single_parameters,
-    sparkline,
     title_rule,
     token_at,
     token_text,
@@ -42,7 +40,7 @@ from mhacli.settings import ROPE
 from mhacli.sites import variants
 from mhacli.text.escape import visible
 
-_INDENT, _NUMBER_WIDTH = 3, 9
+_INDENT, _NUMBER_WIDTH = 3, 10
 _KINDS = {
     "content": "content",
     "position": "position",
@@ -132,7 +130,7 @@ def _block(number: int, step: Step, screen: Screen, *, before: Step | None, is_t
         total = sum(prod(p.shape) for p in step.parameters)
         lines.append(Text(f"parameters: {weights} = {total:,} numbers", style="dim"))
     if step.values is not None:
-        lines.append(_values_line(step, step.values))
+        lines.append(Text(values_text(step, step.values)))
         if step.values.numbers is not None:
             lines.append(_small_tensor(step, step.values, room))
     return Group(Text(""), title, Padding(Group(*lines), (0, 0, 0, _INDENT)))
@@ -148,15 +146,6 @@ def _measured(step: Step, *, is_timed: bool) -> list[str]:
     ]
 
 
-def _values_line(step: Step, values: TensorSummary) -> Text:
-    line = Text(values_text(step, values))
-    marked = {sparkline(values.histogram): "cyan"} | dict.fromkeys(odd_numbers(step, values), "bold yellow")
-    for words, style in marked.items():
-        begin = line.plain.find(words)
-        line.stylize(style, begin, begin + len(words))
-    return line
-
-
 def _small_tensor(step: Step, values: TensorSummary, room: int) -> Text:
     """The numbers of a small tensor, with rows of the last axis as lines, as far as columns fit."""
     width = max(1, step.shape[-1] if step.shape else 1)
@@ -167,20 +156,8 @@ def _small_tensor(step: Step, values: TensorSummary, room: int) -> Text:
         row = numbers[start : start + width]
         shown = row if len(row) <= fit else row[: max(1, fit - 2)]
         more = f" … {len(row) - len(shown)} more" if len(shown) < len(row) else ""
-        lines.append("".join(f"{missing if x is None else _short(x):>{_NUMBER_WIDTH}}" for x in shown) + more)
+        lines.append("".join(f"{missing if x is None else number_text(x):>{_NUMBER_WIDTH}}" for x in shown) + more)
     return Text("\n".join(lines), style="dim")
-
-
-def _short(number: float | None) -> str:
-    if number is None:
-        return "not fin."
-    return (
-        f"{int(number)}"
-        if number == int(number) and abs(number) < 1e6
-        else f"{number:.4f}"
-        if abs(number) < 1000
-        else f"{number:.2e}"
-    )
 
 
 def _totals(record: Record) -> Text:
@@ -321,8 +298,8 @@ def _part_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]
 
 
 def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Text:
-    fit = max(2, (screen.width - 24) // 9)
-    shown = "".join(f"{_short(x):>9}" for x in numbers[:fit])
+    fit = max(2, (screen.width - 24) // _NUMBER_WIDTH)
+    shown = "".join(f"{'not fin.' if x is None else number_text(x):>{_NUMBER_WIDTH}}" for x in numbers[:fit])
     more = f"  … {len(numbers) - fit} more" if len(numbers) > fit else ""
     return Text(f"{name:<8}{shown}{more}")
 
