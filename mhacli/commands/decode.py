@@ -78,5 +78,6 @@ def _decodable(run: Run, prompt_len: int) -> Run:
         seen = [first + i for i, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
         needed = max([needed, *(column + 1 for column in seen)])
     if needed > prompt_len:
-        raise UsageError(f"--prompt-len must be at least {needed}: the tokens of --prefix see each other at once")
+        message = f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once"
+        raise UsageError(message, hint=f"try --prompt-len {needed}")
     return run if config.prefix is not None else replace(run, config=replace(config, causal=True))

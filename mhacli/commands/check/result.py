@@ -41,7 +41,7 @@ class CheckRequest:
     not show. `time_limit_s` is per call; trying pairs of mistakes is limited in proportion."""
 
     # fmt: off
-    target: str = setting("", "", _TARGET, argument=True, metavar="TARGET")
+    target: str = setting("", "", _TARGET, argument=True, metavar="FILE.py:NAME")
     arg: tuple[str, ...] = _pairs((), _CODE, ARG)
     call_arg: tuple[str, ...] = _pairs((), _CODE, CALL_ARG)
     other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET")
