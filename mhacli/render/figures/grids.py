@@ -32,8 +32,8 @@ _SHAPES = 2500
 """The most cells of a picture that are rectangles with a tooltip; more are images."""
 _LARGEST, _LEAST_NUMBERED, _WIDEST, _LEAST_HEIGHT = 42.0, 15.0, 64.0, 14.0
 """The largest cell, the least one with a number, and the widest; and the least height of few rows with many columns."""
-_GAP, _SIZE, _LONGEST, _TILT = 10.0, 10.0, 18, 50.0
-"""The gap between grids, the size of titles, the most characters of a name, and the angle of names of columns."""
+_GAP, _SIZE, _LONGEST = 10.0, 10.0, 18
+"""The gap between grids, the size of titles, and the most characters of a name."""
 _MASKED, _BLANK = (228, 228, 228), (255, 255, 255)
 """Masked cells are lighter than most of the ramp, without a hue; among changes they are blank."""
 _WEIGHTS = np.array([ramp_colour(level) for level in range(256)], np.uint8)
@@ -133,15 +133,15 @@ def _cell(of: Grid, at: tuple[int, ...], colour: Sequence[int], cells: _Cells) -
     return shape + written(x, y, text, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
 
 
-def _value(of: Grid, row: int, column: int) -> float:
-    """The number of a cell; of one that was taken out the number before."""
+def _value(of: Grid, row: int, column: int) -> tuple[float, bool]:
+    """The number of a cell, or of one that was taken out the number before; and whether it was."""
     taken = math.nan if of.taken is None else float(of.taken[row, column])
-    return float(of.values[row, column]) if math.isnan(taken) else taken
+    return (float(of.values[row, column]), False) if math.isnan(taken) else (taken, True)
 
 
 def _number(of: Grid, row: int, column: int) -> str:
     """The number in a cell: `0` if masked, unlike `.00`."""
-    value = _value(of, row, column)
+    value, _ = _value(of, row, column)
     if not of.allowed[row, column]:
         return "0" if of.scale != "change" else ""
     return "?" if math.isnan(value) else shown(value, of.unit, of.digits)
@@ -149,10 +149,10 @@ def _number(of: Grid, row: int, column: int) -> str:
 
 def _tooltip(of: Grid, row: int, column: int) -> str:
     """The names and the number of a cell, with all digits of a float32: `cat → the: 0.170927`."""
-    value = _value(of, row, column)
-    words = "masked" if not of.allowed[row, column] else "not a number" if math.isnan(value) else f"{value:.6g}"
-    is_taken = of.taken is not None and not math.isnan(of.taken[row, column])
-    return f"{of.rows[row]} → {of.columns[column]}: {words}{', a sink, taken out' if is_taken else ''}"
+    value, is_taken = _value(of, row, column)
+    words = "not a number" if math.isnan(value) else f"{value:.6g}"
+    words = words if of.allowed[row, column] else "masked"
+    return f"{of.rows[row]} → {of.columns[column]}: {words}{', a sink, taken out' * is_taken}"
 
 
 def colours_of(of: Grid) -> Array:
@@ -189,28 +189,23 @@ def _row_names(names: Sequence[str], pitch: float) -> Piece:
 
 
 def _column_names(names: Sequence[str], pitch: float) -> Piece:
-    """The names of columns, tilted if they are too wide; where they have no room, of every 2nd, 5th, 10th … column."""
+    """The names of columns, upright if they are too wide; where they have no room, of every 2nd, 5th, 10th … column."""
     size = min(11.0, 0.92 * pitch) if pitch >= ROOMY else ROOMY
-    widest = max(mono_width(fitted(name, _LONGEST), size) for name in names)
+    texts = [fitted(name, _LONGEST) for name in names]
+    widest = max(mono_width(text, size) for text in texts)
     every = 1 if pitch >= ROOMY else _every((widest + 8) / pitch)
     is_level = widest <= every * pitch - 4
-    tilt = 0.0 if is_level else _TILT if pitch >= 1.6 * size else 90.0
-    angle = math.radians(tilt)
-    height = size + 5 if is_level else widest * math.sin(angle) + size * math.cos(angle) + 5
-    content, reach = "", 0.0
-    for column, name in enumerate(names):
-        if column % every:
-            continue
-        text, x, y = fitted(name, _LONGEST), (column + 0.5) * pitch, height - 5
+    height = (size if is_level else widest) + 5
+    content = ""
+    for column in range(0, len(names), every):
+        x, y = (column + 0.5) * pitch, height - 5
         if is_level:
-            content += written(x, y, text, size, text_anchor="middle")
-            reach = max(reach, x + mono_width(text, size) / 2)
-            continue
-        x += 0.35 * size * math.sin(angle)
-        reach = max(reach, x + mono_width(text, size) * math.cos(angle) + size)
-        turn = f"rotate({value_text(-tilt)} {value_text(x)} {value_text(y)})"
-        content += written(x, y, text, size, transform=turn)
-    return Piece(content, max(reach, len(names) * pitch), height)
+            content += written(x, y, texts[column], size, text_anchor="middle")
+        else:
+            x += 0.35 * size
+            turn = f"rotate(-90 {value_text(x)} {value_text(y)})"
+            content += written(x, y, texts[column], size, transform=turn)
+    return Piece(content, len(names) * pitch + (widest / 2 if every > 1 else 0.0), height)
 
 
 def _every(least: float) -> int:

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mhacli.errors import MhaError, UsageError, first_names, out_of_range
+from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Column, Grid
 from mhacli.render.base.format import count_of, fitted, short_text, token_at, token_text, type_text, weight_text
-from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.base.selection import chosen_layers, first_produced, names_of, ranges, rows_in
+from mhacli.render.base.options import Scale, ViewOptions, chosen
+from mhacli.render.base.selection import first_produced, names_of, rows_in
 from mhacli.render.checkpoint.patterns import merge_words, words_with
 from mhacli.render.figures.grids import grids, legend, scale_words
 from mhacli.render.figures.svg import Sheet
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of, largest_of_maps
 from mhacli.text.escape import visible
 
@@ -81,12 +81,10 @@ def heads_figure(record: Record, options: ViewOptions, kind: str) -> Sheet:
 
 def _sequence(record: Record, options: ViewOptions) -> int:
     """The sequence to draw: the requested one, or the first. Raises `UsageError` for several, or one out of range."""
-    indices = tuple(dict.fromkeys(options.sequences or (0,)))
-    if len(indices) > 1:
-        raise UsageError(f"a picture shows one sequence, and --sequence names {', '.join(map(str, indices))}")
-    if not 0 <= indices[0] < len(record.sequences):
-        raise UsageError(out_of_range("--sequence", indices[0], len(record.sequences)))
-    return indices[0]
+    shown = chosen(options.sequences, len(record.sequences), 1, False, "sequence").shown
+    if options.sequences is None or len(shown) == 1:
+        return shown[0]
+    raise UsageError(f"a picture shows one sequence, and --sequence names {', '.join(map(str, shown))}")
 
 
 def _heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
@@ -250,47 +248,29 @@ def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -
         yield "words: weights are summed over the tokens of a key, averaged over those of a query; statistics are of tokens"
     if rows is not None:
         yield f"{len(rows)} of {len(pictures[0].shown.queries.tokens)} queries are drawn"
-    if is_before_dropout(record):
-        yield f"in training: the pattern before dropout {record.config.dropout:g}"
-    if record.facts.padded:
-        yield "padding is not drawn"
     yield from _removed(pictures, options)
-    layers = dict.fromkeys(layer for picture in pictures if (layer := picture.head.layer) is not None)
-    yield from (
-        f"! {layer.label}: NOT verified: {visible('; '.join(layer.unverified))}"
-        for layer in layers
-        if not layer.verified
-    )
-    if record.model is None:
-        return
-    not_kept = [layer.inspected for layer in chosen_layers(record, options) if not layer.is_drawable]
-    if not_kept:
-        yield f"not drawn, because the record has neither pattern nor map: {names_of(not_kept)}; --keep-limit makes room"
-    for kind in dict.fromkeys(other.type for other in record.model.without if options.layers is None):
-        numbers = [other.layer for other in record.model.without if other.type == kind]
-        yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
+    for layer in dict.fromkeys(picture.head.layer for picture in pictures):
+        if layer is not None and not layer.verified:
+            yield f"! {layer.label}: NOT verified: {visible('; '.join(layer.unverified))}"
+    yield from missing_notes(record, options)
 
 
 def _removed(pictures: Sequence[_Picture], options: ViewOptions) -> Iterator[str]:
     """The weights of hidden sinks and of sink logits."""
-    maps = [picture.whole for picture in pictures]
-    learned = _mean([(mass, m) for m in maps if (mass := m.learned_mass) is not None])
-    by_logit = "" if learned is None else weight_text(learned, options.precision)
-    names = (token_at(token_text(m.keys, place), place) for m in maps for place in m.sinks)
-    sinks = [*dict.fromkeys(names)]
-    if not options.hide_sinks and by_logit:
-        yield f"a sink logit takes {by_logit} of all attention: no key gets it, so rows sum to less than 1"
-    elif options.hide_sinks and not sinks and not by_logit:
-        yield "no sink, so nothing is taken out"
+    maps = [picture.whole for picture in pictures if np.isfinite(picture.whole.sink_weights).all()]
+    sinks = [*dict.fromkeys(token_at(token_text(m.keys, place), place) for m in maps for place in m.sinks)]
+    done = "; the rest of each row is renormalised" if options.hide_sinks else ""
+    if options.hide_sinks and sinks:
+        taken = weight_text(_mean([(m.sink_mass, m) for m in maps]), options.precision)
+        yield f"sinks are taken out, {first_names(sinks, _MOST_SINKS)}, with {taken} of all attention{done}"
     elif options.hide_sinks:
-        mass = _mean([(m.sink_mass, m) for m in maps])
-        keys = f"key{'s' * (len(sinks) > 1)} {first_names(sinks, _MOST_SINKS)}" if sinks else "no key"
-        also = f", and sink logits with {by_logit}," if by_logit else ""
-        part = "an unknown part" if mass is None else weight_text(mass, options.precision)
-        yield f"sinks are hidden: {keys} with {part} of all attention{also} taken out; the rest of each row is renormalised"
+        yield "no sink, so nothing is taken out"
+    learned = [(mass, m) for m in maps if (mass := m.learned_mass) is not None]
+    if learned:
+        yield f"sink logits, which are no keys, have {weight_text(_mean(learned), options.precision)} of all attention{done}"
 
 
-def _mean(masses: Sequence[tuple[float, HeadMap]]) -> float | None:
-    """The mean of parts of attention over all queries of the maps with finite weights; None without one."""
-    counts = [float(m.n_queries[~np.isnan(m.sink_weights)].sum()) for _, m in masses]
-    return float(np.average([mass for mass, _ in masses], weights=counts)) if sum(counts) else None
+def _mean(masses: Sequence[tuple[float, HeadMap]]) -> float:
+    """The mean of parts of attention over all queries of the maps."""
+    counts = [max(1.0, float(m.n_queries.sum())) for _, m in masses]
+    return float(np.average([mass for mass, _ in masses], weights=counts))

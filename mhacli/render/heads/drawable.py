@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions, chosen
-from mhacli.render.base.selection import chosen_layers, places_of, require_inspected_heads
+from mhacli.render.base.selection import chosen_layers, names_of, places_of, ranges, require_inspected_heads
+from mhacli.text.escape import visible
 
 if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.record.record import InspectedLayer
@@ -75,6 +76,23 @@ def _of_one_layer(record: Record, options: ViewOptions) -> Iterable[DrawableHead
 def is_before_dropout(record: Record) -> bool:
     """Whether the run was in training, so that the pattern drawn is the one before dropout."""
     return record.config.train
+
+
+def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
+    """What pictures of a record's heads leave out."""
+    if is_before_dropout(record):
+        p = record.config.dropout
+        yield f"the pattern is drawn before dropout ({p:g}); the layer's output was computed after dropout"
+    if record.facts.padded:
+        yield "padding gets no attention and is left out"
+    if record.model is None:
+        return
+    without = [layer.inspected for layer in chosen_layers(record, options) if not layer.is_drawable]
+    if without:
+        yield f"not drawn, because the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
+    for kind in dict.fromkeys(other.type for other in record.model.without if options.layers is None):
+        numbers = [other.layer for other in record.model.without if other.type == kind]
+        yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
 
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:

@@ -23,7 +23,7 @@ from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import chosen_heads, chosen_layers, names_of, ranges
 from mhacli.render.checkpoint.corpus import corpus_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
 from mhacli.render.heads.view import key_name
 from mhacli.render.page.effects import effects
 from mhacli.render.page.elements import (
@@ -193,7 +193,7 @@ def notes(record: Record, options: ViewOptions, view: PageView, maps: PageMaps) 
         yield _cell(maps)
         yield _exactness(view, maps)
         yield from _sinks(view, maps)
-        yield from _signs(record, view, maps)
+        yield from _signs(maps)
     yield from _missing(record, options, view)
 
 
@@ -244,19 +244,13 @@ def _mean(maps: Sequence[PageMap], name: str) -> float:
     return float(sum(getattr(of, name) * of.n_queries for of in maps) / n_queries)
 
 
-def _signs(record: Record, view: PageView, maps: PageMaps) -> Iterator[str]:
+def _signs(maps: PageMaps) -> Iterator[str]:
     """The cells without an attention weight, and what they mean."""
     if any(each.masked for each in maps.maps):
         yield "grey cells are masked, which is different from a small weight"
     missing = sum(each.missing for each in maps.maps)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
-    if is_before_dropout(record):
-        p = record.config.dropout
-        yield f"the pattern is drawn before dropout ({p:g}); the layer's output was computed after dropout"
-    if record.facts.padded:
-        has_cells = all("pattern" in head.record.arrays for head in view.heads)
-        yield "padding is left out" if has_cells else "padding is part of blocks, and gets no attention"
 
 
 def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
@@ -264,15 +258,8 @@ def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[s
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return
-    if record.model is not None:
-        layers = chosen_layers(record, options)
-        without = [layer.inspected for layer in layers if not layer.is_drawable]
-        if without:
-            yield f"not drawn, because the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
-        types = [f"layer {skipped.layer} ({visible(skipped.type)})" for skipped in record.model.without]
-        if types:
-            yield f"without an attention matrix: {', '.join(types)}"
-    elif not view.heads:
+    yield from missing_notes(record, options)
+    if record.model is None and not view.heads:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
     if any(not head.is_exact for head in view.heads):
         yield "mha heads stores means of blocks, never whole matrices; mha run stores every cell if the text is short enough"

@@ -81,12 +81,13 @@ function layoutMatrix(pen) {
   }
   const left = margins.left + reserved, { top } = margins, { wide, high } = cells;
   const plot = { width: Math.min(width - left - 1, map.columns * wide), height: Math.min(height - top - 1, map.rows * high) };
+  const x = clampedStart(matrix.view?.x ?? 0, map.columns, plot.width / wide);
+  const y = clampedStart(matrix.view?.y ?? 0, map.rows, plot.height / high);
+  if (matrix.view) Object.assign(matrix.view, { x, y }); // a view never runs ahead of what is seen
   return {
-    left, top, margins, strips: stripsFrom(pen, margins.left), wide, high, plot,
+    left, top, margins, x, y, strips: stripsFrom(pen, margins.left), wide, high, plot,
     width: Math.min(width, Math.ceil(left + plot.width) + 3),
     height: Math.ceil(top + plot.height + 4), // the plate of the last row hangs over
-    x: clampedStart(matrix.view?.x ?? 0, map.columns, plot.width / wide),
-    y: clampedStart(matrix.view?.y ?? 0, map.rows, plot.height / high),
   };
 }
 

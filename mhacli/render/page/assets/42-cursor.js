@@ -28,16 +28,20 @@ function drawOutline(pen, layout, { row, column, strip }, isNamed) {
   if (strip === undefined) clipToPlot(pen, layout);
   const gap = layout.wide >= GRIDDED ? 1 : 0, grown = gap ? 0 : 2; // a small cell is framed from outside
   const box = [x - grown, y - grown, wide - gap + 2 * grown, high - gap + 2 * grown];
-  pen.lineWidth = isNamed ? 4 : 2.5;
-  pen.strokeStyle = "#000";
-  pen.strokeRect(...box);
-  pen.lineWidth = isNamed ? 2 : 1.2;
-  pen.strokeStyle = "#fff";
-  pen.strokeRect(...box);
+  strokeBox(pen, box, isNamed ? [4, 2] : [2.5, 1.2]);
   pen.restore();
   if (!isNamed) return;
   drawName(pen, layout, "query", row);
   if (strip === undefined) drawName(pen, layout, "key", column);
+}
+
+// A white frame within a black one, so that it stands out from every colour.
+function strokeBox(pen, box, widths) {
+  widths.forEach((width, i) => {
+    pen.lineWidth = width;
+    pen.strokeStyle = ["#000", "#fff"][i];
+    pen.strokeRect(...box);
+  });
 }
 
 // All cells of a query, or of a key.
@@ -49,11 +53,7 @@ function drawBand(pen, layout, side, cell) {
     side === "query"
       ? [left, yOf(layout, cell) - 1.5, plot.width, layout.high + 3]
       : [xOf(layout, cell) - 1.5, top, layout.wide + 3, plot.height];
-  for (const [width, colour] of [[3, "#000"], [1.5, "#fff"]]) {
-    pen.lineWidth = width;
-    pen.strokeStyle = colour;
-    pen.strokeRect(...box);
-  }
+  strokeBox(pen, box, [3, 1.5]);
   pen.restore();
   drawName(pen, layout, side, cell);
 }

@@ -70,15 +70,7 @@ function pin(cell) {
 function moveView(view, right, down) {
   const { wide, high } = matrix.layout;
   matrix.view = { ...view, x: view.x + right / wide, y: view.y + down / high };
-  keepView();
   drawPlot();
-}
-
-// What the layout made of the view, so that a view never runs ahead of what is seen.
-function keepView() {
-  if (!matrix.view) return;
-  const { x, y } = layoutMatrix(matrix.canvas.getContext("2d"));
-  Object.assign(matrix.view, { x, y });
 }
 
 // Larger or smaller around a place of the plot area, which stays where it is: under the pointer, or the chosen cell.
@@ -94,7 +86,6 @@ function zoomBy(by, around = null) {
   const next = layoutMatrix(matrix.canvas.getContext("2d"));
   matrix.view.x = column - (fixed.x + shift - leftOfPlot(next) - next.left) / next.wide;
   matrix.view.y = row - (fixed.y - next.top) / next.high;
-  keepView();
   if (around === null) bringIntoView();
   drawPlot();
 }
@@ -119,7 +110,6 @@ function bringIntoView() {
   const { wide, high, plot } = layoutMatrix(matrix.canvas.getContext("2d"));
   matrix.view.x = follow(matrix.view.x, cellOf("key", choice.key), plot.width / wide);
   matrix.view.y = follow(matrix.view.y, cellOf("query", choice.query), plot.height / high);
-  if (matrix.layout) keepView();
 }
 
 function turnWheel(event) {
@@ -161,8 +151,6 @@ function matrixKeys(key) {
 function stepCell(down, right) {
   pointed = null;
   choose({ query: stepped("query", down), key: stepped("key", right), side: "query" });
-  bringIntoView();
-  drawPlot();
 }
 
 // The first token so many cells further; padding is stepped over.
