@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, progress, show_activity
@@ -14,14 +12,11 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io.memory import uncollected
 from mhacli.record.heads import Corner, Kept
-from mhacli.record.record import kinds_of
+from mhacli.record.record import Record, kinds_of
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.settings import HEADS, OUTPUT, TOP, Computation, LayerChoices, Reading, Statistics, index_list, setting
+from mhacli.settings import HEADS, OUTPUT, TOP, Computation, Reading, Statistics, index_list, setting
 
 if TYPE_CHECKING:
-    from mhacli.layer.heads import HeadsRun
-    from mhacli.models.runs.run import CheckpointRun
-    from mhacli.record.record import Record
     from mhacli.run import Run
 
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
@@ -89,7 +84,7 @@ def heads(
     control: bool = setting(False, HEADS, _CONTROL, modes=("model",), excludes=("generate",)),
 ) -> None:
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
-    from mhacli.cli.source import load_checkpoint, make_run, require_heads
+    from mhacli.cli.source import make_run, require_heads
 
     require_output(options, output)
     options = replace(options, layers=what.model.layers)
@@ -98,33 +93,15 @@ def heads(
     run = make_run(what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep)
     require_heads(heads, run)
     require_heads(options.maps, run, "--map")
-    prepared: HeadsRun | CheckpointRun
-    table: Callable[..., Record] | None = None
     if run.model.path is None:
-        prepared, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
+        record, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
     else:
-        if effect or control:
-            with loading_torch():
-                from mhacli.commands.effect.head_study import head_table
-                from mhacli.commands.effect.study import loaded_run
-            with show_activity("loading the checkpoint"), uncollected():
-                loaded, prepared, notes = loaded_run(run, "predict" if effect else None)
-            table = partial(head_table, loaded, prepared, effect=effect, control=control)
-        else:
-            prepared, notes = load_checkpoint(run)
-        kept = _kept_of_checkpoint(cells, prepared, run.model.layers, keep_z=keep_z)
-        prepared.wanted = replace(prepared.wanted, kept=kept)
-    with progress() as report_progress:
-        if table is not None:
-            record = table(report_progress=report_progress)
-        else:
-            prepared.run(report_progress)
-            record = prepared.record()
+        record, notes = _of_checkpoint(run, cells, effect=effect, control=control, keep_z=keep_z)
     print_result(record, notes, options=options, output=output)
 
 
-def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> HeadsRun:
-    """The statistics of a layer, ready to run."""
+def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Record:
+    """The record of a layer. Raises `MhaError`, before torch is loaded, for options that do not fit it."""
     from mhacli.attention.memory import require_memory
 
     if run.config.train:
@@ -139,15 +116,33 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
     with loading_torch():
         from mhacli.layer.heads import HeadsRun
     with show_activity("projecting"):
-        return HeadsRun(run)
+        prepared = HeadsRun(run)
+    with progress() as report_progress:
+        prepared.run(report_progress)
+    return prepared.record()
 
 
-def _kept_of_checkpoint(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:
-    """The queries, keys and matrix block to keep in every layer. Layers of several kinds read different texts: then they are
-    positions of the shortest. Raises `UsageError` for positions that a text does not have."""
-    axes = [run.axes(kind) for kind in kinds_of(layers, is_pair=run.inputs.context is not None)]
-    if not axes:
-        return Kept(z=keep_z)
+def _of_checkpoint(
+    run: Run, cells: Cells, *, effect: bool, control: bool, keep_z: bool
+) -> tuple[Record, tuple[str, ...]]:
+    """The record of a checkpoint, and the notes to print. Queries and keys are kept in every layer. Layers of several kinds read
+    different texts: then they are positions of the shortest."""
+    from mhacli.cli.source import load_checkpoint
+
+    with loading_torch():
+        from mhacli.commands.effect.head_study import head_table
+        from mhacli.commands.effect.study import loaded_run
+    if effect or control:
+        with show_activity("loading the checkpoint"), uncollected():
+            loaded, prepared, notes = loaded_run(run, "predict" if effect else None)
+    else:
+        prepared, notes = load_checkpoint(run)
+        loaded = prepared.loaded
+    axes = [prepared.axes(kind) for kind in kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)]
     is_shifted = any(a.side == "left" and len({len(text.ids) for text in (*a.queries, *a.keys)}) > 1 for a in axes)
-    q_len, k_len = min(a.q_len for a in axes), min(a.k_len for a in axes)
-    return cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)
+    q_len, k_len = min((a.q_len for a in axes), default=0), min((a.k_len for a in axes), default=0)
+    kept = cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)
+    prepared.wanted = replace(prepared.wanted, kept=kept)
+    with progress() as report_progress:
+        record = head_table(loaded, prepared, effect=effect, control=control, report_progress=report_progress)
+    return record, notes
