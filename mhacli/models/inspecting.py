@@ -343,11 +343,8 @@ class TextPasses:
 
     def _of_half(self, half: Half, n: int, call: Call) -> _Texts:
         """The texts on an axis of `n` positions: the ids of all passes, or positions if there are none."""
-        parts, n_texts, batch = (
-            [own.halves[half] for own in self.passes if half in own.halves],
-            call.shape[0],
-            self.last.batch,
-        )
+        parts = [own.halves[half] for own in self.passes if half in own.halves]
+        n_texts, batch = call.shape[0], self.last.batch
         if not parts:
             return (places(n),) * (batch if any(own.halves for own in self.passes) else n_texts)
         ids, real = torch.cat([own.ids for own in parts], dim=1), torch.cat([own.real for own in parts], dim=1)

@@ -262,15 +262,13 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
 
 
 def _require_finite(model: nn.Module, path: str) -> None:
-    for name, parameter in model.named_parameters():
-        owner, _, own = name.rpartition(".")
-        tensor = parameter
-        if parameter.is_meta:
-            hook = next(
-                hook for hook in _hooks(model.get_submodule(owner)) if getattr(hook, "weights_map", None) is not None
-            )
-            tensor = hook.weights_map[own].to(dtype=parameter.dtype)
-        if tensor.is_floating_point() and not is_finite(tensor):
+    for place, module in model.named_modules():
+        kept = [hook.weights_map for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None]
+        for name, parameter in module.named_parameters(place, recurse=False):
+            # on the device meta the numbers are on CPU or disk
+            tensor = kept[0][name.rpartition(".")[2]].to(parameter.dtype) if parameter.is_meta else parameter
+            if not tensor.is_floating_point() or is_finite(tensor):
+                continue
             bad = ~tensor.isfinite()
             raise MhaError(
                 f"{path}: {name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",

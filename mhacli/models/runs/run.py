@@ -76,10 +76,8 @@ class CheckpointRun:
         kept_bytes = min(self.wanted.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
         builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
         matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
-        rows, on_gpu = (
-            batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item,
-            self.loaded.device.type != "cpu",
-        )
+        rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
+        on_gpu = self.loaded.device.type != "cpu"
         statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
         return rows + matrices + 3 * cells + kept_bytes + statistics
 
@@ -122,12 +120,8 @@ class CheckpointRun:
     ) -> None:
         """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits. `on_layer`
         gets each requested attention before it is reduced. Raises `MhaError` if it does not fit into memory."""
-        began, model, keywords, batch = (
-            perf_counter(),
-            self.loaded.model,
-            self.inputs.keywords,
-            len(self.inputs.sequences),
-        )
+        began, model, keywords = perf_counter(), self.loaded.model, self.inputs.keywords
+        batch = len(self.inputs.sequences)
         peak_bytes = require_room(
             partial(self.pass_bytes, batch),
             self.length,
