@@ -11,9 +11,8 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +42,7 @@ _BOTH_WAYS = re.compile(r"MaskedLM|Bert|BERT|Encoder|Bidirectional|Electra")
 _CAUSAL = re.compile(r"CausalLM|LMHeadModel|GPT|(?<![a-z])Causal|Decoder|Llama|Autoregressive")
 _PADDING = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask")
 _NONE: Mapping[str, Tensor] = {}
+_DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
 _TARGETS = ("targets", "target", "labels")
 
 
@@ -64,30 +64,56 @@ class Sequences:
     accepts: frozenset[str] = frozenset()
     n_ids: int = 0
     call: Callable[..., Any] | None = None
+    is_decoder: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------- how it is called
 
 
+@dataclass(frozen=True)
+class _CallOfIds:
+    """A call of a module that takes ids: by itself, or as the tokens of a `decoder` behind a source of other ids. `mask` is the
+    argument that is given a causal mask, made by `make`."""
+
+    module: nn.Module
+    fixed: Mapping[str, Any]
+    source: str
+    decoder: str | None
+    mask: str | None = None
+    make: Callable[[int], Tensor] = torch.zeros
+
+    def __call__(self, x: Tensor, **keywords: Any) -> Any:
+        given = {**self.fixed, **keywords}
+        if self.mask is not None:
+            given[self.mask] = self.make(x.shape[1]).to(x.device)
+        if self.decoder is None:
+            return self.module(x, **given)
+        source = x.new_tensor([1, 0, 1]).expand(len(x), -1)
+        return self.module(**{self.source: source, self.decoder: x}, **given)
+
+
 def sequences_of_ids(
     name: str, module: nn.Module, *, fixed: Mapping[str, Any], length: int | None, seed: int
 ) -> Sequences | None:
-    """A module that takes token ids as a function of sequences; None if it has no embedding that reads them."""
+    """A module that takes token ids as a function of sequences, of an encoder with a decoder the decoder's; None if it has no
+    embedding that reads them, or needs more than a mask."""
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     parameters = inspect.signature(module.forward).parameters
-    accepts = frozenset(parameters)
-    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD][1:]
-    needed = [parameter for parameter in needed if parameter not in fixed]
-    if not tables or len(needed) > 1 or any(call_role(parameter) not in MASKS for parameter in needed):
+    if not tables or not parameters:
         return None
-    device, mask_of, how = next(module.parameters()).device, _no_mask, ""
-    for means, make in _CAUSAL_MASKS.items() if needed else ():
-        candidate = partial(_mask_of, needed[0], make, device)
-        if _hides_last(module, fixed, candidate, device) or (
-            not how and _ids_read(module, tables, {**fixed, **candidate(_LEAST)}, seed)
-        ):
-            mask_of, how = candidate, f", {needed[0]}=a causal mask [token, token]: {means}"
-    n_ids = _ids_read(module, tables, {**fixed, **mask_of(_LEAST)}, seed)
+    accepts, first = frozenset(parameters), next(iter(parameters))
+    decoder = next((word for word in _DECODER if word in accepts and word != first), None)
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    needed = [parameter for parameter in needed if parameter not in (*fixed, decoder)]
+    if len(needed) > 1 or any(call_role(parameter) not in MASKS for parameter in needed):
+        return None
+    call, n_ids, how = _CallOfIds(module, fixed, first, decoder), None, ""
+    masks = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in accepts]
+    for means, make in _CAUSAL_MASKS.items() if masks else ():
+        masked = replace(call, mask=masks[0], make=make)
+        if _hides_last(masked) or (not how and _ids_read(masked, tables, seed)):
+            call, how = masked, f", {masks[0]}=a causal mask [token, token]: {means}"
+    n_ids = _ids_read(call, tables, seed)
     if n_ids is None:
         return None
     special: set[int | None] = {
@@ -97,18 +123,18 @@ def sequences_of_ids(
     special |= {getattr(config, f"{of}_token_id", None) for of in ("pad", "bos", "eos", "mask")}
     allowed = torch.tensor([i for i in range(n_ids) if i not in special] or list(range(n_ids)))
     targets = next((word for word in _TARGETS if word in accepts and word not in fixed), None)
+    device = next(module.parameters()).device
 
     def draw(seed: int, batch: int, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return allowed[torch.randint(len(allowed), (batch, length), generator=generator)].to(device)
 
     def run(x: Tensor, *, training: bool = False, **keywords: Any) -> Tensor:
-        given = {**fixed, **mask_of(x.shape[1]), **keywords}
         with _watched(module) as last, _mode(module, training=training):
-            result = module(x, **given)
-            found = outputs_in(result, x.shape)
+            found = outputs_in(call(x, **keywords), x.shape)
             if found is None and targets is not None:
-                found = outputs_in(module(x, **{targets: x, **given}), x.shape)
+                with suppress(Exception):  # labels may be of another kind
+                    found = outputs_in(call(x, **{targets: x}, **keywords), x.shape)
         found = last.get(tuple(x.shape)) if found is None else found
         if found is None:
             raise ValueError(f"no output has the shape [batch, token, …] of the ids, {list(x.shape)}")
@@ -117,17 +143,18 @@ def sequences_of_ids(
     longest = _longest(run, draw, length)
     if longest is None:
         return None
-    called = f"{name.rpartition(':')[2]}(ids [{_BATCH}, {longest}]{how})"
+    whose = "ids" if decoder is None else f"{decoder}="
     return Sequences(
         name=name,
         run=run,
         draw=draw,
         length=longest,
-        called=called,
+        called=f"{name.rpartition(':')[2]}({whose} [{_BATCH}, {longest}]{how})",
         module=module,
-        accepts=accepts,
+        accepts=accepts if decoder is None else frozenset(),
         n_ids=n_ids,
         call=module,
+        is_decoder=decoder is not None,
     )
 
 
@@ -161,33 +188,23 @@ _CAUSAL_MASKS: Mapping[str, Callable[[int], Tensor]] = {
 """The causal masks that a call which needs one is given: the last that hides the future, else the first that works."""
 
 
-def _mask_of(name: str, make: Callable[[int], Tensor], device: torch.device, length: int) -> dict[str, Tensor]:
-    return {name: make(length).to(device)}
-
-
-def _no_mask(length: int) -> dict[str, Tensor]:
-    return {}
-
-
-def _hides_last(
-    module: nn.Module, fixed: Mapping[str, Any], mask_of: Callable[[int], dict[str, Tensor]], device: torch.device
-) -> bool:
+def _hides_last(call: _CallOfIds) -> bool:
     """Whether the outputs of a short text stay when its last token changes, which its mask hides."""
-    ids = torch.zeros(2, _LEAST, dtype=torch.int64, device=device)
+    ids = torch.zeros(2, _LEAST, dtype=torch.int64, device=next(call.module.parameters()).device)
     ids[1, -1] = 1
     try:
-        with torch.no_grad(), seeded(0, device), _mode(module, training=False):
-            out = outputs_in(module(ids, **fixed, **mask_of(_LEAST)), ids.shape)
+        with torch.no_grad(), seeded(0, ids.device), _mode(call.module, training=False):
+            out = outputs_in(call(ids), ids.shape)
     except Exception:  # a mask of another form
         return False
     return out is not None and bool(out.isfinite().all()) and torch.allclose(out[0, :-1], out[1, :-1], atol=1e-5)
 
 
-def _ids_read(module: nn.Module, tables: Sequence[nn.Embedding], fixed: Mapping[str, Any], seed: int) -> int | None:
-    """The number of rows of the table that reads the ids given to the module; None if none does, or the call raises."""
+def _ids_read(call: _CallOfIds, tables: Sequence[nn.Embedding], seed: int) -> int | None:
+    """The number of rows of the table that reads the ids of a call; None if none does, or the call raises."""
     least = min(table.num_embeddings for table in tables)
-    device = next(module.parameters()).device
-    ids = torch.randint(least, (_BATCH, _LEAST), generator=torch.Generator().manual_seed(seed)).to(device)
+    ids = torch.randint(least, (_BATCH, _LEAST), generator=torch.Generator().manual_seed(seed))
+    ids = ids.to(next(call.module.parameters()).device)
     found: list[int] = []
 
     def note(table: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -197,7 +214,7 @@ def _ids_read(module: nn.Module, tables: Sequence[nn.Embedding], fixed: Mapping[
     handles = [table.register_forward_pre_hook(note) for table in tables]
     try:
         with torch.no_grad(), seeded(seed, ids.device):
-            module(ids, **fixed)
+            call(ids)
     except Exception:  # the user's code may raise anything, and what it takes is not known
         return None
     finally:
@@ -329,9 +346,13 @@ class _Asker:
         tried = Tried(self.of.length, fields.pop("draws", 1)) if ok is not None else None
         return Behaviour(name=name, ok=ok, reason=reason, tolerance=self.tolerance, tried=tried, **fields)
 
-    def _changed(self, start: int, end: int, seed: int) -> Tensor:
-        """The text with other tokens from `start` to `end`."""
+    def _changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Tensor:
+        """The text with other tokens from `start` to `end`, which may be all `alike`."""
         other, changed = self.of.draw(self.seed + seed, 1, self.of.length), self.x.clone()
+        if (
+            alike
+        ):  # which moves what is computed of the whole text, such as a selection, further than tokens of one kind
+            other = other[:, :1].expand_as(other)
         if self.of.n_ids:
             other = torch.where(other == self.x, (other + 1) % self.of.n_ids, other)
         changed[:, start:end] = other[:, start:end]
@@ -365,6 +386,9 @@ class _Asker:
         moves = False
         for cut in cuts:
             apart = self._apart(self._run(self._changed(cut, self.of.length, cut)), self.y)
+            for seed in range(_SHAKES) if cut == self._middle else ():
+                alike = self._changed(cut, self.of.length, seed + 1, alike=True)
+                apart = torch.maximum(apart, self._apart(self._run(alike), self.y))
             earlier[cut] = apart[:cut]
             moves = moves or bool(apart[cut] > self.tolerance)
         if not moves:
@@ -376,40 +400,38 @@ class _Asker:
                 name, True, "no output depends on a later token", largest=largest, draws=len(cuts)
             )
         reached = {cut: (apart > 0).double().mean().item() for cut, apart in earlier.items()}
-        is_open = self.claim is None and self._is_language_model and min(reached.values()) >= _ALL
-        if is_open:
-            reason = (
-                "every output depends on later tokens, and nothing says whether it may: state --causal or --no-causal"
-            )
-            return self._behaviour(name, None, reason)
-        both_ways = self._both_ways(reached) if self.claim is None else None
+        seen, is_meant = None, True
         if self.claim is False:
-            both_ways = "tokens may see later ones"
-        if both_ways is not None:
-            self.sees_both_ways = True
-            return self._behaviour(name, None, f"not asked: {both_ways}")
+            seen = "tokens may see later ones"
+        elif self.claim is None:
+            seen, is_meant = self._both_ways(reached)
+        if seen is not None:
+            self.sees_both_ways = is_meant
+            whether = "" if is_meant else ", and nothing says whether it may: state --causal or --no-causal"
+            return self._behaviour(name, None, f"not asked: {seen}{whether}")
         cut = next(cut for cut in cuts if changed[cut])
         apart = torch.cat([earlier[cut], torch.zeros(self.of.length - cut)])
         return self._failed(
             name, "an output depends on later tokens", apart, [self.x, self._changed(cut, self.of.length, cut)], cut=cut
         )
 
-    def _both_ways(self, reached: Mapping[int, float]) -> str | None:
-        """Why tokens may see later ones, by the part of the outputs before each cut that what is after it reaches, however
-        little; None if it is a leak: later tokens reach some positions or distances and not others, as in nothing that is meant
-        to see both ways."""
+    def _both_ways(self, reached: Mapping[int, float]) -> tuple[str | None, bool]:
+        """How tokens see later ones, by the part of the outputs before each cut that what is after it reaches, however little,
+        and whether that is surely meant. None if it is a leak: later tokens reach some positions or distances and not others, as in
+        nothing that is meant to see both ways."""
+        is_meant = not (self.of.n_ids and self.y.shape[-1] == self.of.n_ids)  # a language model may see them by mistake
         if min(reached.values()) >= _ALL:
-            return "every output depends on later tokens: tokens see both ways"
+            return "every output depends on later tokens", is_meant
         within = [cut for cut, part in reached.items() if part >= _ALL]
         if within and not any(part for cut, part in reached.items() if cut > within[-1]):
-            return f"the first tokens, at least {within[-1]}, see each other, and later ones what is before them"
+            return f"the first tokens, at least {within[-1]}, see each other, and later ones what is before them", True
         forwards = self._apart(self._run(self._changed(0, self._middle, 1)), self.y)[self._middle :]
         onwards = (forwards > 0).double().mean().item()
         if onwards < _ALL and reached[self._middle] >= onwards / 2:
-            return "outputs depend on later tokens as far as on earlier ones: tokens see both ways within a window"
+            return "outputs depend on later tokens as far as on earlier ones", is_meant
         if all(self._is_reached(int(part * self.of.length)) for part in (0.37, 0.63)):
-            return "outputs depend on some later tokens: tokens see both ways"
-        return None
+            return "outputs depend on some later tokens", False
+        return None, False
 
     def _is_reached(self, cut: int) -> bool:
         """Whether one of several changes after a cut reaches each output before it, where attention is so sharp that one alone
@@ -419,11 +441,6 @@ class _Asker:
             changed = self._changed(cut, self.of.length, _DRAWS + seed)
             reached |= self._apart(self._run(changed), self.y)[:cut] > 0
         return reached.double().mean().item() >= _ALL
-
-    @property
-    def _is_language_model(self) -> bool:
-        """Whether its outputs are as wide as there are ids."""
-        return bool(self.of.n_ids) and self.y.shape[-1] == self.of.n_ids
 
     @property
     def _middle(self) -> int:

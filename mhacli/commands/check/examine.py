@@ -116,7 +116,8 @@ def _examined_model(built: Built, model: Sequences, request: CheckRequest, stage
     n_parameters = sum(parameter.numel() for parameter in built.module.parameters())
     stated = True if request.causal else False if request.not_causal else None
     with one_thread() if n_parameters < _SMALL else nullcontext():
-        asked = ask(model, claim=claim_of(built.module, causal=stated), seed=request.seed, stage=stage)
+        claim = True if model.is_decoder and stated is None else claim_of(built.module, causal=stated)
+        asked = ask(model, claim=claim, seed=request.seed, stage=stage)
     open_ones = [behaviour for behaviour in asked.behaviours if behaviour.ok is None]
     verdict = "wrong" if asked.findings else "consistent" if asked.holds else "unknown"
     return Examination(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import user_code
 from support.mha import run
+from torch import Tensor, nn
 
 import mhacli
 
@@ -77,6 +78,43 @@ def test_a_model_that_sees_no_later_token_is_consistent(layer: str) -> None:
     asked = {behaviour.name: behaviour.ok for behaviour in report.behaviour}
     assert (report.verdict, report.ok, report.findings) == ("consistent", True, ())
     assert [asked[name] for name in ("causality", "prefix", "batch", "repeat")] == [True] * 4
+
+
+class Translator(nn.Module):
+    """An encoder with a decoder, and a mask for the decoder's tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(40, 24), nn.Linear(24, 40)
+        self.layers = nn.Transformer(24, 3, 1, 1, 32, batch_first=True)
+
+    def forward(self, src: Tensor, tgt: Tensor, tgt_mask: Tensor | None = None) -> Tensor:
+        return self.head(self.layers(self.tokens(src), self.tokens(tgt), tgt_mask=tgt_mask))
+
+
+class Forgetful(Translator):
+    """The mask is not passed on."""
+
+    def forward(self, src: Tensor, tgt: Tensor, tgt_mask: Tensor | None = None) -> Tensor:
+        return self.head(self.layers(self.tokens(src), self.tokens(tgt)))
+
+
+def test_the_tokens_of_a_decoder_are_asked() -> None:
+    right, wrong = mhacli.check(Translator()), mhacli.check(Forgetful())
+    assert (right.verdict, right.behaviour[0].ok) == ("consistent", True)
+    assert "tgt_mask" in right.called
+    assert (wrong.verdict, wrong.findings[0].code) == ("wrong", "sees-the-future")
+
+
+def test_a_selection_over_the_whole_text_is_never_consistent(tmp_path: Path) -> None:
+    new = (
+        "best = k.norm(dim=-1).topk(max(1, x.shape[1] // 2)).indices; allowed = torch.zeros_like(k[..., 0], dtype=torch.bool)"
+        ".scatter(2, best, True)[:, :, None] & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(); "
+    )
+    path, _ = user_code.write(
+        tmp_path, "models:GPT", (KEYS, new + KEYS.replace("is_causal=self.causal", "attn_mask=allowed"))
+    )
+    assert mhacli.check(user_code.load(path).GPT()).verdict == "wrong"
 
 
 @pytest.mark.parametrize(
