@@ -417,8 +417,8 @@ class _Asker:
 
     def _both_ways(self, reached: Mapping[int, float]) -> tuple[str | None, bool]:
         """How tokens see later ones, by the part of the outputs before each cut that what is after it reaches, however little,
-        and whether that is surely meant. None if it is a leak: later tokens reach some positions or distances and not others, as in
-        nothing that is meant to see both ways."""
+        and whether that is surely meant. None if it is a leak: later tokens reach some positions or distances and not others, as
+        in nothing that is meant to see both ways."""
         is_meant = not (self.of.n_ids and self.y.shape[-1] == self.of.n_ids)  # a language model may see them by mistake
         if min(reached.values()) >= _ALL:
             return "every output depends on later tokens", is_meant
