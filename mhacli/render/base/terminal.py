@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mhacli.render.base.doc import Row, Table
+from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.format import count_of, flowing
-from mhacli.render.base.options import balanced
+from mhacli.render.base.options import Selection, balanced
 
 _MOST, _LEGEND = 500, 3
 """The widest cell, and the most lines below a table."""
@@ -21,67 +21,101 @@ _MOST, _LEGEND = 500, 3
 def table(of: Table[Row], width: int, *notes: str, has_all: bool = False) -> Iterator[RenderableType]:
     """The table at a width, and up to three lines about its headings, the rows and columns that are left out, and `notes`; with
     `has_all` as many lines as they take."""
-    n_shown = len(of.rows) if of.most is None else min(of.most, len(of.rows))
-    n_hidden = len(of.rows) - n_shown
-    selection = balanced(len(of.rows), n_shown) if of.has_ends else range(n_shown)
-    rows = [of.rows[place] for place in (selection if isinstance(selection, range) else selection.shown)]
-    more = f"{n_hidden} more (--all)" if n_hidden else ""
-    cells = [[[c.heading], *(c.text(row).split("\n") for row in (*rows, *of.foot))] for c in of.columns]
-    natural = [max(cell_len(line) for lines in column for line in lines) for column in cells]
-    words = [place for place, c in enumerate(of.columns) if c.unit == "word"] or [*range(len(of.columns))]
-    main = max(words, key=lambda place: (of.columns[place].least is not None, natural[place]))
-    if of.has_ends:
-        natural[main] = max(natural[main], len(more))
-    shown = _fitting(of, natural, main, width)
-    excess = sum(natural[place] + of.gap for place in shown) - of.gap - width
-    natural[main] = max(cell_len(of.columns[main].heading), natural[main] - max(0, excess))
-    drawn = RichTable(box=None, padding=(0, of.gap, 0, 0), pad_edge=False, header_style="dim")
-    drawn.show_header = any(of.columns[place].heading for place in shown)
-    for place in shown:
-        c = of.columns[place]
-        justify: Literal["left", "right"] = "left" if c.unit == "word" else "right"
-        overflow: Literal["fold", "ellipsis"] = "fold" if c.wraps else "ellipsis"
-        drawn.add_column(c.heading, justify=justify, overflow=overflow, no_wrap=not c.wraps, width=natural[place])
-    gap = {shown[0]: Text("⋮", "dim")} | {main: Text(more, "dim")}
-    for number, row in enumerate((*rows, *of.foot)):
-        if n_hidden and of.has_ends and number == (n_shown + 1) // 2:
-            drawn.add_row(*(gap.get(place, Text()) for place in shown))
-        styles = ["dim" if number >= len(rows) else of.columns[place].style(row) for place in shown]
-        texts = ["\n".join(cells[place][number + 1]) for place in shown]
-        drawn.add_row(*map(Text, texts, styles))
+    rows = _shown_rows(of)
+    widths = _fitting(of, rows, width)
     if of.title:
         yield Text(of.title, style="bold")
-    yield drawn
-    fixed = [more] if more and not of.has_ends else []
-    n_dropped = len(of.columns) - len(shown)
-    fixed += [f"{count_of(n_dropped, 'more column')} on a wider screen or {of.elsewhere}"] if n_dropped else []
-    lines = _legend(of.meanings([of.columns[place] for place in shown]), [*fixed, *notes], width, has_all)
-    if lines.plain:
-        yield lines
+    yield _drawn(of, rows, widths)
+    columns = [of.columns[place] for place in widths]
+    fixed = [_more(rows)] if rows.hidden and not of.has_ends else []
+    n_dropped = len(of.columns) - len(columns)
+    if n_dropped:
+        fixed.append(f"{count_of(n_dropped, 'more column')} on a wider screen or {of.elsewhere}")
+    legend = _legend(of.meanings(columns), [*fixed, *notes], width, has_all)
+    if legend.plain:
+        yield legend
 
 
 def bare(of: Table[Row], width: int) -> RenderableType:
-    """The table alone, without what its headings mean."""
-    return next(table(of, width))
+    """The table without a title, and without what its headings mean."""
+    rows = _shown_rows(of)
+    return _drawn(of, rows, _fitting(of, rows, width))
 
 
-def _fitting(of: Table[Row], natural: Sequence[int], main: int, width: int) -> list[int]:
-    """The columns that fit, by place; the main column may be as narrow as its least width."""
-    least = [*natural]
-    least[main] = min(of.columns[main].least or _MOST, natural[main])
-    shown = [*range(len(of.columns))]
-    while sum(least[place] + of.gap for place in shown) - of.gap > width and any(
-        of.columns[place].drop for place in shown
-    ):
-        shown.remove(max(reversed(shown), key=lambda place: of.columns[place].drop))
-    return shown
+def _shown_rows(of: Table[Row]) -> Selection:
+    """The rows that are shown: the first, or the first and the last."""
+    n_rows = len(of.rows)
+    n_shown = n_rows if of.most is None else min(of.most, n_rows)
+    return balanced(n_rows, n_shown) if of.has_ends else Selection(tuple(range(n_shown)), n_rows - n_shown)
 
 
-def _legend(meanings: list[str], fixed: list[str], width: int, has_all: bool) -> Text:
+def _more(rows: Selection) -> str:
+    return f"{rows.hidden} more (--all)" if rows.hidden else ""
+
+
+def _drawn(of: Table[Row], rows: Selection, widths: dict[int, int]) -> RichTable:
+    """The columns of these widths, by place."""
+    columns = [of.columns[place] for place in widths]
+    drawn = RichTable(box=None, padding=(0, of.gap, 0, 0), pad_edge=False, header_style="dim")
+    drawn.show_header = any(column.heading for column in columns)
+    for column, width in zip(columns, widths.values(), strict=True):
+        justify: Literal["left", "right"] = "left" if column.unit == "word" else "right"
+        overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
+        drawn.add_column(column.heading, justify=justify, overflow=overflow, no_wrap=not column.wraps, width=width)
+    for number, place in enumerate(rows.shown):
+        if rows.hidden and of.has_ends and number == rows.before:
+            main = _main(of, rows)
+            gap = [_more(rows) if column is main else "" for column in columns]
+            drawn.add_row(gap[0] or "⋮", *gap[1:], style="dim")
+        row = of.rows[place]
+        drawn.add_row(*(Text(column.text(row), column.style(row)) for column in columns))
+    for row in of.foot:
+        drawn.add_row(*(Text(column.text(row), "dim") for column in columns))
+    return drawn
+
+
+def _main(of: Table[Row], rows: Selection) -> Column[Row]:
+    """The column that is shortened: the one with a least width, or else that of the widest words."""
+    words = [column for column in of.columns if column.unit == "word"] or of.columns
+    return max(words, key=lambda column: (column.least is not None, _natural(of, rows, column)))
+
+
+def _natural(of: Table[Row], rows: Selection, column: Column[Row]) -> int:
+    """The width of a column with all its words."""
+    texts = [column.heading, *(column.text(of.rows[place]) for place in rows.shown), *map(column.text, of.foot)]
+    return max(cell_len(line) for text in texts for line in text.split("\n"))
+
+
+def _fitting(of: Table[Row], rows: Selection, width: int) -> dict[int, int]:
+    """The widths of the columns that fit, by place. The main column is shortened down to its least width before others are
+    dropped, and further where nothing else helps."""
+    main = of.columns.index(_main(of, rows))
+    natural = {place: _natural(of, rows, column) for place, column in enumerate(of.columns)}
+    if of.has_ends:
+        natural[main] = max(natural[main], len(_more(rows)))
+    least = natural | {main: min(of.columns[main].least or _MOST, natural[main])}
+
+    def excess(widths: dict[int, int]) -> int:
+        return sum(widths.values()) + of.gap * (len(widths) - 1) - width
+
+    while excess(least) > 0 and any(of.columns[place].drop for place in least):
+        del least[max(reversed(least), key=lambda place: of.columns[place].drop)]
+    widths = {place: natural[place] for place in least}
+    if main not in widths:
+        main = max(
+            (place for place in widths if of.columns[place].unit == "word"), key=widths.__getitem__, default=main
+        )
+    if main in widths:
+        widths[main] = max(cell_len(of.columns[main].heading), widths[main] - max(0, excess(widths)))
+    return widths
+
+
+def _legend(meanings: Sequence[str], fixed: Sequence[str], width: int, has_all: bool) -> Text:
     """The meanings and what stands behind them; of many meanings the first, and where to find the others."""
     lines = flowing([Text(part, style="dim") for part in (*meanings, *fixed)], width)
-    while meanings and not has_all and lines.plain.count("\n") >= _LEGEND:
-        meanings.pop()
-        parts = [*meanings, "more: mha explain", *fixed]
+    n_meanings = len(meanings)
+    while n_meanings and not has_all and lines.plain.count("\n") >= _LEGEND:
+        n_meanings -= 1
+        parts = [*meanings[:n_meanings], "more: mha explain", *fixed]
         lines = flowing([Text(part, style="dim") for part in parts], width)
     return lines

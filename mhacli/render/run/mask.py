@@ -83,17 +83,17 @@ def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
     heights, widths = (np.minimum(side, n - np.arange(0, n, side)) for n in (q_len, k_len))
     counts = sums(sums(np.array(mask["block_counts"]), merge), merge, axis=1)
     sees = mask["visible_per_query"]
-    starts = range(0, q_len, side)
+    starts, places = range(0, q_len, side), [key - first[1] for key in range(0, k_len, side)]
     return Grid(
         title=title,
         values=counts / (heights[:, None] * widths),
         allowed=counts > 0,
         rows=[fitted(token_text(sequence, row - first[0]), _LABEL_WIDTH) if side == 1 else str(row) for row in starts],
-        columns=[str(key - first[1]) for key in range(0, k_len, side)],
+        columns=[str(place) if 0 <= place < len(keys.tokens) else "–" for place in places],
         top=1.0,
         corner="query",
         meaning=f"each cell {side} × {side} tokens" if side > 1 else "",
-        places=[key - first[1] for key in range(0, k_len, side)],
+        places=places,
         beside=[Column(heading="sees", value=lambda row: sees[row], unit="integer")] if side == 1 else [],
         has_all_rows=True,
         smaller=lambda rows, columns: _grid(

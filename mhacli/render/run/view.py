@@ -108,7 +108,7 @@ def shape_table(record: Record) -> Table[int]:
     return Table(
         columns=[
             Column(heading="step", value=lambda n: visible(steps[n].site), style=lambda n: "bold"),
-            Column(heading="axes", value=lambda n: axes_text(steps[n].axes, steps[n].shape)),
+            Column(heading="axes", value=lambda n: axes_text(steps[n].axes, steps[n].shape), wraps=True),
             Column(heading="formula", value=lambda n: visible(steps[n].formula), least=24, wraps=True, drop=1),
         ],
         rows=range(len(steps)),
