@@ -514,6 +514,7 @@ def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | 
     row = Difference(name, "array" if is_array else "shape", "identical", axes, shape_a, shape_b)
     why = _other_shape(layer, name, dict(zip(axes, shape_a, strict=True)), dict(zip(axes_b, shape_b, strict=True)))
     is_same = shape_a == shape_b and layer.has_same_tokens
+    values = [step.values for step in (a, b) if step is not None and step.values is not None]
     if why:
         row = changed(row, status="shape", why=why)
     elif x is not None and y is not None and axes == axes_b and (is_array or is_same):
@@ -524,12 +525,12 @@ def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | 
             row = changed(row, status="skipped", why="they have no cells in common", heads=[])
         if is_mask or not row.n_cells:
             row = changed(row, largest=None, magnitude=None, relative=None)
-    elif a and b and a.values and b.values and is_same:
-        x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in (a.values, b.values))
+    elif len(values) == 2 and is_same:
+        x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in values)
         found = _compared([(0, None, [], x, y, np.ones(1, bool))], layer.tolerance)
         row = changed(row, seen="extremes", why="by min, max, mean, std", **found)
-        if (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf):
-            row = changed(row, status="beyond")
+    if row.seen in ("numbers", "extremes") and len({(each.n_nan, each.n_inf) for each in values}) > 1:
+        row = changed(row, status="beyond")
     if a and b and a.operation and b.operation and a.formula != b.formula:
         told = [{"name": "formula", "a": a.formula, "b": b.formula, "layers": []}]
         row = changed(row, status=row.status if why else "beyond", told=told)
