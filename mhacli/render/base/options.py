@@ -21,7 +21,7 @@ from mhacli.settings import (
 )
 
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
-"""`auto` is the matrix, or, if it does not fit, the view that shows most."""
+"""`auto` is the matrix, or, if it does not fit, the heatmap."""
 Scale = Literal["linear", "log"]
 Figure = Literal["head", "grid", "walk", "effects"]
 Rows = Literal["generated", "last"] | tuple[int, ...]
