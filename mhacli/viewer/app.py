@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
@@ -28,7 +27,7 @@ from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
 from mhacli.text.escape import visible
 from mhacli.viewer.heads import Overview
-from mhacli.viewer.parts import ENDS, entitle, key
+from mhacli.viewer.parts import ENDS, HeadsScreen, key
 from mhacli.viewer.session import Session
 
 # --------------------------------------------------------------------------------------------------------------- texts
@@ -37,32 +36,26 @@ Draw = Callable[[int], Sequence[RenderableType]]
 """The parts of a text at a width."""
 
 
-class Page(VerticalScroll):
-    """A long text that scrolls, also by the keys of pagers."""
+class TextScreen(Screen[None]):
+    """A screen with one text, which also scrolls by the keys of pagers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up", "scroll_up", "↑ ↓", "a line up or down", "scroll"),
+        key("down", "scroll_down"),
         key("pageup,b", "page_up", "PgUp PgDn", "a page up or down"),
         key("pagedown,space", "page_down"),
         key("home,g", "scroll_home", "Home End", "the beginning or the end"),
         key("end,G", "scroll_end"),
+        *ENDS,
     ]
 
-
-class TextScreen(Screen[None]):
-    """A screen with one text."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [*ENDS]
-
-    def __init__(self, title: str, draw: Draw) -> None:
+    def __init__(self, draw: Draw) -> None:
         super().__init__()
         self._draw, self._text = draw, Static()
-        self._page = Page(self._text)
-        entitle(self._page, title)
 
     def compose(self) -> ComposeResult:
         """The text, with its keys below."""
-        yield self._page
+        yield self._text
         yield Footer(compact=True)
 
     def on_resize(self) -> None:
@@ -111,13 +104,11 @@ def _two_columns(rows: Sequence[tuple[str, str]], style: str) -> Table:
     return table
 
 
-_EXPLAINED = {
-    "the mouse": "A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.",
-    "the matrix": "A row is a query, a column a key, a cell the attention weight between them. If not all cells fit, each cell "
-    "stands for a block: the attention that its queries give, on average, to all its keys. All heads share one scale.",
-    "the texts and the list": "Keys are shaded as their weights from the cursor's query, queries as their weights to the "
-    "cursor's key. The length of a bar is a key's weight relative to the strongest key's.",
-}
+_EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
+
+A row of the matrix is a query, a column a key, a cell the attention weight between them. If not all cells fit, each stands for a
+block: the attention that its queries give, on average, to all its keys. All heads share one scale. The keys below are shaded as
+their cells in the cursor's row, the queries as theirs in its column. A bar is a key's weight relative to the strongest key's."""
 
 
 def _help(width: int) -> Sequence[RenderableType]:
@@ -126,14 +117,13 @@ def _help(width: int) -> Sequence[RenderableType]:
     from mhacli.viewer.head import HeadScreen
 
     blocks: list[RenderableType] = []
-    screens = ("a head", HeadScreen), ("all heads", Overview), ("effects", EffectsScreen), ("a text to read", Page)
-    for title, screen in screens:
+    screens: dict[str, type[Screen[None]]] = {"everywhere": HeadsScreen, "all heads": Overview, "a head": HeadScreen}
+    screens |= {"effects": EffectsScreen, "a text to read": TextScreen}
+    for title, screen in screens.items():
         keys = [each for each in screen.BINDINGS if isinstance(each, Binding) and each.tooltip]
         table = _two_columns([(each.key_display or "", each.tooltip) for each in keys], "bold cyan")
         blocks += [Text(title, style="bold"), Padding(table, (0, 0, 1, 1))]
-    for title, words in _EXPLAINED.items():
-        blocks += [Text(title, style="bold"), Padding(Text(words), (0, 0, 1, 1))]
-    return blocks
+    return [*blocks, Text(_EXPLAINED)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- app
@@ -146,27 +136,27 @@ class Viewer(App[None]):
     TITLE = "mha"
     CSS = """
     Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
+    Footer, FooterKey, FooterKey .footer-key--description { background: ansi_default; color: ansi_default; }
+    FooterKey .footer-key--key { background: ansi_default; color: ansi_cyan; }
     #top, #note { height: 1; }
-    #note { dock: bottom; }
     #note, #prompt { display: none; }
     #asked, #count { width: auto; }
-    Search { width: 1fr; }
     #read-out, #legend, #prompt { height: 2; }
     #numbers, #question, #signs, Overview #legend { height: auto; max-height: 50%; }
-    #pictures, #effects, #body, Page { height: 1fr; }
-    #matrix, Items, Static#pictures, #numbers, Page { border-top: solid ansi_bright_black; border-title-style: bold; }
-    #matrix:focus, Items:focus, Page { border-top: heavy ansi_cyan; border-title-color: ansi_cyan; }
-    Items, Page { scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
-    #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 1fr 5; grid-gutter: 0 1; }
-    #body > * { width: 100%; height: 100%; }
-    .-high #body { grid-rows: 1fr 7; }
+    TextScreen { overflow-y: scroll; scrollbar-size-vertical: 1; }
+    #pictures, #effects, #body { height: 1fr; }
+    Matrix, Items, #pictures, #numbers { border-top: solid ansi_bright_black; border-title-style: bold; }
+    Matrix:focus, Items:focus { border-top: heavy ansi_cyan; border-title-color: ansi_cyan; }
+    Items, TextScreen { background: ansi_default; scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; }
+    Items { scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
+    #pictures { layout: grid; grid-gutter: 0 1; }
+    #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
+    #body > *, Search { width: 1fr; height: 100%; }
     .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
-    .-wide #matrix { row-span: 3; }
-    .-middle #legend, .-low #legend, .-middle #prompt, .-low #prompt, .-low #question { height: 1; }
-    .-flat #legend, .-flat #pictures { display: none; }
+    .-wide #body Matrix { row-span: 3; }
+    .-flat #legend, .-flat #pictures, .-flat #body Items, .-flat #numbers { display: none; }
     .-flat #read-out, .-flat #prompt { height: 1; }
-    .-low #body Items, .-low #numbers, .-flat #body Items, .-flat #numbers { display: none; }
-    .-low #body, .-flat #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
+    .-flat #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
     """
 
     def __init__(self, session: Session, *, is_open: bool = False) -> None:
@@ -175,15 +165,14 @@ class Viewer(App[None]):
             os.environ["NO_COLOR"] = ""  # Textual decides by it
         super().__init__(ansi_color=True)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]
-        self.VERTICAL_BREAKPOINTS = [(0, "-flat"), (9, "-low"), (14, "-middle"), (22, "-high")]
-        self.theme = "ansi-dark"
+        self.VERTICAL_BREAKPOINTS = [(0, "-flat"), (12, "-high")]
         self.animation_level = "none"
         self.session, self._is_open = session, is_open
         self.ended_by: int | None = None
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record without heads."""
-        return Overview(self.session) if self.session.heads else TextScreen("walkthrough", _walk(self.session))
+        return Overview(self.session) if self.session.heads else TextScreen(_walk(self.session))
 
     def on_mount(self) -> None:
         """Opens the requested head."""
@@ -194,7 +183,7 @@ class Viewer(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether the record has effects to show."""
-        return self.session.record.effect is not None if action == "effects" else True
+        return action != "effects" or self.session.record.effect is not None
 
     def _end_by(self, number: int) -> None:
         """Ends the app by a signal."""
@@ -215,15 +204,15 @@ class Viewer(App[None]):
 
     def action_walk(self) -> None:
         """Opens the walkthrough."""
-        self.push_screen(TextScreen("walkthrough", _walk(self.session)))
+        self.push_screen(TextScreen(_walk(self.session)))
 
     def action_origin(self) -> None:
         """Opens the provenance of the record and the settings of the picture."""
-        self.push_screen(TextScreen("where this comes from", _origin(self.session)))
+        self.push_screen(TextScreen(_origin(self.session)))
 
     def action_help(self) -> None:
         """Opens the list of keys."""
-        self.push_screen(TextScreen("keys", _help))
+        self.push_screen(TextScreen(_help))
 
     def action_effects(self) -> None:
         """Opens the effects of removals."""

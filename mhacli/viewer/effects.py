@@ -19,7 +19,7 @@ from mhacli.render.base.format import flowing, number_text
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint.effect import AT_POSITION, effect_words, measured_words, number_column, removal_words
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
-from mhacli.viewer.parts import ENDS, MOVES, PLAIN, HeadsScreen, Items, entitle, key
+from mhacli.viewer.parts import PLAIN, HeadsScreen, Items, entitle, key
 from mhacli.viewer.session import Session
 
 _NUMBER = 6
@@ -32,12 +32,14 @@ class EffectsScreen(HeadsScreen):
     """The effects in a record of `mha effect`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up", "move('up')", "↑ ↓ ← →", "move from removal to removal; a click does the same", "move"),
         key("home", "move('home')", "Home End", "the removal with the largest change, or with the smallest", "largest"),
-        key("pageup", "move('pageup')"),
         key("enter,ctrl+j", "open", "Enter", "open the head that was removed", "open"),
-        *MOVES, *ENDS,
-    ]  # fmt: skip
+        key("e", "app.back"),
+    ]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether a key acts on effects."""
+        return action not in ("scale", "sinks", "sequence", "say") and super().check_action(action, parameters)
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -119,11 +121,8 @@ class EffectsScreen(HeadsScreen):
         """Opens the removed head."""
         effect = self._effects[self._at] if self.ranked else None
         for place, head in self.session.heads.items():
-            of_layer = effect and (effect.kind, effect.layer, effect.head)
-            if effect is not None and head.layer is None and head.head == effect.head:
-                self.open_head(place)
-                return
-            if head.layer is not None and (head.layer.kind, head.layer.layer, head.head) == of_layer:
+            layer = (None, None) if head.layer is None else (head.layer.kind, head.layer.layer)
+            if effect is not None and head.head == effect.head and layer in ((None, None), (effect.kind, effect.layer)):
                 self.open_head(place)
                 return
         self.action_say("no single head was removed here")

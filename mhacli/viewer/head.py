@@ -25,8 +25,8 @@ from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, shade
 from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
-from mhacli.viewer.matrix import BROKEN, TAKEN_SIGN, TIGHT, Matrix, Picture
-from mhacli.viewer.parts import ENDS, MOVES, PLAIN, SHARED, HeadsScreen, Items, entitle, key, kind_sign, one_line
+from mhacli.viewer.matrix import TAKEN_SIGN, TIGHT, Matrix, Picture
+from mhacli.viewer.parts import PLAIN, HeadsScreen, Items, doubts, entitle, key, kind_sign, one_line
 from mhacli.viewer.session import Session
 
 Axis = Literal["query", "key"]
@@ -44,12 +44,8 @@ class HeadScreen(HeadsScreen):
     """One head with the cursor on a query and a key."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move"),
-        key("pageup", "move('pageup')", "PgUp PgDn", "a page up or down; with Shift, to the left or right"),
-        key("home", "move('home')", "Home End", "the first or last key of the row; with Ctrl, the first or last query"),
-        key("shift+pageup", "move('pageleft')"),
+        key("shift+pageup", "move('pageleft')", "⇧PgUp ⇧PgDn", "a page to the left or right"),
         key("shift+pagedown", "move('pageright')"),
-        *MOVES, *ENDS,
         key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
         key("shift+tab", "app.focus_previous"),
         key("h,right_square_bracket", "head(1)", "h ]", "the next head", "head"),
@@ -66,7 +62,6 @@ class HeadScreen(HeadsScreen):
         key("t", "most(1)", "t T", "more or fewer of the strongest keys"),
         key("T", "most(-1)"),
         key("y", "copy", "y", "copy the row as JSON to the terminal's clipboard (OSC 52)", "copy"),
-        *SHARED,
     ]  # fmt: skip
 
     def __init__(self, session: Session) -> None:
@@ -112,6 +107,8 @@ class HeadScreen(HeadsScreen):
         self._places = picture.base.query_places(row)[0], picture.base.key_places(column)[0]
         self.picture = picture
         matrix.show(picture, row, column)
+        if not matrix.size:  # before the layout
+            return
         self._draw_list(picture, row, column)
         self._draw_texts(picture, row, column)
         self.read_out.update(Group(*read_out(picture, row, column, self.size.width)))
@@ -142,12 +139,7 @@ class HeadScreen(HeadsScreen):
         yield f" {'no statistics' if head.statistics is None else words.type_text(head.statistics)}", PLAIN
         if n_sequences > 1:
             yield f"  sequence {sequence} of 0–{n_sequences - 1}", "bold"
-        if not head.record.self_check.ok:
-            yield "  self-check FAILED: press i", "bold yellow"
-        if self.session.contradicts_itself():
-            yield "  the record contradicts itself: press i", "bold yellow"
-        if head.layer is not None and not head.layer.verified:
-            yield "  not verified", "bold yellow"
+        yield from doubts(self.session)
 
     def _draw_texts(self, picture: Picture, row: int, column: int) -> None:
         """Draws the keys as their cells in the cursor's row, and the queries as theirs in its column."""
@@ -201,14 +193,17 @@ class HeadScreen(HeadsScreen):
     # ------------------------------------------------------------------------------------------------------ what is drawn
 
     def action_head(self, step: int) -> None:
-        """Shows another head."""
-        self.session.to_head(step)
+        """Shows another head, across layers and around the ends."""
+        places = list(self.session.heads)
+        self.session.place = places[(places.index(self.session.place) + step) % len(places)]
         self.draw()
 
     def action_layer(self, step: int) -> None:
-        """Shows the same head of another layer."""
-        if not self.session.to_layer(step):
-            self.action_say("no layer there has this head")
+        """Shows the same head of the next or previous layer that has it."""
+        row, number = self.session.place
+        rows = [other for other, n in self.session.heads if n == number and (other - row) * step > 0]
+        self.action_say("" if rows else "no layer there has this head")
+        self.session.place = min(rows, key=lambda other: abs(other - row), default=row), number
         self.draw()
 
     def action_zoom(self, step: int) -> None:
@@ -233,9 +228,8 @@ class HeadScreen(HeadsScreen):
         row = self.matrix.row
         text = json.dumps(self.picture.row_document(row), allow_nan=False)
         self.app.copy_to_clipboard(text)
-        size = f"{len(text):,} bytes" + (", more than many terminals take" if len(text) > _CLIPBOARD else "")
-        n_keys = words.count_of(len(self.picture.top_keys(row)), "key", grouped=True)
-        self.action_say(f"copied query {self.picture.query_name(row)} as JSON: {n_keys}, {size}, by OSC 52")
+        too_long = ", more than many terminals take" if len(text) > _CLIPBOARD else ""
+        self.action_say(f"copied query {self.picture.query_name(row)} as JSON by OSC 52: {len(text):,} bytes{too_long}")
 
     # ------------------------------------------------------------------------------------------------------------ jumping
 
@@ -259,12 +253,10 @@ class HeadScreen(HeadsScreen):
         text = self.picture.base.keys if self._axis == "key" else self.picture.base.queries
         self.matrix.row, self.matrix.column = self._before
         self._found = matches(text, typed, self._places[self._axis == "key"])
-        count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
         self.asked.update(Text(asked := f"to a {self._axis}: ", "bold"))
         self.asked.styles.width = len(asked)
-        self.count.update(
-            Text.assemble((f"  {count}", "bold"), ("  Enter takes it, Esc goes back, Tab the other axis", "dim"))
-        )
+        count = "no match" if typed else "token or place"
+        self.count.update(f"1 of {len(self._found)}" if self._found else count)
         if self._found:
             self._go_to(self._axis, self._found[0])
         else:
@@ -308,7 +300,11 @@ class HeadScreen(HeadsScreen):
 class Search(Input):
     """The line for what to jump to."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [key("tab", "screen.turn"), key("escape", "screen.forget")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("enter", "submit", "Enter", short="take"),
+        key("escape", "screen.forget", "Esc", short="go back"),
+        key("tab", "screen.turn", "Tab", short="other axis"),
+    ]
 
     def on_key(self, event: events.Key) -> None:
         """Deletes a letter at once: as the action of a key it would wait for letters that are typed behind it."""
@@ -334,7 +330,6 @@ def matches(text: TokenSequence, typed: str, begin: int) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------- strongest keys
 
 DECIMALS, _MOST_NAME = 5, 18
-_BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 def key_lines(picture: Picture, row: int, most: int, width: int) -> list[str]:
@@ -346,23 +341,14 @@ def key_lines(picture: Picture, row: int, most: int, width: int) -> list[str]:
     for column, weight in keys[:most]:
         name = set_cell_size(words.fitted(picture.key_name(column), label), label)
         number = f" {name} {words.weight_text(weight, DECIMALS):>{DECIMALS + 2}} "
-        lines.append(number + bar(weight / largest, width - cell_len(number) - 2))
+        part = np.nan_to_num(weight / largest)
+        lines.append(number + "█" * round(part * (width - cell_len(number) - 2)))
     if len(keys) > most:
         rest = sum(weight for _, weight in keys[most:])
         lines.append(f" {len(keys) - most} more get {words.weight_text(rest, DECIMALS)}")
     if learned is not None and not picture.hides_sinks:
         lines.append(f" sink logit {words.weight_text(float(learned[row]), DECIMALS)}")
     return lines
-
-
-def bar(part: float, width: int) -> str:
-    """A bar for a fraction of `width` columns, in eighths of a column.
-
-    >>> bar(0.5, 3)
-    '█▌'
-    """
-    eighths = round(8 * width * min(1.0, max(0.0, part))) if part == part else 0
-    return "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
 
 
 # --------------------------------------------------------------------------------------------- words around the matrix
@@ -375,7 +361,7 @@ def _tokens(text: TokenSequence) -> list[tuple[str, list[str]]]:
 def token_look(level: int, *, colour: bool) -> tuple[str, Style, Style]:
     """The sign before a token, its style, and the token's, for the level of its weight."""
     if level == NOT_A_NUMBER:
-        return NAN_SIGN, BROKEN, EMPTY
+        return NAN_SIGN, PLAIN, EMPTY
     if level < 0:
         return " ", PLAIN, EMPTY
     return (" ", PLAIN, shade(level)) if colour else (glyph(level), PLAIN, PLAIN)

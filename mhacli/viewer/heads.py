@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from math import ceil
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
-from rich.columns import Columns
 from rich.console import Group
-from rich.style import Style
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.containers import Container
 from textual.widgets import Static
 
 from mhacli.io.memory import uncollected
@@ -22,11 +21,14 @@ from mhacli.render.base import format as words
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
-from mhacli.viewer.parts import ENDS, MOVES, PLAIN, SHARED, HeadsScreen, Items, entitle, key, kind_sign, one_line
+from mhacli.viewer.parts import PLAIN, HeadsScreen, Items, doubts, entitle, key, kind_sign, one_line
 from mhacli.viewer.session import Session
 
-_LEAST, _GAP, _MOST_NAME = (8, 3), 2, 16
-"""The least columns and lines of a picture, the gap beside it, and the columns of a layer's name."""
+if TYPE_CHECKING:  # numpy is imported after the first screen is visible
+    from mhacli.viewer.matrix import Matrix
+
+_LEAST, _MOST_NAME = (8, 3), 16
+"""The least columns and lines of a picture, and the most columns of a layer's name."""
 _PAUSE_S = 0.01
 """The pause before numpy is imported, in which the first screen appears."""
 
@@ -35,16 +37,13 @@ class Overview(HeadsScreen):
     """All heads of a record."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up", "move('up')", "↑ ↓ ← →", "move from head to head; a click does the same", "move"),
-        key("enter,ctrl+j", "open", "Enter", "open the head; so does a click on the head under the cursor", "open"),
-        key("pageup", "move('pageup')", "PgUp PgDn", "a page of layers up or down"),
-        key("home", "move('home')", "Home End", "the first or last head; with Ctrl, the first or last layer"),
-        *[*MOVES, *ENDS, *SHARED],
+        key("enter,ctrl+j", "open", "Enter", "open the head; so does a click on the head under the cursor", "open")
     ]
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.pictures = Thumbnails(self._go_in_layer)
+        self.pictures = Container(id="pictures")
+        self._matrices: dict[int, Matrix] = {}
         self.signs = Items(self._go, id="signs")
         self.signs.can_focus = False
         self.numbers, self.legend = Static(id="numbers"), Static(id="legend")
@@ -58,17 +57,47 @@ class Overview(HeadsScreen):
 
     def on_mount(self) -> None:
         """Draws the pictures after the first screen, because importing numpy takes long."""
-        self.set_timer(_PAUSE_S, self.pictures.begin)
+        self.set_timer(_PAUSE_S, self._add_pictures)
+
+    def _add_pictures(self) -> None:
+        with uncollected():
+            from mhacli.viewer.matrix import Matrix
+
+            for number in self._numbers:
+                go = partial(self._go_in_layer, number)
+                self._matrices[number] = Matrix(go, colour=self.session.colour, is_small=True)
+        self.pictures.mount(*self._matrices.values())
+        self.draw()
 
     def draw(self) -> None:
         """Redraws the screen."""
         session, width = self.session, self.size.width
         self.top_line.update(one_line(*_record_words(session)))
-        self.pictures.show(session)
+        self._draw_pictures()
         self._draw_signs()
         entitle(self.numbers, f"{session.head.label} · numbers (if uniform)")
         self.numbers.update(Group(words.flowing([*_numbers(session.head)], width, "  ")))
         self.legend.update(Group(words.flowing([*self._legend()], width, "  ")))
+
+    def _draw_pictures(self) -> None:
+        """Draws the heads of the layer, as large as all fit side by side and below each other."""
+        row, size, sizes = self.session.place[0], self.pictures.size, []
+        name = self.session.rows[row]
+        entitle(self.pictures, f"layer {name}" if name else "pictures")
+        for n_lines in range(1, len(self._matrices) + 1):
+            across = ceil(len(self._matrices) / n_lines)
+            width, height = size.width // across - 1, size.height // n_lines - 1
+            sizes.append((min(width, 2 * height) if width >= _LEAST[0] and height >= _LEAST[1] else 0, across))
+        best, self.pictures.styles.grid_size_columns = max(sizes, default=(0, 1))
+        for number, matrix in self._matrices.items():
+            head = self.session.heads.get((row, number))
+            picture = None if head is None or not best else self.session.picture(head)
+            matrix.visible = picture is not None
+            if head is not None and picture is not None:
+                kind = "no statistics" if head.statistics is None else words_of_type(head.statistics.kind).name
+                mark = "▸" if head is self.session.head else ""
+                entitle(matrix, f"{mark}{number} {kind_sign(head.statistics)[0]} {kind}")
+                matrix.show(picture, -1, -1)
 
     def _draw_signs(self) -> None:
         session, numbers = self.session, self._numbers
@@ -109,8 +138,8 @@ class Overview(HeadsScreen):
         self.session.place = self._places[item]
         self.draw()
 
-    def _go_in_layer(self, head: int) -> None:
-        self._go(self._places.index((self.session.place[0], self.session.of_layer()[head].head)))
+    def _go_in_layer(self, number: int, *cell: int) -> None:
+        self._go(self._places.index((self.session.place[0], number)))
 
     def action_move(self, direction: str) -> None:
         """Moves to another head."""
@@ -131,10 +160,7 @@ def _record_words(session: Session) -> Iterator[tuple[str, str]]:
         name = f"{visible(record.model.path.rstrip('/').rpartition('/')[2])} · {visible(record.model.family)}"
     yield name, "bold cyan"
     yield f"  {' · '.join(words.texts_in_words(record))}", "bold"
-    if not record.self_check.ok:
-        yield f"  self-check {words.check_text(record.self_check)}", "bold yellow"
-    if session.contradicts_itself():
-        yield "  contradicts itself: press i", "bold yellow"
+    yield from doubts(session)
     yield f"  sequence {sequence}:" if len(record.sequences) > 1 else "", "bold"
     yield "".join(f" {words.token_text(text, place)}" for place in range(min(100, len(text.tokens)))), "dim"
 
@@ -146,8 +172,6 @@ def _numbers(head: DrawableHead) -> Iterator[Text]:
         yield Text("no statistics")
         return
     yield Text.assemble(kind_sign(statistics), (f" {words.type_text(statistics)}", "bold"))
-    if head.layer is not None and not head.layer.verified:
-        yield Text("not verified", "bold yellow")
     for statistic in (*STATISTICS, *OF_REMOVAL):
         value, uniform = (getattr(each, statistic.field, None) for each in (statistics, statistics.uniform))
         if statistic.is_main and value is not None:
@@ -161,74 +185,3 @@ def _in_words(statistic: Statistic, number: float) -> str:
         return words.weight_text(number, 3)
     unit = " nats" if statistic.unit == "nats" else ""
     return f"{100 * number:.0f} %" if statistic.unit == "fraction" else words.short_text(number) + unit
-
-
-# ------------------------------------------------------------------------------------------------------------ pictures
-
-
-class Thumbnails(Static):
-    """A small picture of each head of the layer under the cursor; `go` follows a click on one."""
-
-    def __init__(self, go: Callable[[int], None]) -> None:
-        super().__init__(id="pictures")
-        self._go = go
-        self._session: Session | None = None
-        self._has_begun = False
-        self._across, self._tile = 1, (1, 1)
-
-    def begin(self) -> None:
-        """Draws from now on."""
-        self._has_begun = True
-        self.on_resize()
-
-    def on_resize(self) -> None:
-        """Draws for the new size."""
-        if self._session is not None:
-            self.show(self._session)
-
-    def show(self, session: Session) -> None:
-        """Draws the heads of the session's layer, as large as all fit side by side and below each other."""
-        self._session, heads, sizes = session, session.of_layer(), []
-        entitle(self, f"layer {session.rows[session.place[0]]}" if len(session.rows) > 1 else "pictures")
-        for n_lines in range(1, len(heads) + 1):
-            across = ceil(len(heads) / n_lines)
-            width, height = self.size.width // across - _GAP, self.size.height // n_lines - 1
-            if width >= _LEAST[0] and height >= _LEAST[1]:
-                sizes.append((min(width, 2 * height), across, width, height))
-        if not sizes or not self._has_begun:
-            self.update("")
-            return
-        _, self._across, width, height = max(sizes)
-        self._tile = width + _GAP, height + 1
-        with uncollected():
-            drawn = [_drawn(session, head, width, height) for head in heads]
-        self.update(Columns(drawn, width=width, padding=(0, _GAP, 0, 0)))
-
-    def on_click(self, event: events.Click) -> None:
-        """Chooses the head under the mouse."""
-        at = event.get_content_offset(self)
-        if at is not None and self._session is not None:
-            head = at.y // self._tile[1] * self._across + at.x // self._tile[0]
-            if head < len(self._session.of_layer()):
-                self._go(head)
-
-
-def _drawn(session: Session, head: DrawableHead, width: int, height: int) -> Text:
-    """A head's number and type over its picture."""
-    from mhacli.viewer.matrix import HALF, cell_size, fitting, painted
-
-    sign, style = kind_sign(head.statistics)
-    kind = "" if head.statistics is None else words_of_type(head.statistics.kind).name
-    title = sign if cell_len(f"{head.head} {sign} {kind}") > width else f"{sign} {kind}"
-    is_own = head is session.head
-    lines = [Text.assemble((f"{head.head} {title}", Style(reverse=True) if is_own else style))]
-    picture = session.picture(head)
-    if picture is not None:
-        factor, size = cell_size(fitting(picture, height, width, colour=session.colour), colour=session.colour)
-        shades, step = picture.at(factor), 2 if size == HALF else 1
-        n_rows, n_columns = shades.cells.shape
-        for begin in range(0, n_rows, step):
-            rows = range(begin, min(n_rows, begin + step))
-            lines.append(Text.assemble(*painted(shades, size, rows, range(n_columns), None, colour=session.colour)))
-    lines += [Text()] * (1 + height - len(lines))
-    return Text("\n", no_wrap=True).join(lines)

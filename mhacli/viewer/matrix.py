@@ -17,8 +17,8 @@ from textual.widget import Widget
 
 from mhacli.io.data import finite
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, cell, half_cells, levels, ticks
-from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, picked, ramp_paint, shade
+from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, ticks
+from mhacli.render.base.colours import EMPTY, glyph, picked, ramp_paint, shade
 from mhacli.render.base.format import fitted, token_text, weight_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
@@ -30,8 +30,6 @@ from mhacli.viewer.parts import ACCENT, CURSOR, DIM, PLAIN, entitle
 ROW_SCHEMA = "mha.row/1"
 TAKEN_SIGN = "–"
 """The sign of a removed sink's weight. `.00` would be a small weight."""
-BROKEN = Style(color="yellow")
-"""The style of NaN cells."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +107,10 @@ class Picture:
 
     def row_document(self, row: int) -> Mapping[str, Any]:
         """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if not finite."""
-        base, head = self.base, self.head
-        keys = [
-            {**_json_place(base, base.keys, base.key_places(column)), "share": finite(self._exact(weight))}
+        base, head, arrays = self.base, self.head, self.head.record.arrays
+        exact = float if self.hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
+        keys = [  # with as few digits as the dtype needs
+            {**_json_place(base, base.keys, base.key_places(column)), "share": finite(float(str(exact(weight))))}
             for column, weight in sorted(self.top_keys(row))
         ]
         return {
@@ -132,13 +131,6 @@ class Picture:
             "shares": "renormalised without sinks" if self.hides_sinks else "as computed",
             "keys": keys,
         }
-
-    def _exact(self, weight: float) -> float:
-        """An attention weight with as few digits as its dtype needs."""
-        arrays = self.head.record.arrays
-        if self.hides_sinks or "pattern" not in arrays:
-            return weight
-        return float(str(arrays["pattern"].dtype.type(weight)))
 
 
 def _name(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> str:
@@ -180,63 +172,20 @@ def fitting(picture: Picture, lines: int, columns: int, *, colour: bool) -> int:
         zoom -= 1
 
 
-def painted(
-    shades: Shades, width: int, rows: range, columns: range, cursor: tuple[int, int] | None, *, colour: bool
-) -> list[Cell]:
-    """A line of cells: one row, or two in cells that are half a character high. `cursor` is a row and a column of the map."""
-    part = slice(columns.start, columns.stop)
-    at = cursor[1] - columns.start if cursor is not None and cursor[0] in rows else -1
-    upper = shades.cells[rows[0], part].tolist()
-    if width == HALF:
-        lower = shades.cells[rows[1], part].tolist() if len(rows) > 1 else [FORBIDDEN] * len(upper)
-        cells = list(half_cells(upper, lower, broken=BROKEN))
-        if cursor is not None and at >= 0:
-            cells[at] = _half_cursor(upper[at], lower[at], is_lower=cursor[0] != rows[0])
-        return cells
-    weights = shades.map.weights[rows[0], part].tolist()
-    paint = _number_cell if width in _DECIMALS else _shade_cell
-    return [
-        paint(level, weight, width, colour=colour, is_cursor=place == at)
-        for place, (level, weight) in enumerate(zip(upper, weights, strict=True))
-    ]
-
-
 _CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
 """The cursor's colour among half blocks, which is not in the ramp."""
 
 
-def _half_cursor(upper: int, lower: int, *, is_lower: bool) -> Cell:
-    if NOT_A_NUMBER in (upper, lower):
-        return NAN_SIGN, CURSOR
-    rest = upper if is_lower else lower
-    ground = ramp_paint(rest) if rest >= 0 else None
-    return "▄" if is_lower else "▀", Style(color=_CURSOR_COLOUR, bgcolor=ground)
-
-
-def _shade_cell(level: int, weight: float, width: int, *, colour: bool, is_cursor: bool) -> Cell:
-    signs, style = cell(level, width, colour=colour)
-    if is_cursor and colour:
-        return "[]", style
-    shaded = BROKEN if level == NOT_A_NUMBER else style
-    return signs, CURSOR if is_cursor else shaded
-
-
-def _number_cell(level: int, weight: float, width: int, *, colour: bool, is_cursor: bool) -> Cell:
-    """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed.
-
-    The cursor has brackets, or its own style if they do not fit.
-    """
+def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell:
+    """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed."""
     nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
     number = nothing if level == FORBIDDEN else weight_text(weight, _DECIMALS[width])
     shaded = shade(level) if colour and level >= 0 else PLAIN
     style = EMPTY if level < 0 else shaded
     if width == TIGHT:  # 1.0 leaves a blank between numbers
-        return f"{number[: TIGHT - 1]:>{TIGHT}}", CURSOR if is_cursor else style
+        return f"{number[: TIGHT - 1]:>{TIGHT}}", style
     sign = " " if colour or level < 0 else glyph(level)
-    text = f"{sign}{number:>{width - 3}}"[2 - width :]  # a weight of 1 leaves no room for its sign
-    if is_cursor:
-        return f"[{text}]", style if colour and level >= 0 else CURSOR
-    return f" {text} ", style
+    return f" {f'{sign}{number:>{width - 3}}'[2 - width :]} ", style  # a weight of 1 leaves no room for its sign
 
 
 # ------------------------------------------------------------------------------------------------------------- the pane
@@ -245,24 +194,26 @@ _MOST_LABEL, _TICKS, _WHEEL = 14, 10, 3
 
 
 class Matrix(Widget, can_focus=True):
-    """A picture with queries down, keys across, and a cursor, which `go` moves."""
+    """A picture with queries down, keys across, and a cursor, which `go` moves; a small one has cells alone."""
 
-    def __init__(self, go: Callable[[int, int], None], *, colour: bool) -> None:
-        super().__init__(id="matrix")
-        self._go, self.colour = go, colour
+    def __init__(self, go: Callable[[int, int], None], *, colour: bool, is_small: bool = False) -> None:
+        super().__init__()
+        self._go, self.colour, self.is_small = go, colour, is_small
+        self.can_focus = not is_small
         self.picture: Picture | None = None
         self.row, self.column = 0, 0
         self.chosen: int | None = None
         self.zoom = self.smallest = 0
-        self.factor, self.width, self.label = 1, HALF, 0
+        self.factor, self.width, self.left, self.above = 1, HALF, 0, 0
         self.rows, self.columns = range(0), range(0)
 
     def show(self, picture: Picture, row: int, column: int) -> None:
         """Draws a picture with the cursor on a cell of its finest map, at the chosen zoom or the largest that fits."""
         self.picture, self.row, self.column = picture, row, column
-        self.label = max(len("query"), min(_MOST_LABEL, picture.widest_name, self.size.width // 4))
-        lines, room = max(1, self.size.height - 1), max(1, self.size.width - self.label - 2)
-        fits = fitting(picture, lines, room, colour=self.colour)
+        label = max(len("query"), min(_MOST_LABEL, picture.widest_name, self.size.width // 4))
+        self.left, self.above = (0, 0) if self.is_small else (label + 2, 1)
+        lines, room = max(1, self.size.height - self.above), max(1, self.size.width - self.left)
+        fits = min(fitting(picture, lines, room, colour=self.colour), LARGEST - self.is_small)
         self.smallest = min(0, fits)
         self.zoom = fits if self.chosen is None else max(self.smallest, self.chosen)
         self.factor, self.width = cell_size(self.zoom, colour=self.colour)
@@ -270,12 +221,15 @@ class Matrix(Widget, can_focus=True):
         n_rows = lines * 2 if self.width == HALF else lines
         self.rows = _held(self.rows.start, n_rows, row // self.factor, shape[0])
         self.columns = _held(self.columns.start, max(1, room // self.width), column // self.factor, shape[1])
-        entitle(self, self._title(picture.at(self.factor)))
+        if not self.is_small:
+            entitle(self, self._title(picture.at(self.factor)))
         self.refresh()
 
     def on_resize(self) -> None:
         """Draws for the new size."""
-        if self.picture is not None:
+        if self.picture is not None and self.is_small:
+            self.show(self.picture, self.row, self.column)
+        elif self.picture is not None:
             self._go(self.row, self.column)
 
     def zoomed(self, step: int) -> bool:
@@ -289,8 +243,9 @@ class Matrix(Widget, can_focus=True):
         if self.picture is None:
             return Strip.blank(self.size.width)
         per_line = 2 if self.width == HALF else 1
-        begin = self.rows.start + (y - 1) * per_line
-        line = self._axis(self.picture) if y == 0 else self._line(self.picture, range(begin, begin + per_line))
+        begin = self.rows.start + (y - self.above) * per_line
+        is_axis = y < self.above
+        line = self._axis(self.picture) if is_axis else self._line(self.picture, range(begin, begin + per_line))
         return Strip([Segment(*piece) for piece in line]).adjust_cell_length(self.size.width)
 
     def _line(self, picture: Picture, rows: range) -> list[Cell]:
@@ -301,14 +256,41 @@ class Matrix(Widget, can_focus=True):
         is_own = cursor[0] in rows
         first, last = shades.map.query_places(rows[0])[0], shades.map.query_places(rows[-1])[1]
         other = picture.query_name(rows[0]) if self.factor == 1 else f"{first}–{last}"
-        name = set_cell_size(fitted(picture.query_name(self.row) if is_own else other, self.label), self.label)
-        cells = painted(shades, self.width, rows, self.columns, cursor, colour=self.colour)
+        cells = self._cells(shades, rows, cursor)
+        if self.is_small:
+            return cells
+        label = self.left - 2
+        name = set_cell_size(fitted(picture.query_name(self.row) if is_own else other, label), label)
         return [(name, ACCENT if is_own else PLAIN), (" ▸" if is_own else "  ", ACCENT), *cells]
+
+    def _cells(self, shades: Shades, rows: range, cursor: tuple[int, int]) -> list[Cell]:
+        """A line of cells: one row, or two in cells that are half a character high."""
+        part, width, colour = slice(self.columns.start, self.columns.stop), self.width, self.colour
+        at = cursor[1] - self.columns.start if cursor[0] in rows else -1
+        upper, lower = shades.cells[rows[0], part].tolist(), shades.cells[rows[-1], part].tolist()
+        if width == HALF:
+            lower = lower if len(rows) > 1 else [FORBIDDEN] * len(upper)
+            cells = list(half_cells(upper, lower))
+            if at >= 0:
+                sign, rest = ("▀", lower[at]) if cursor[0] == rows[0] else ("▄", upper[at])
+                cells[at] = sign, Style(color=_CURSOR_COLOUR, bgcolor=ramp_paint(rest) if rest >= 0 else None)
+            return cells
+        if width in _DECIMALS:
+            weights = shades.map.weights[rows[0], part].tolist()
+            cells = [_number_cell(*pair, width, colour=colour) for pair in zip(upper, weights, strict=True)]
+        else:
+            cells = [cell(level, width, colour=colour) for level in upper]
+        if at >= 0:
+            text, style = cells[at]
+            has_frame = width != TIGHT
+            is_shaded = colour and upper[at] >= 0 and has_frame
+            cells[at] = f"[{text[1:-1]}]" if has_frame else text, style if is_shaded else CURSOR
+        return cells
 
     def _axis(self, picture: Picture) -> list[Cell]:
         """The keys, as tokens if they fit into cells, else some of the positions."""
         shown, width = picture.at(self.factor).map, self.width
-        begin = f"{'query':<{self.label + 2}}"
+        begin = f"{'query':<{self.left}}"
         if width > TIGHT and shown.block == 1:
             names = [(c, set_cell_size(fitted(shown.key_name(c), width - 1), width)) for c in self.columns]
             return [(begin, DIM), *((name, ACCENT if c == self.column else PLAIN) for c, name in names)]
@@ -346,9 +328,9 @@ class Matrix(Widget, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         """Goes to the cell under the mouse, or to the row whose name is there."""
         at = event.get_content_offset(self)
-        if self.picture is not None and at is not None and at.y > 0:
-            row = self.rows.start + (at.y - 1) * (2 if self.width == HALF else 1)
-            column = self.columns.start + (at.x - self.label - 2) // self.width
+        if self.picture is not None and at is not None and at.y >= self.above:
+            row = self.rows.start + (at.y - self.above) * (2 if self.width == HALF else 1)
+            column = self.columns.start + (at.x - self.left) // self.width
             if row in self.rows and column < self.columns.stop:
                 self._go(row * self.factor, column * self.factor if column in self.columns else self.column)
 
@@ -361,7 +343,7 @@ class Matrix(Widget, can_focus=True):
         self._wheel("left" if event.shift else "up")
 
     def _wheel(self, direction: str) -> None:
-        for _ in range(_WHEEL if self.picture is not None else 0):
+        for _ in range(0 if self.picture is None or self.is_small else _WHEEL):
             self._go(*self.moved(direction))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.console import Group
@@ -12,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual import events
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.scroll_view import ScrollView
@@ -153,13 +154,6 @@ def key(names: str, action: str, shown: str = "", words: str = "", short: str = 
     return Binding(names, action, short, key_display=shown or None, tooltip=words)
 
 
-_MOVES = ("down", "left", "right", "pagedown", "end")
-MOVES = [
-    *(key(name, f"move('{name}')") for name in _MOVES),
-    key("ctrl+home", "move('top')"),
-    key("ctrl+end", "move('bottom')"),
-]
-"""The keys that move a cursor, without those that the help lists."""
 ENDS = [
     key("escape,q", "app.back", "q Esc", "go back; on the first screen, quit", "back"),
     key("question_mark", "app.help", "?", "this list", "help"),
@@ -167,18 +161,6 @@ ENDS = [
 ]
 _NO_EFFECTS = "the record has no effects: mha effect … --save makes one that has"
 _NO_SINKS = "no head of this record has a sink to take out"
-SHARED = [
-    key("e", "app.effects", "e", "effects of removed heads or weights, in a record of mha effect", "effects"),
-    key("e", f"say('{_NO_EFFECTS}')"),
-    key("s", "scale", "s", "how shades follow attention weights: linear or log", "scale"),
-    key("x", "sinks", "x", "remove sinks and renormalise the rest of each row, or put them back", "sinks"),
-    key("x", f"say('{_NO_SINKS}')"),
-    key("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
-    key("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
-    key("full_stop", "sequence(1)", ", .", "the previous or next sequence"),
-    key("comma", "sequence(-1)"),
-]
-
 
 # -------------------------------------------------------------------------------------------------------------- screens
 
@@ -187,6 +169,24 @@ class HeadsScreen(Screen[None]):
     """A screen over the heads of a session, with a message in place of its keys until the next key."""
 
     ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *ENDS,
+        key("up", "move('up')", "↑ ↓ ← →", "move the cursor; a click does the same", "move"),
+        *(key(name, f"move('{name}')") for name in ("down", "left", "right", "pagedown", "end")),
+        key("pageup", "move('pageup')", "PgUp PgDn", "a page up or down"),
+        key("home", "move('home')", "Home End", "the first or last of the row; with Ctrl, the first or last row"),
+        key("ctrl+home", "move('top')"),
+        key("ctrl+end", "move('bottom')"),
+        key("e", "app.effects", "e", "effects of removed heads or weights, in a record of mha effect", "effects"),
+        key("e", f"say('{_NO_EFFECTS}')"),
+        key("s", "scale", "s", "how shades follow attention weights: linear or log", "scale"),
+        key("x", "sinks", "x", "remove sinks and renormalise the rest of each row, or put them back", "sinks"),
+        key("x", f"say('{_NO_SINKS}')"),
+        key("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
+        key("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
+        key("full_stop", "sequence(1)", ", .", "the previous or next sequence"),
+        key("comma", "sequence(-1)"),
+    ]
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -221,14 +221,16 @@ class HeadsScreen(Screen[None]):
         return self.session.has_sinks if action == "sinks" else True
 
     def action_sequence(self, step: int) -> None:
-        """Shows another sequence."""
-        if not self.session.to_sequence(step):
-            self.action_say("the record has no other sequence")
+        """Shows another sequence, around the ends."""
+        n_sequences = len(self.session.record.sequences)
+        self.session.sequence = (self.session.sequence + step) % n_sequences
+        self.action_say("" if n_sequences > 1 else "the record has no other sequence")
         self.draw()
 
     def action_scale(self) -> None:
         """Switches to the other scale."""
-        self.session.to_other_scale()
+        is_linear = self.session.scale_of(self.session.head) == "linear"
+        self.session.scale = "log" if is_linear else "linear"
         self.draw()
 
     def action_sinks(self) -> None:
@@ -245,6 +247,17 @@ class HeadsScreen(Screen[None]):
         else:
             self.session.place = place
             self.app.push_screen(HeadScreen(self.session))
+
+
+def doubts(session: Session) -> Iterator[tuple[str, str]]:
+    """Why the numbers of the head under the cursor may be wrong."""
+    head = session.head
+    if not head.record.self_check.ok:
+        yield "  self-check FAILED: press i", "bold yellow"
+    if session.contradicts_itself():
+        yield "  the record contradicts itself: press i", "bold yellow"
+    if head.layer is not None and not head.layer.verified:
+        yield "  not verified", "bold yellow"
 
 
 def entitle(pane: Widget, words: str) -> None:

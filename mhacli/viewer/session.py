@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError, UsageError
@@ -41,9 +42,9 @@ class Session:
         self.record, self.colour, self.sequence, self.scale = record, colour, sequence, scale
         self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
         self.hides_sinks = hides_sinks and self.has_sinks
-        drawable = drawable_heads(record, ViewOptions())
         self.rows: list[str] = []
         self.heads: dict[Place, DrawableHead] = {}
+        drawable = drawable_heads(record, ViewOptions())
         for row, (name, layer, view) in enumerate(_layers(record)):
             self.rows.append(name)
             if view is not None:
@@ -51,10 +52,10 @@ class Session:
                 listed = [head for head in drawable if head.layer is layer] or without
                 self.heads |= {(row, head.head): head for head in listed}
         self.place = next(iter(self.heads), (0, 0))
-        self._pictures: dict[tuple[object, ...], Picture] = {}
-        self._tops: dict[bool, float] = {}
-        self._contradicts: dict[int, bool] = {}
         self.fault: MhaError | None = None
+        self._pictures: dict[tuple[object, ...], Picture] = {}
+        self._top = cache(self._largest)
+        self._is_contradicted = cache(lambda n_read: bool(contradictions(record)))
 
     @property
     def head(self) -> DrawableHead:
@@ -84,10 +85,7 @@ class Session:
 
     def contradicts_itself(self) -> bool:
         """Whether the record, as far as it is read, contains contradictions."""
-        n_read = len(read_arrays(self.record.arrays))
-        if n_read not in self._contradicts:
-            self._contradicts[n_read] = bool(contradictions(self.record))
-        return self._contradicts[n_read]
+        return self._is_contradicted(len(read_arrays(self.record.arrays)))
 
     # ---------------------------------------------------------------------------------------------------------- pictures
 
@@ -101,61 +99,33 @@ class Session:
         key = (id(head), self.sequence, self.scale, self.hides_sinks)
         if key not in self._pictures:
             try:
-                picture = Picture(head, self.sequence, self.scale_of(head), self._top(), hides_sinks=self.hides_sinks)
+                picture = Picture(
+                    head, self.sequence, self.scale_of(head), self._top(self.hides_sinks), hides_sinks=self.hides_sinks
+                )
             except MhaError as fault:
                 self.fault = fault
                 return None
-            if picture.n_cells + sum(kept.n_cells for kept in self._pictures.values()) > _KEPT_CELLS:
+            if len(self._pictures) * picture.weights.size > _KEPT_CELLS:
                 self._pictures.clear()
             self._pictures[key] = picture
         return self._pictures[key]
 
-    def _top(self) -> float:
+    def _largest(self, hides_sinks: bool) -> float:
         """The top of the scale that all heads of the record share, as on a page and in figures."""
         from mhacli.render.heads.head_map import head_map, largest_of_maps
 
-        if self.hides_sinks not in self._tops:
-            sequences = range(len(self.record.sequences))
-            maps = (head_map(head, sequence) for head in self.heads.values() for sequence in sequences)
-            shown = (each.without_sinks() for each in maps) if self.hides_sinks else maps
-            self._tops[self.hides_sinks] = largest_of_maps(shown)
-        return self._tops[self.hides_sinks]
+        sequences = range(len(self.record.sequences))
+        maps = (head_map(head, sequence) for head in self.heads.values() for sequence in sequences)
+        return largest_of_maps(each.without_sinks() if hides_sinks else each for each in maps)
 
     def scale_of(self, head: DrawableHead) -> Scale:
         """The scale of a head's picture: the chosen one, or its default."""
         return scale_of(ViewOptions(map_scale=self.scale), [head])
 
     def why_nothing(self) -> str:
-        """Why a head cannot be drawn, and how to keep its pattern."""
-        if self.fault is not None:
-            return self.fault.message
-        if self.record.survey is None and self.record.model is None:
-            return "the record holds no pattern: mha run … --keep pattern keeps it"
-        return "the record holds neither a pattern nor a map of this head"
-
-    # ------------------------------------------------------------------------------------------------------ what changes
-
-    def to_head(self, step: int) -> None:
-        """Selects the next or previous head, across layers and around the ends."""
-        places = list(self.heads)
-        self.place = places[(places.index(self.place) + step) % len(places)]
-
-    def to_layer(self, step: int) -> bool:
-        """Selects the same head of the next or previous layer that has it; False if there is none."""
-        row, number = self.place
-        rows = [other for other, n in self.heads if n == number and (other - row) * step > 0]
-        if rows:
-            self.place = min(rows, key=lambda other: abs(other - row)), number
-        return bool(rows)
-
-    def to_sequence(self, step: int) -> bool:
-        """Selects another sequence, around the ends; False if there is only one."""
-        self.sequence = (self.sequence + step) % len(self.record.sequences)
-        return len(self.record.sequences) > 1
-
-    def to_other_scale(self) -> None:
-        """Changes between linear and log."""
-        self.scale = "log" if self.scale_of(self.head) == "linear" else "linear"
+        """Why a head cannot be drawn."""
+        without = "the record holds no pattern of this head: --keep pattern keeps it"
+        return without if self.fault is None else self.fault.message
 
 
 def _layers(record: Record) -> Iterator[tuple[str, InspectedLayer | None, Record | None]]:
@@ -165,9 +135,8 @@ def _layers(record: Record) -> Iterator[tuple[str, InspectedLayer | None, Record
         return
     missing = list(record.model.without)
     for index, layer in enumerate(record.layers):
-        before = [other for other in missing if layer.kind != "encoder" and other.layer < layer.layer]
-        yield from map(_without_attention, before)
-        missing = missing[len(before) :]
+        while missing and layer.kind != "encoder" and missing[0].layer < layer.layer:
+            yield _without_attention(missing.pop(0))
         yield short_name(layer, record.layers), layer, record.of_layer(index)
     yield from map(_without_attention, missing)
 
