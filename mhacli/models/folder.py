@@ -51,6 +51,8 @@ def read_checkpoint(path: str) -> Checkpoint:
         names = sorted(os.listdir(path))
     except (OSError, ValueError) as fault:
         hint = "a checkpoint is a folder; the id of one on a hub looks like org/name"
+        if os.path.isfile(path):
+            hint = f"a checkpoint is a folder: try --model {os.path.dirname(path) or '.'}"
         message = f"{path}: {getattr(fault, 'strerror', None) or fault}"
         raise MhaError(message, hint=hint, code="unreadable", path=path) from None
     if ADAPTER in names and not {WHOLE, INDEX} & {*names}:
