@@ -17,15 +17,13 @@ from mhacli.record.effect import Effect, numbers_of
 from mhacli.render.base.cells import CHANGES, cell
 from mhacli.render.base.format import flowing, number_text
 from mhacli.render.base.options import Screen as Paper
-from mhacli.render.checkpoint.effect import AT_POSITION, effect_words, measured_words, number_column, removal_words
+from mhacli.render.checkpoint.effect import effect_words, number_column, removal_words
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
 from mhacli.viewer.parts import PLAIN, HeadsScreen, Items, entitle, key
 from mhacli.viewer.session import Session
 
 _NUMBER = 6
 """The width of a cell with a number."""
-_SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
-_SUPPORTS = "negative: what was removed supports the target"
 
 
 class EffectsScreen(HeadsScreen):
@@ -66,11 +64,9 @@ class EffectsScreen(HeadsScreen):
         below: list[RenderableType] = [words[-1]]
         effect = self._effects[self._at] if self.ranked else None
         if effect is not None:
-            is_numbered = self._draw_items(paper.width)
+            self._draw_items(paper.width)
             entitle(self.numbers, removal_words(effect, self.session.record))
-            has_signs = not is_numbered or not self.shown.rows
-            numbers = flowing([*self._numbers(effect)], paper.width, "  ")
-            below = [numbers, _scale(self.shown, paper, has_signs=has_signs), *below]
+            below = [flowing([*self._numbers(effect)], paper.width, "  "), self._scale(paper), *below]
         self.numbers.update(Group(*below))
 
     def _numbers(self, effect: Effect) -> Iterator[Text]:
@@ -78,13 +74,18 @@ class EffectsScreen(HeadsScreen):
         for column in map(number_column, numbers_of(self.session.record.effects)):
             yield Text.assemble((f"{column.heading} ", "dim"), (column.text(effect), "bold"))
 
-    def _draw_items(self, width: int) -> bool:
-        """Draws the removals: heads by layer, edges by text, then joint removals. Returns whether heads have room for numbers."""
+    def _scale(self, paper: Paper) -> Text:
+        """The scale of changes, in colours or in the signs used without them, and its meaning."""
+        shown, swatches = self.shown, Text.assemble(*CHANGES.swatches(colour=paper.colour))
+        swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
+        ramp = Text(f"{shown.low} ").append_text(swatches).append(f" {number_text(shown.largest)}")
+        return flowing([ramp, Text(shown.meaning, "dim")], paper.width)
+
+    def _draw_items(self, width: int) -> None:
+        """Draws the removals: heads by layer, edges by text, then joint removals."""
         shown, colour = self.shown, self.session.colour
-        label = max(
-            cell_len(name)
-            for name in ("layer", *(row.name for row in shown.rows), *(read.name for read in shown.texts))
-        )
+        names = ("layer", *(row.name for row in shown.rows), *(read.name for read in shown.texts))
+        label = max(map(cell_len, names))
         is_numbered = label + 2 + shown.n_columns * _NUMBER < width
 
         def word(effect: Effect | None) -> str:
@@ -105,7 +106,6 @@ class EffectsScreen(HeadsScreen):
             return sign if is_word and not colour else " ", PLAIN, style
 
         self.items.show(range(self._at, self._at + 1), look)
-        return is_numbered
 
     def _go(self, item: int) -> None:
         self._at = item
@@ -128,27 +128,8 @@ class EffectsScreen(HeadsScreen):
         self.action_say("no single head was removed here")
 
 
-# ------------------------------------------------------------------------------------- axis and scale
-
-
 def _head_axis(n_heads: int, width: int) -> str:
     """The head numbers above their columns; every fifth if the cells are narrow."""
     if width == _NUMBER:
         return "".join(f"{head:>{width - 1}} " for head in range(n_heads)).rstrip()
     return "".join(f"{head:<{5 * width}}" for head in range(0, n_heads, 5)).rstrip()
-
-
-def _scale(shown: EffectMap, paper: Paper, *, has_signs: bool) -> Text:
-    """The scale of changes and its meaning, in colours, or, with `has_signs`, in the signs used without colours."""
-    swatches = Text.assemble(*CHANGES.swatches(colour=paper.colour))
-    swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
-    is_drawn = paper.colour or has_signs
-    parts = [
-        Text(f"{shown.low} ").append_text(swatches if is_drawn else Text("…")).append(f" {number_text(shown.largest)}")
-    ]
-    words = [shown.meaning]
-    if shown.has_signs:
-        at = f" at {shown.summary.position}" if shown.summary.measured in AT_POSITION else ""
-        words = [f"change of {measured_words(shown.summary)}{at}", _SUPPORTS]
-        words += [_SIGNS] if has_signs and not paper.colour else []
-    return flowing([*parts, *(Text(word, style="dim") for word in words)], paper.width)
