@@ -68,6 +68,7 @@ def grids(
     Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with `everything` no column is
     left out.
     """
+    panels = [_short_named(g, screen.width // 3) for g in panels]
     if form == "numbers" or (form == "auto" and all(are_numbers_narrow(g, screen.width) for g in panels)):
         of_numbers = True
         parts = [part for g in panels for part in _parts(g, screen.width, everything=everything)]
@@ -108,6 +109,12 @@ def _rows(parts: Sequence[Grid], least: _Least, width: int) -> list[list[Grid]]:
         if n == 1 or all(sum(map(least, row)) + _GAP * (len(row) - 1) <= width for row in rows):
             break
     return rows
+
+
+def _short_named(g: Grid, most: int) -> Grid:
+    """The grid with names of rows of at most so many columns."""
+    is_short = all(cell_len(name) <= most for name in g.rows)
+    return g if is_short else replace(g, rows=[fitted(name, most) for name in g.rows])
 
 
 def _unnamed(g: Grid) -> Grid:
