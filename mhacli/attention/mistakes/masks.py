@@ -271,7 +271,7 @@ def filled_with(value: float) -> Callable[..., Tensor]:
     return lambda layer, scores, keep: scores.masked_fill(~keep, value)
 
 
-def _sentinel_variants(value: float) -> tuple[MistakeVariant, MistakeVariant]:
+def sentinel_variants(value: float) -> tuple[MistakeVariant, MistakeVariant]:
     """Variants that set masked scores to a number, or add it."""
     return (
         MistakeVariant(f"masked scores are set to {value:g}", filled_with(value)),
@@ -309,15 +309,15 @@ _SENTINELS = (
         (
             *(
                 variant
-                for value in (-1e4, -1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0, -1e5)
-                for variant in _sentinel_variants(value)
+                for value in (-1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0)
+                for variant in sentinel_variants(value)
             ),
             MistakeVariant("masked scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True),
         ),
         operations=("masked_fill", "masked_fill_", "where"),
         rather_than={"mask-multiplied": _is_filled},
         shown_by=("large",),
-        with_number=_sentinel_variants,
+        with_number=sentinel_variants,
     ),
     Mistake(
         "fully-masked-row",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
-from mhacli.attention.mistakes.masks import filled_with
+from mhacli.attention.mistakes.masks import filled_with, sentinel_variants
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, SourceHints
 from mhacli.commands.check.candidates import Candidate, with_matching_norms
 from mhacli.commands.check.hypotheses import (
@@ -35,6 +35,8 @@ _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 2500
 readings may be the same layer without and with its own causal mask."""
 _REVEALING_SITE = {"q": "qk", "k": "qk", "v": "z", "concat": "out"}
 """The site whose numbers reveal how heads were split or joined."""
+_HIDES = -1e4
+"""A masked score that no ordinary score falls below. Source: the first BERT, whose masked scores were −10,000."""
 _FINITE = AppliedMistake(
     Mistake("", "mask"),
     MistakeVariant("masked scores are −10⁹", filled_with(-1e9)),
@@ -269,6 +271,13 @@ def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], prior: PriorK
             result.choices.append(Choice("mask-form", case.name))
             result.closest = None
             return
+    open_layer = replace(candidate.layer, causal=False)
+    for case in cases:
+        is_whole = candidate.layer.causal and case.form is not None and "query" in case.form.axes
+        if is_whole and evaluate(open_layer, result.mistakes, [case]).matches:
+            what = f"a mask that is given takes the place of its own causal mask ({case.name})"
+            result.choices.append(Choice("mask-replaces-causal", what))
+            return
     pool = [applied for applied in _pool(prior, candidate) if applied.mistake.is_shown_by_masks]
     for search in (singles, pairs):
         for case in cases:
@@ -325,6 +334,14 @@ def _explain_large(result: Diagnosis, subject: UserAttention, case: InputCase) -
     if any(evaluate(candidate.layer, base, [case]).matches for base in bases):
         return
     numbers = observe(subject, candidate.layer, stages_with(result.mistakes), case).numbers_below(-4.0)
+    for number in numbers:
+        hidden = [AppliedMistake(_FINITE.mistake, variant) for variant in sentinel_variants(number)]
+        if number <= _HIDES and any(
+            evaluate(candidate.layer, (*result.mistakes, one), [case]).matches for one in hidden
+        ):
+            what = f"masked scores become {number:g}, which hides every score below {-number:g}"
+            result.choices.append(Choice("mask-value", what))
+            return
     pool = [
         applied for mistake in MISTAKES if "large" in mistake.shown_by for applied in _variants_with(mistake, numbers)
     ]

@@ -83,6 +83,8 @@ ROWS = (
     Right("right:AttentionWithoutModule", SIZES),
     Right("right:ContextAttention", "dim=24 heads=3", KEEP, common=True),
     Right("right:CausalOverOwnRows", "dim=24 heads=3", KEEP),
+    Right("right:UnlessMasked", SIZES, CAUSAL, "mask-replaces-causal", True),
+    Right("right:TenThousand", SIZES, KEEP, "mask-value", True),
     Right("positions:T5Attention", states={"scale": 1.0}, choices="score-bias", common=True),
     Right("positions:AlibiAttention", DIM, CAUSAL, "score-bias"),
     Right("positions:BloomAttention", "hidden_size=24 n_head=3", CAUSAL),

@@ -309,3 +309,32 @@ class CausalOverOwnRows(ContextAttention):
             keep = keep & mask[:, None, None, :]
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
         return self.to_out(z.transpose(1, 2).flatten(2))
+
+
+class UnlessMasked(nn.Module):
+    """Causal by itself; a mask that a caller gives is the whole mask."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x, mask=None):
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+class TenThousand(nn.Module):
+    """Masked scores become a number that no ordinary score falls below."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x, mask):
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(mask[:, None, None] == 0, -10000.0)
+        return self.out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
