@@ -6,7 +6,7 @@ from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen
-from mhacli.render.checkpoint.effect import AT_POSITION, effect_grid, effect_words, measured_words
+from mhacli.render.checkpoint.effect import AT_POSITION, effect_grid, effect_words, head_grid, measured_words
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
 from mhacli.render.figures.grids import grids, legend, scale_words
 from mhacli.render.figures.svg import Sheet
@@ -30,13 +30,7 @@ def effects_figure(record: Record) -> Sheet:
             exit_code=EXIT_CHECK,
         )
     shown = EffectMap.of(record)
-    maps = []
-    if shown.rows:
-        heads = [row.heads for row in shown.rows]
-        corner = "layer ↓ head →" if record.layers else "head →"
-        maps.append(
-            effect_grid(shown, [row.name for row in shown.rows], [*map(str, range(shown.n_columns))], heads, corner)
-        )
+    maps = [head_grid(shown)] if shown.rows else []
     for read in shown.texts:
         for start in range(0, len(read.edges), _ACROSS):
             part = slice(start, start + _ACROSS)
