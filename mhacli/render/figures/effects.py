@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
@@ -30,7 +32,8 @@ def effects_figure(record: Record) -> Sheet:
             exit_code=EXIT_CHECK,
         )
     shown = EffectMap.of(record)
-    maps = [head_grid(shown)] if shown.rows else []
+    corner = "layer ↓ head →" if record.layers else "head →"
+    maps = [replace(head_grid(shown), corner=corner)] if shown.rows else []
     for read in shown.texts:
         for start in range(0, len(read.edges), _ACROSS):
             part = slice(start, start + _ACROSS)
