@@ -24,6 +24,7 @@ from mhacli.attention.mistakes.stages import (
     attend_and_merge,
     heads,
 )
+from mhacli.errors import first_names
 
 # ---------------------------------------------------------------------------------------------------------- one step of decoding
 
@@ -491,6 +492,14 @@ CACHING = (
         site="k",
         in_source=r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",
         symptom=_remembers_calls,
+    ),
+    Mistake(
+        "batch-leak",
+        symptom=lambda seen: seen.messages["batch independence"] if seen.leaks_batch else None,
+    ),
+    Mistake(
+        "unused-parameters",
+        symptom=lambda seen: f"no output depends on {first_names(seen.unused, 4)}" if seen.unused else None,
     ),
     Mistake(
         "cache-position",

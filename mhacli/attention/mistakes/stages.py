@@ -437,10 +437,11 @@ class SourceEvidence(NamedTuple):
 class Symptoms:
     """The measurements of probes, for mistakes that are found without a matching hypothesis.
 
-    `messages` are the messages of all probes, by name. `n_nan_rows` counts NaN rows caused by left padding under its own causal
-    mask; `largest_future` is the largest relative change of an output by a later token. `layer` is the diagnosed layer, None
-    without one. `n_heads` is the stated number of heads, 1 if unstated or if a head width is given. `query_name` makes
-    `query_width` columns of queries; `may_be_narrow`: a numeric argument may reduce the width inside.
+    `messages` are the messages of all probes, by name. `leaks_batch`: a sequence changes the output of another one, and nothing
+    explains it; `unused` are projections that change no output. `n_nan_rows` counts NaN rows caused by left padding under its
+    own causal mask; `largest_future` is the largest relative change of an output by a later token. `layer` is the diagnosed
+    layer, None without one. `n_heads` is the stated number of heads, 1 if unstated or if a head width is given. `query_name`
+    makes `query_width` columns of queries; `may_be_narrow`: a numeric argument may reduce the width inside.
     """
 
     messages: Mapping[str, str]
@@ -449,6 +450,8 @@ class Symptoms:
     is_rescaled: bool | None = None
     keeps_state: bool | None = None
     remembers_masks: bool = False
+    leaks_batch: bool = False
+    unused: tuple[str, ...] = ()
     largest_future: float | None = None
     n_nan_rows: int = 0
     expects_causal: bool = False

@@ -32,7 +32,7 @@ from mhacli.commands.check.findings import by_other_sizes, contradictions, findi
 from mhacli.commands.check.hypotheses import difference, may_be_nan, observe, stages_with
 from mhacli.commands.check.inputs import arguments_without_effect, with_random_weights
 from mhacli.commands.check.observed_properties import observed_properties
-from mhacli.commands.check.probes.catalogue import Probed, probe
+from mhacli.commands.check.probes import Probed, probe
 from mhacli.commands.check.result import (
     CheckRequest,
     Examination,
@@ -68,7 +68,7 @@ _SMALL = 5_000_000
 """Parameters of a model for which several threads would only wait."""
 _LONGER = 2
 """The factor by which a longer time limit allows all pairs of mistakes."""
-_CRITICAL = ("batch independence", "batch of one", "finite")
+_CRITICAL = ("batch independence", "finite")
 """Probes that every right attention passes."""
 
 
@@ -295,7 +295,7 @@ def _choices(
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {_causality_source(subject)} says"))
     if facts.is_causal_by_mask and expects_causal:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
-    if facts.empty_row in ("nan", "mean", "constant", "other"):
+    if facts.empty_row in ("nan", "mean", "other"):
         description = {"nan": "NaN", "mean": "the mean of the values"}.get(facts.empty_row, "another value")
         choices.append(Choice("fully-masked-row", f"a query whose keys are all masked gives {description}"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
@@ -22,12 +23,12 @@ from mhacli.commands.check.hypotheses import (
 )
 from mhacli.commands.check.inputs import Examined, InputCase, core_cases, with_random_weights
 from mhacli.commands.check.observed_properties import observed_properties
-from mhacli.commands.check.probes.catalogue import Probed
+from mhacli.commands.check.probes import Probed
 from mhacli.commands.check.result import CheckRequest, Finding, OutputComparison
 from mhacli.record.checks import error_text
 from mhacli.usercode.arguments import role_of, stated
 from mhacli.usercode.call.find_call import find_modes
-from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.usercode.call.user_attention import UserAttention, call_attention, drawer_of
 from mhacli.usercode.names import function_around, in_user_names, mentions, names_within
 from mhacli.usercode.process import SourceLine, Stage
 from mhacli.usercode.projections import parts_of
@@ -190,12 +191,46 @@ def _symptoms(
         expects_causal=prior.hints.expects_causal,
         takes_mask=bool(subject.mask_forms),
         layer=None if candidate is None else candidate.layer,
+        leaks_batch=_leaks_batch(diagnosis, probed),
+        unused=() if diagnosis.is_right or diagnosis.mistakes else unused_projections(subject, request.of.seed),
         n_heads=n_heads,
         d_in=subject.sizes.d_in,
         query_width=width,
         query_name=name,
         may_be_narrow=_may_be_narrow(subject),
     )
+
+
+def _leaks_batch(diagnosis: Diagnosis, probed: Probed) -> bool:
+    """Whether sequences of a batch influence each other, and neither a known mistake nor chance nor state explains it."""
+    is_explained = diagnosis.mistakes or probed.facts.is_random or probed.facts.keeps_state
+    return not is_explained and any(probe.name == "batch independence" and probe.ok is False for probe in probed.probes)
+
+
+def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
+    """The projections of a module with random weights that change no output. Biases do not count, because a key bias never
+    changes one, and neither does a module with two modes, since one need not use the projections of the other."""
+    module = subject.built.module
+    if module is None or subject.mode is not None:
+        return ()
+    drawer = drawer_of(subject, seed)
+    inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
+    before = [call_attention(subject, each, seed=0).out for each in inputs]
+    parts = [part for part in parts_of(module, {}) if part.letters and part.number is None]
+    names = {part.name for part in parts} | {f"{part.name}.weight" for part in parts}
+    unused = []
+    for name, weight in module.named_parameters():
+        if name not in names:
+            continue
+        original = weight.detach().clone()
+        try:
+            weight.data.mul_(-1.5).add_(0.1)
+            after = [call_attention(subject, each, seed=0).out for each in inputs]
+        finally:
+            weight.data.copy_(original)
+        if all(map(torch.equal, before, after)):
+            unused.append(name)
+    return tuple(unused)
 
 
 def _may_be_narrow(subject: UserAttention) -> bool:

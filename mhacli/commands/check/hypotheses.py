@@ -291,7 +291,8 @@ def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case:
 
 
 def line_in_source(built: Built, mistake: Mistake) -> SourceLine:
-    """The first source line that matches the mistake's pattern, `forward` first; empty if none matches."""
+    """The first source line that matches the mistake's pattern, `forward` first; empty if none matches. A mistake with neither
+    a pattern nor a site has the first line of `forward`."""
     for part in (getattr(built.thing, "forward", None), built.thing):
         try:
             lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
@@ -302,6 +303,8 @@ def line_in_source(built: Built, mistake: Mistake) -> SourceLine:
             is_code = not plain.lstrip().startswith(("def ", "class ", '"'))
             if mistake.in_source and is_code and re.search(mistake.in_source, plain):
                 return SourceLine(built.file, number, line.strip())
+        if not (mistake.in_source or mistake.site):
+            return SourceLine(built.file, first, lines[0].strip())
     return SourceLine()
 
 

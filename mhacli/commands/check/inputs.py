@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import ReferenceInputs
-from mhacli.commands.check.probes.catalogue import Probed
+from mhacli.commands.check.probes import Probed
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.call.signature import called_function
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs_for

@@ -28,7 +28,7 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.hypotheses import stages_with
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error
-from mhacli.commands.check.probes.catalogue import Probed
+from mhacli.commands.check.probes import Probed
 from mhacli.commands.check.result import Finding, ProbeResult
 from mhacli.usercode.call.signature import signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of

@@ -16,8 +16,8 @@ from mhacli.render.base.options import Screen
 from mhacli.text.escape import visible
 
 _LABEL, _LEAST_ROOM = 9, 11
-_IN_FULL, _MOST_FAILED, _MOST_OPEN, _MOST_PRINTED = 3, 8, 9, 3
-_RAISES = ("raises ", "could not run")
+_IN_FULL, _MOST_PRINTED = 3, 3
+_RAISES = "could not run"
 _LEFT_OUT = "left out: "
 
 Line = tuple[str, Text]
@@ -208,24 +208,12 @@ def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
     if not probes:
         return
     yield "probes", Text("\n".join(filled(_counts(probes, len(passed), len(failed), len(undecided)), _room(on))))
-    for kind, style, most in ((failed, "red", _MOST_FAILED), ([] if is_proven else undecided, "", _MOST_OPEN)):
-        sign = "✗" if kind is failed else "·"
-        by_message = _by_message(kind)
-        for message, names in by_message[:most]:
-            yield "", Text(f"{sign} {', '.join(names)}: {message}", style=style)
-        if len(by_message) > most:
-            others = [name for _, names in by_message[most:] for name in names]
-            yield "", Text(f"{sign} {len(others)} more: {', '.join(others)}", style=style)
+    for probe in failed:
+        yield "", Text(f"✗ {visible(probe.name)}: {visible(probe.message)}", style="red")
+    for probe in [] if is_proven else undecided:
+        yield "", Text(f"· {visible(probe.name)}: {visible(probe.message)}")
     if passed and not is_proven:
         yield "", Text("\n".join(filled([f"✓ {passed[0]}", *passed[1:]], _room(on))), style="green")
-
-
-def _by_message(probes: Sequence[ProbeResult]) -> list[tuple[str, list[str]]]:
-    """Each distinct message with the names of its probes."""
-    names: dict[str, list[str]] = {}
-    for probe in probes:
-        names.setdefault(visible(probe.message), []).append(visible(probe.name))
-    return list(names.items())
 
 
 def _counts(probes: Sequence[ProbeResult], n_passed: int, n_failed: int, n_open: int) -> list[str]:

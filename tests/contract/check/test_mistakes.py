@@ -156,6 +156,13 @@ SELF += in_layer(
     line=False,
 )  # fmt: skip
 
+SELF += in_layer(
+    "separate:SelfAttention",
+    ("batch-leak", "context = weights @ v", "context = weights @ v.cumsum(0)", True),
+    ("unused-parameters", "q = self.query(x)", "q = x.cos()", True),
+    line=False,
+)
+
 STORY = in_layer(
     "separate:StoryAttention",
     ("causal-missing", "att = att.masked_fill(", "att.masked_fill(", True),

@@ -44,8 +44,8 @@ CASES = (
     Case(
         "scale_after_softmax", "LateScale", "scale-after-softmax", "/ self.d_model**0.5", "unknown: the root of d_model"
     ),
-    Case("batch_leak", "Folded", "merge-batch-moved", "z.view(self.num_heads, batch", "unknown"),
-    Case("unused_projections", "SlicedHeads", "one-projection|queries-from-keys|values-from-keys", today="unknown"),
+    Case("batch_leak", "Folded", "merge-batch-moved|batch-leak"),
+    Case("unused_projections", "SlicedHeads", "unused-parameters"),
     Case("feature_map", "PixelAttention", today="refused: [batch, channels, height, width]"),
     Case(
         "feature_map_softmax", "PixelAttention", "softmax-axis", "softmax", "refused: [batch, channels, height, width]"

@@ -1,1 +1,0 @@
-"""The probes of `mha check`: questions that need no weights."""
