@@ -40,7 +40,7 @@ CASES = (
     Case("mask_of_added_keys", "AddedKeysAttention", today="a mask of keys that were not given is called ignored"),
     Case("two_paths_added_mask", "TwoPaths", today="cache-position, although nothing rotates"),
     Case("mask_minus_ten_thousand", "MaskedHeads", today="-10000 is called too small for a mask"),
-    Case("torch_layer_batch_second", "BatchBlock", "*", today="unknown: batch_first is missing"),
+    Case("torch_layer_batch_second", "BatchBlock", "batch-leak"),
     Case(
         "scale_after_softmax", "LateScale", "scale-after-softmax", "/ self.d_model**0.5", "unknown: the root of d_model"
     ),
