@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,10 @@ class Removal:
     replace: Replacement = "zero"
 
 
+Placed = tuple[int, int, Removal]
+"""The row of a removal, its sequence in a call, and the removal with the numbers that queries and keys have in the call."""
+
+
 def without(
     call: Call,
     rows: Mapping[int, Sequence[Removal]],
@@ -47,27 +52,40 @@ def without(
     outputs for a whole text, or else of the call itself, where `real` marks the positions that are not padding.
     """
     assert call.z is not None
-    here = [(row, removal) for row, removals in rows.items() for removal in removals]
-    here = [(row, removal) for row, removal in here if removal.layer == (call.kind, call.layer)]
-    z, edges = call.z.clone(), dict[int, list[tuple[int, Removal]]]()
-    running = range(start, start + (width or call.shape[2]))
-    for row, removal in here:
-        for query in removal.queries if removal.keys is not None else ():
-            if query in running:  # nothing is measured after these
-                edges.setdefault(query - start + row * width, []).append((row, removal))
-    seen, emptied = {row for row, _ in here} - {row for some in edges.values() for row, _ in some}, set[int]()
+    here = {row: [own for own in of_row if own.layer == (call.kind, call.layer)] for row, of_row in rows.items()}
+    placed = _placed(call, here, start, width)
+    z, edges, emptied = call.z.clone(), defaultdict[int, list[Placed]](list), set[int]()
+    for each in placed:
+        for query in each[2].queries if each[2].keys is not None else ():
+            edges[query].append(each)
+    seen = {row for row, removals in here.items() if removals} - {row for some in edges.values() for row, *_ in some}
     for query, some in edges.items():
-        was_visible, is_empty = _cut_edges(z, call, query, some, start=start, width=width)
-        seen.update(row for row, _ in some if was_visible[0 if width else row].any())
-        emptied.update(row for row, _ in some if is_empty[0 if width else row].any())
-    for row, removal in here:  # after the edges, which bring no head back
-        if removal.keys is None:
-            sequence, shift = (0, row * width - start) if width else (row, -start)
-            places = [query + shift for query in removal.queries] or slice(None)
-            for head in removal.heads or range(z.shape[1]):
-                own = call.z[sequence, head] if of_text is None else of_text[0, head]
-                z[sequence, head, places] = stand_in(own, removal.replace, None if real is None else real[row])
+        was_visible, is_empty = _cut_edges(z, call, query, some)
+        seen.update(row for row, sequence, _ in some if was_visible[sequence].any())
+        emptied.update(row for row, sequence, _ in some if is_empty[sequence].any())
+    for row, sequence, removal in placed:  # after the edges, which bring no head back
+        for head in () if removal.keys is not None else removal.heads or range(z.shape[1]):
+            own = call.z[sequence, head] if of_text is None else of_text[0, head]
+            value = stand_in(own, removal.replace, None if real is None else real[row])
+            z[sequence, head, [*removal.queries] or slice(None)] = value
     return z, seen, emptied
+
+
+def _placed(call: Call, rows: Mapping[int, Sequence[Removal]], start: int, width: int) -> list[Placed]:
+    """The removals at positions of the call: nothing is measured after these."""
+    n_queries, n_keys = call.shape[2:]
+    # a cache with a window lacks earlier keys; one of fixed size has unfilled places for later ones
+    first_key = 0 if call.kind == "cross" else max(0, start + n_queries - n_keys)
+    running, placed = range(start, start + (width or n_queries)), list[Placed]()
+    for row, removals in rows.items():
+        shift = row * width
+        for removal in removals:
+            queries = tuple(query - start + shift for query in removal.queries if query in running)
+            keys = [key - first_key + (shift if key >= start else 0) for key in removal.keys or ()]
+            moved = replace(removal, queries=queries, keys=None if removal.keys is None else tuple(keys))
+            if queries or not removal.queries:
+                placed.append((row, 0 if width else row, moved))
+    return placed
 
 
 def stand_in(
@@ -79,26 +97,21 @@ def stand_in(
     return torch.zeros_like(z[:1])
 
 
-def _cut_edges(
-    z: Tensor, call: Call, query: int, edges: Sequence[tuple[int, Removal]], *, start: int, width: int
-) -> tuple[Tensor, Tensor]:
-    """Removes edges of one query from the z of several rows: its weights are computed again without the scores of their keys.
-    Whether a removed weight was visible, and whether no key is left, of each sequence and head."""
+def _cut_edges(z: Tensor, call: Call, query: int, edges: Sequence[Placed]) -> tuple[Tensor, Tensor]:
+    """Removes edges of one query from the z of several sequences: its weights are computed again without the scores of their
+    keys. Whether a removed weight was visible, and whether no key is left, of each sequence and head."""
     assert call.v is not None
-    batch, n_heads, n_queries, n_keys = call.shape
+    batch, n_heads, _, n_keys = call.shape
     part = call.cropped(slice(query, query + 1), slice(None))
     if call.causal:
         part = replace(part, causal=False, mask=torch.arange(n_keys, device=z.device)[None] <= query)
     attention = as_attention(part, torch.ones(batch, 1, dtype=torch.bool, device=z.device))
     scores, sinks = attention.matrices()["scores"], attention.sink_logits
     is_cut = torch.zeros(scores.shape, dtype=torch.bool, device=z.device)
-    # a cache with a window lacks earlier keys; one of fixed size has unfilled places for later ones
-    first_key = 0 if call.kind == "cross" else max(0, start + n_queries - n_keys)
-    for row, removal in edges:
-        keys = [key + (row * width if key >= start else 0) - first_key for key in removal.keys or ()]
+    for _, sequence, removal in edges:
         heads = torch.tensor([*removal.heads] or [*range(n_heads)])
-        columns = torch.tensor([key for key in keys if 0 <= key < n_keys], dtype=torch.long)
-        is_cut[0 if width else row, heads[:, None], 0, columns] = True
+        columns = torch.tensor([key for key in removal.keys or () if 0 <= key < n_keys], dtype=torch.long)
+        is_cut[sequence, heads[:, None], 0, columns] = True
     was_visible = (is_cut & scores.isfinite()).any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
     left = scores.masked_fill(is_cut, -torch.inf)
     lse = left.logsumexp(dim=-1, keepdim=True)
