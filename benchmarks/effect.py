@@ -59,10 +59,10 @@ def encoder() -> Any:
 
 def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> EffectRun:
     """All heads removed, at one position or everywhere."""
-    run = EffectRun(model, {"input_ids": ids}, LENGTH - 1, EffectSettings(at=at, verify=n_verified))
+    run = EffectRun(model, {"input_ids": ids}, EffectSettings(at=at, verify=n_verified), LENGTH - 1)
     run.plan = [(Removal(("self", layer), (head,), () if at is None else (at,)),) for layer, head in HEADS]
     run.target = 7, None
-    run.run()
+    run.compute()
     return run
 
 

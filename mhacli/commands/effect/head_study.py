@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy, loaded_run, run_of, verified
+from mhacli.commands.effect.study import loaded_run, run_of, study_of, verified
 from mhacli.errors import UsageError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
@@ -88,7 +88,7 @@ def head_table(
     for number, text in enumerate(each_text, 1 + control):
         of_text = replace(record, sequences=text.sequences, context=text.context)
         alone = run_of(loaded, text, request)
-        study = EffectStudy(loaded.model, alone.inputs.keywords, EffectSettings(), request, of_text, inspected=alone)
+        study = study_of(loaded, alone, EffectSettings(), of_text, request)
         found.append(verified(study.run(part(number))))
     return replace(record, heads=_completed(record, found, controls))
 

@@ -89,9 +89,8 @@ def effects(
         with torch.no_grad(), inspecting(model, tokenizer) as seen:
             run_model(model, lambda: model(**keywords))
         names = None if tokenizer is None else own_tokenizer(tokenizer)
-        return verified(
-            EffectStudy(model, keywords, settings, run, seen.record, names, metric=metric).run(), "not-verified"
-        )
+        study = EffectStudy(model, keywords, settings, metric=metric, request=run, record=seen.record, tokenizer=names)
+        return verified(study.run(), "not-verified")
     except MhaError as fault:
         noted(fault)
         raise
@@ -199,25 +198,26 @@ def _place_of(given: Any, *, is_edge: bool = False) -> tuple[Any, ...]:
     return kind, *numbers
 
 
-_OPEN: dict[tuple[int, int], _Removing] = {}
-"""The current removals, by the ids of model and thread."""
+_OPEN = threading.local()
+"""The open removals of each thread."""
 
 
 def _shared(model: nn.Module) -> _Removing:
     """The removals from a model in this thread, shared by all contexts that are open at the same time, whichever ends first.
     Raises `MhaError` if another model with modules of this one is open in this thread."""
-    place, modules = (id(model), threading.get_ident()), set(model.modules())
-    if place not in _OPEN:
-        for (_, thread), other in _OPEN.items():
-            if thread == place[1] and modules & set(other.model.modules()):
-                names = f"{type(model).__name__} and {type(other.model).__name__}"
-                hint = f"give {_REMOVED} the same model each time"
-                raise _refused(f"{names} share modules, and {_REMOVED} is open for both", hint, "shared")
-        removing = _Removing(model)
-        removing.opened.enter_context(followed(model, removing, by=_REMOVED, edits=True))
-        removing.opened.callback(_OPEN.pop, place)
-        _OPEN[place] = removing
-    return _OPEN[place]
+    is_open: list[_Removing] = _OPEN.__dict__.setdefault("removing", [])
+    for other in is_open:
+        if other.model is model:
+            return other
+        if not set(model.modules()).isdisjoint(other.model.modules()):
+            names = f"{type(model).__name__} and {type(other.model).__name__}"
+            hint = f"give {_REMOVED} the same model each time"
+            raise _refused(f"{names} share modules, and {_REMOVED} is open for both", hint, "shared")
+    removing = _Removing(model)
+    removing.opened.enter_context(followed(model, removing, by=_REMOVED, edits=True))
+    removing.opened.callback(is_open.remove, removing)
+    is_open.append(removing)
+    return removing
 
 
 class _Removing:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -51,13 +52,10 @@ class Parts:
     outputs: list[Any] = field(default_factory=list)
     reading: Any = None
 
-    def n_skipped(self, layers: set[LayerKey]) -> int:
-        """The number of blocks that need not run again for removals in these layers."""
-        return min((self.before.get(layer, 0) for layer in layers), default=0)
-
     @contextmanager
-    def skipped(self, n: int, n_rows: int) -> Iterator[None]:
-        """A context in which the first `n` blocks do not run and return `n_rows` copies of their outputs."""
+    def skipped(self, layers: set[LayerKey], n_rows: int) -> Iterator[None]:
+        """A context in which the blocks before these layers do not run and return `n_rows` copies of their outputs."""
+        n = min((self.before.get(layer, 0) for layer in layers), default=0)
         with ExitStack() as stack:
             for block, output in zip(self.blocks[:n], self.outputs, strict=False):
                 forward = lambda *_, output=output, **__: repeated(output, n_rows)  # noqa: E731
@@ -69,7 +67,7 @@ class Parts:
 def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
     """A context in which a pass fills `parts`. Every z is replaced by itself. An output projection is the module whose input
     equals z bit for bit, among those with a usual name."""
-    last, modules = dict[LayerKey, Tensor](), dict(model.named_modules())
+    modules = dict(model.named_modules())
     numbered = [name for name in modules if is_numbered(name)]
 
     def take(call: Call) -> Tensor | None:
@@ -79,15 +77,15 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
             parts.modules[key], parts.z[key] = modules.get(call.name, model), call.z.clone()
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
             parts.visible[key] = every.tril() if call.causal else every
-            last.clear()
-            last[key] = call.z.transpose(1, 2).flatten(2).clone()
         return None if call.z is None else call.z.clone()
 
     def find_projection(module: nn.Module, args: tuple[Any, ...]) -> None:
-        for key, z in last.items():
-            x = args[0] if args else None
-            if isinstance(x, Tensor) and x.numel() == z.numel() and torch.equal(x.reshape(z.shape), z):
-                parts.projections.setdefault(key, module)
+        key = next(reversed(parts.z), None)  # of the attention before
+        if key is None or key in parts.projections or not (args and isinstance(args[0], Tensor)):
+            return
+        z = parts.z[key].transpose(1, 2)
+        if args[0].numel() == z.numel() and torch.equal(args[0].reshape(z.shape), z):
+            parts.projections[key] = module
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         parts.blocks.append(module)
@@ -129,26 +127,24 @@ def removed_otherwise(removals: Sequence[Removal], parts: Parts) -> Iterator[boo
 
 def _is_removed(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
     """Removes something until the stack is closed. False if there is no method for it."""
-    layer, module = removal.layer, parts.modules[removal.layer]
-    projection = parts.projections.get(layer)
-    if removal.keys is None and isinstance(module, nn.MultiheadAttention):
-        is_whole = removal.replace == "zero" and not removal.queries
-        if is_whole:  # torch reads the weights of its projection without running it
-            weight = module.out_proj.weight.data
-            stack.callback(weight.copy_, weight.clone())
-            weight.unflatten(1, (parts.z[layer].shape[1], -1))[:, removal.heads] = 0
-        return is_whole
-    if removal.keys is None:
-        if projection is not None:
-            _edit(
-                stack, parts.projections, layer, lambda args, kwargs: _replaced(removal, parts.z[layer], args, kwargs)
-            )
-        return projection is not None
-    parameters = inspect.signature(module.forward).parameters
-    name = next((name for name in _MASKS if name in parameters), None)
-    if name is not None:
-        _edit(stack, parts.modules, layer, lambda args, kwargs: _masked(removal, parts, name, args, kwargs))
-    return name is not None
+    layer, z = removal.layer, parts.z[removal.layer]
+    module: Any = parts.modules[layer]
+    if removal.keys is not None:
+        parameters = inspect.signature(module.forward).parameters
+        name = next((name for name in _MASKS if name in parameters), None)
+        if name is not None:
+            _edit(stack, parts.modules, layer, partial(_masked, removal, parts, name))
+        return name is not None
+    if layer in parts.projections:
+        _edit(stack, parts.projections, layer, partial(_replaced, removal, z))
+        return True
+    is_of_torch = isinstance(module, nn.MultiheadAttention)
+    if not is_of_torch or removal.replace != "zero" or removal.queries:
+        return False
+    weight = module.out_proj.weight.data  # torch reads the weights of its projection without running it
+    stack.callback(weight.copy_, weight.clone())
+    weight.unflatten(1, (z.shape[1], -1))[:, removal.heads] = 0
+    return True
 
 
 def _edit(stack: ExitStack, modules: Mapping[LayerKey, nn.Module], layer: LayerKey, edited: Edit) -> None:

@@ -42,7 +42,7 @@ _GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 
 @dataclass
 class EffectRun:
-    """Removals from one text: each item of `plan` is a set of parts that are removed together. `run` computes `results`, the
+    """Removals from one text: each item of `plan` is a set of parts that are removed together. `compute` makes `results`, the
     changes by each item at `position`, or of what `metric` gives. `masked` are items whose edges were masked already.
 
     Each pass has a row for each of several items, and a last row without removals. The rows are whole texts in a batch; or, if
@@ -52,8 +52,8 @@ class EffectRun:
 
     model: Any
     inputs: Mapping[str, Any]
-    position: int
     settings: EffectSettings
+    position: int = -1
     metric: GivenMetric | None = None
     has_batches: bool = True
     plan: Sequence[tuple[Removal, ...]] = ()
@@ -162,7 +162,7 @@ class EffectRun:
                 yield batch
 
     @torch.no_grad()
-    def run(self, report_progress: Progress = no_progress) -> None:
+    def compute(self, report_progress: Progress = no_progress) -> None:
         """Computes all removals and verifies some. Raises `MhaError` for an attention that removals cannot reach."""
         report_progress(0.0, "the untouched pass")
         items: Sequence[int] = range(len(self.plan))
@@ -193,7 +193,7 @@ class EffectRun:
             if is_packed:
                 reading = self._read_packed(self.start, n_rows)
             else:
-                with self.parts.skipped(self.parts.n_skipped(layers), n_rows):
+                with self.parts.skipped(layers, n_rows):
                     inputs = {name: repeated(value, n_rows) for name, value in self.inputs.items()}
                     reading = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
         last = reading.row(-1) if self.has_batches else self.untouched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.effect.metric import GivenMetric, Target, values
+from mhacli.commands.effect.metric import Target, values
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import EffectRun
 from mhacli.commands.effect.settings import EffectSettings
@@ -47,6 +47,13 @@ def loaded_run(request: Run, head: LanguageHead | None) -> tuple[Loaded, Checkpo
     return loaded, run, (*loaded.notes, *inputs.notes)
 
 
+def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, record: Record, request: Run) -> EffectStudy:
+    """The study of one text of a checkpoint with its head, whose layers a run has inspected."""
+    study = EffectStudy(loaded.model, run.inputs.keywords, settings, request=request, record=record)
+    study.tokenizer, study.inspected = loaded.tokenizer, run
+    return study
+
+
 @torch.no_grad()
 def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user."""
@@ -54,8 +61,7 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
     _require_one_text(len(run.inputs.sequences))
     run.wanted = replace(request, model=replace(request.model, layers=None), keep=())
     run.run()
-    study = EffectStudy(loaded.model, run.inputs.keywords, settings, request, run.record(), loaded.tokenizer, run)
-    return study, notes
+    return study_of(loaded, run, settings, run.record(), request), notes
 
 
 @torch.no_grad()
@@ -73,7 +79,7 @@ def layer_study(run: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[
     model.out_proj = nn.Identity()  # its input is z in a layer without a projection
     more = {"allowed": setup.allowed, "bias": setup.bias, "places": places}
     model.forward = lambda query, key: model.out_proj(setup.layer.attention(query, key, **more)[0])
-    return EffectStudy(model.eval(), {"query": x, "key": context}, settings, run, record), run.notes
+    return EffectStudy(model.eval(), {"query": x, "key": context}, settings, request=run, record=record), run.notes
 
 
 def _require_one_text(n: int) -> None:
@@ -89,46 +95,39 @@ def verified(record: Record, code: str = "self-check") -> Record:
     return record
 
 
-@dataclass
-class EffectStudy:
-    """The effects of removals from one text, which `run` computes.
+@dataclass(kw_only=True)
+class EffectStudy(EffectRun):
+    """The removals that settings ask for, and the record of their effects, which `run` computes.
 
     `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them. `inspected` is the run
     of a checkpoint, which foresees memory.
     """
 
-    model: Any
-    inputs: Mapping[str, Any]
-    settings: EffectSettings
     request: Run
     record: Record
     tokenizer: ModelTokenizer | None = None
     inspected: CheckpointRun | None = None
-    metric: GivenMetric | None = None
-    effects: EffectRun = field(init=False)
 
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress) -> Record:
         """The record of the inspected pass with the effects. Raises `MhaError` for heads and tokens that do not exist, and for
         removals that do not fit in memory."""
-        has_batches = self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
-        self.effects = done = EffectRun(
-            self.model, self.inputs, self._position(), self.settings, metric=self.metric, has_batches=has_batches
-        )
-        done.target = self._target()
-        done.plan = self._plan()
+        self.has_batches = self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
+        self.position = self._position()
+        self.target = self._target()
+        self.plan = self._plan()
         if self.inspected is not None:
-            done.fit(self.inspected, free_bytes(self.request.model.device))
-        done.run(report_progress)
-        check = self.record.self_check.and_holds(done.verified.ok)
-        table = EffectTable(self._effect(item) for item in sorted(done.results))
+            self.fit(self.inspected, free_bytes(self.request.model.device))
+        self.compute(report_progress)
+        check = self.record.self_check.and_holds(self.verified.ok)
+        table = EffectTable(self._effect(item) for item in sorted(self.results))
         return replace(self.record, self_check=check, effects=table, effect=self._summary())
 
     # ------------------------------------------------------------------------------------------------ what is removed
 
     def _plan(self) -> list[tuple[Removal, ...]]:
         settings, at = self.settings, self.settings.at
-        n_heads = {key: z.shape[1] for key, z in self.effects.parts.z.items()}
+        n_heads = {key: z.shape[1] for key, z in self.parts.z.items()}
         for kind, n in self.request.model.layers or ():
             if not any(number == n and kind in (None, own) for own, number in n_heads):
                 raise self._no_layer("layers", str(n) if kind is None else f"{kind}.{n}")
@@ -143,7 +142,7 @@ class EffectStudy:
         if settings.edges:
             every = [(key, tuple(range(n_heads[key]))) for key in layers]
             return self._edges(every if settings.heads is None else [(key, (head,)) for key, head in heads])
-        n_places = min(z.shape[2] for key, z in self.effects.parts.z.items() if key in layers)
+        n_places = min(z.shape[2] for key, z in self.parts.z.items() if key in layers)
         if at is not None and at >= n_places:
             raise UsageError(out_of_range(self.settings.name_of("at"), at, n_places))
         places, replacement = () if at is None else (at,), settings.replace or "zero"
@@ -169,7 +168,7 @@ class EffectStudy:
         return [(layers[place], head) for place, head in sorted(chosen)]
 
     def _no_layer(self, parameter: str, place: str) -> UsageError:
-        known = [*self.effects.parts.z]
+        known = [*self.parts.z]
         are_alike = len({kind for kind, _ in known}) == 1
         listed = ", ".join(str(n) if are_alike else f"{kind}.{n}" for kind, n in known)
         message = f"{self.settings.name_of(parameter)} {place} names no layer with attention"
@@ -177,12 +176,12 @@ class EffectStudy:
 
     def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
         """The removals of the weights from the measured position to each key."""
-        is_pair, query = self.record.context is not None, self.effects.position
+        is_pair, query = self.record.context is not None, self.position
         own = [(key, of) for key, of in heads if key[0] != "encoder" or not is_pair]
         if not own or (self.settings.heads is not None and own != heads):
             message = f"{self.settings.name_of('edges')} removes weights of the decoder, not of the encoder"
             raise UsageError(message, hint="decoder.5.1 and cross.5.1 are heads of the decoder, decoder.5 is a layer")
-        n_keys = {key: cells.shape[1] for key, cells in self.effects.parts.visible.items()}
+        n_keys = {key: cells.shape[1] for key, cells in self.parts.visible.items()}
         return [(Removal(key, of, (query,), (k,), "renormalise"),) for key, of in own for k in range(n_keys[key])]
 
     def _cut(self, layers: Sequence[LayerKey], source: str, reader: str) -> tuple[Removal, ...]:
@@ -205,7 +204,7 @@ class EffectStudy:
         return asked % n
 
     def _target(self) -> Target | None:
-        asked, scores = self.settings, self.effects.untouched.scores
+        asked, scores = self.settings, self.untouched.scores
         if scores is not None:
             target = int(scores[0].argmax()) if asked.target is None else self._id("target", asked.target)
             return target, None if asked.versus is None else self._id("versus", asked.versus)
@@ -219,7 +218,7 @@ class EffectStudy:
 
     def _id(self, parameter: str, word: str | int) -> int:
         """The number of a token, class or tag."""
-        name, (measured, _, scores, _) = self.settings.name_of(parameter), self.effects.untouched
+        name, (measured, _, scores, _) = self.settings.name_of(parameter), self.untouched
         assert scores is not None
         if isinstance(word, str) and measured == "token" and self.tokenizer is not None:
             sequence = self.tokenizer.sequence(word, special=False)
@@ -240,7 +239,7 @@ class EffectStudy:
 
     def _outcome(self, n: int) -> str:
         """The name of a token, class, tag or answer."""
-        measured = self.effects.untouched.measured
+        measured = self.untouched.measured
         if measured == "span":
             tokens = self.record.sequences[0].tokens
             start, end = divmod(n, len(tokens))
@@ -254,10 +253,10 @@ class EffectStudy:
     # ------------------------------------------------------------------------------------------------------- the record
 
     def _effect(self, item: int) -> Effect:
-        done, removals, spans = self.effects, self.effects.plan[item], self.settings.cut or ()
+        removals, spans = self.plan[item], self.settings.cut or ()
         first, is_alone, kinds = removals[0], len(removals) == 1, tuple(removal.layer[0] for removal in removals)
         is_edge = first.keys is not None
-        numbers: dict[str, Any] = {name: done.change(item, name) for name in EFFECT_NUMBERS}
+        numbers: dict[str, Any] = {name: self.change(item, name) for name in EFFECT_NUMBERS}
         several: Any = "spans" if spans else "heads"
         return Effect(
             layer=first.layer[1] if is_alone else None,
@@ -271,39 +270,37 @@ class EffectStudy:
             heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
             spans=spans,
             layers=tuple(r.layer[1] for r in removals) if spans else (),
-            masked=item in done.masked,
+            masked=item in self.masked,
             kinds=kinds if len(set(kinds)) > 1 else (),
             **numbers,
         )
 
     def _summary(self) -> EffectSummary:
-        done, (target, versus) = self.effects, self.effects.target or (None, None)
-        numbers: dict[str, Any] = {name: value[0].item() for name, value in values(done.untouched, done.target).items()}
+        target, versus = self.target or (None, None)
+        numbers: dict[str, Any] = dict.fromkeys(("logit", "logprob", "rank"))
+        numbers |= {name: value[0].item() for name, value in values(self.untouched, self.target).items()}
         return EffectSummary(
-            metric=done.measure,
-            position=done.position,
+            metric=self.measure,
+            position=self.position,
             target=None if target is None else self._outcome(target),
             target_id=target,
             versus=None if versus is None else self._outcome(versus),
             versus_id=versus,
-            logit=numbers.get("logit"),
-            logprob=numbers.get("logprob"),
-            rank=numbers.get("rank"),
-            floor=done.floor(done.measure),
-            n_passes=done.n_batches,
-            verified=done.verified,
+            **numbers,
+            floor=self.floor(self.measure),
+            n_passes=self.n_batches,
+            verified=self.verified,
             screening=None if self.settings.screen is None else self._screening(self.settings.screen),
-            measured=done.untouched.measured,
+            measured=self.untouched.measured,
         )
 
     def _screening(self, n: int) -> Screening:
         """The rank correlation of the sizes of estimates and computed effects, None if either are all equal."""
-        done = self.effects
         sizes = [
-            [abs(done.change(item, name) or 0.0) for item in done.results] for name in ("first_order", done.measure)
+            [abs(self.change(item, name) or 0.0) for item in self.results] for name in ("first_order", self.measure)
         ]
         ranks = [torch.sign(one[:, None] - one).sum(dim=1) for one in torch.tensor(sizes, dtype=torch.float64)]
         length = float(ranks[0].norm() * ranks[1].norm())
         correlation = round(float(ranks[0] @ ranks[1]) / length, 12) if length else None
-        n_all, n_largest = len(done.estimates), min(n, len(done.estimates))
-        return Screening(n_all, n_largest, len(done.results) - n_largest, correlation)
+        n_all, n_largest = len(self.estimates), min(n, len(self.estimates))
+        return Screening(n_all, n_largest, len(self.results) - n_largest, correlation)

@@ -20,7 +20,7 @@ import mhacli
 from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.run import rows_at_once
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy, run_of, verified
+from mhacli.commands.effect.study import run_of, study_of, verified
 from mhacli.commands.scan.command import Scan
 from mhacli.commands.scan.folder import UNIT_SIZE, Settings, Unit, UnitFiles, differences
 from mhacli.commands.scan.totals import EFFECTS, Totals, totals_to_bytes
@@ -147,11 +147,9 @@ class Worker:
         if not self._scan.effect:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
-        study = EffectStudy(self._loaded.model, run.inputs.keywords, settings, request, record, inspected=run)
+        study = study_of(self._loaded, run, settings, record, request)
         effects = verified(study.run()).effects
-        if study.effects.most_rows < rows_at_once(
-            run.inputs.keywords
-        ):  # the size of batches decides the rounding of sums
+        if study.most_rows < rows_at_once(run.inputs.keywords):  # the size of batches decides the rounding of sums
             message = "the removals of its heads need more memory than is free"
             hint = "--max-tokens shortens documents, and fewer workers leave more memory to each"
             raise MhaError(message, hint=hint, code="out-of-memory")

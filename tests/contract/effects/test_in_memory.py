@@ -71,6 +71,12 @@ def test_ids_name_the_tokens_without_a_tokenizer_and_the_model_stays_as_it_was()
     assert [*as_list.effects] == [*record.effects]
 
 
+def test_a_head_that_is_gone_behind_the_measured_token_changes_nothing() -> None:
+    record = mhacli.effects(checkpoints.model("gpt2"), ids_of(1, 9), at=7, position=5)
+    assert {effect.d_output for effect in record.effects} == {0.0}
+    assert not any(effect.masked for effect in record.effects)
+
+
 class Written(torch.nn.Module):
     """Attention over scaled_dot_product_attention, without transformers."""
 
