@@ -95,7 +95,7 @@ def probe(
 
 def _result(name: str, run: Callable[[ProbeContext], Reply], context: ProbeContext) -> ProbeResult:
     """The result of one probe; updates the facts. An exception becomes its message."""
-    context.begin()
+    context.drawer.restart()
     try:
         reply = run(context)
     except Exception as fault:  # user code may raise anything
@@ -123,7 +123,8 @@ class ProbeContext:
     """A user's attention, with the facts that the probes have measured so far.
 
     Every call starts with the same state of torch's generator, so that random outputs repeat. A subject that keeps state gets a
-    fresh copy for each call. `stage` is called before every call.
+    fresh copy for each call. `stage` is called before every call. `drawer` is restarted for each probe, which so gets the same
+    inputs.
     """
 
     def __init__(self, subject: UserAttention, request: CheckRequest, *, expects_causal: bool) -> None:
@@ -131,17 +132,13 @@ class ProbeContext:
         self.facts = ProbeFacts()
         self.stage: Callable[[], None] = lambda: None
         self._pristine = copy_or_none(subject.built.module)
-        self._drawer = InputDrawer(
+        self.drawer = InputDrawer(
             subject.sizes,
             seed=request.of.seed % 2**63,
             n_heads=subject.n_heads if subject.is_function else None,
             dtype=subject.dtype,
             device=subject.device,
         )
-
-    def begin(self) -> None:
-        """Restarts the random inputs, so that each probe gets the same ones."""
-        self._drawer.restart()
 
     @property
     def tolerance(self) -> float:
@@ -175,11 +172,7 @@ class ProbeContext:
 
     def inputs(self) -> Inputs:
         """Self-attention inputs; for a function, equally many keys as queries."""
-        return self._drawer.inputs(with_context=False)
-
-    def replaced(self, inputs: Inputs, positions: Sequence[int], *, factor: float = 1.0) -> Inputs:
-        """The inputs with some keys and values replaced by new random numbers."""
-        return self._drawer.replaced(inputs, positions, factor=factor)
+        return self.drawer.inputs(with_context=False)
 
     def moved_queries(self, before: Tensor, after: Tensor) -> Bool[Tensor, "batch query"]:
         """Which queries of which sequences changed."""
@@ -261,8 +254,7 @@ def batch_independence(context: ProbeContext) -> Reply:
     def with_first(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
         return None if rows is None or new_rows is None else torch.cat([new_rows[:1], rows[1:]])
 
-    pairs = zip(inputs[:3], fresh[:3], strict=True)
-    changed = Inputs(*(with_first(rows, new_rows) for rows, new_rows in pairs))  # type: ignore[arg-type]
+    changed = Inputs(*map(with_first, inputs[:3], fresh[:3]))  # type: ignore[arg-type]
     base = context.out(inputs)
     moved = context.moved_queries(base, context.out(changed))[1:]
     n_moved, n_others = int(moved.any(1).sum()), len(moved)
@@ -318,7 +310,7 @@ def _influence(
     before = context.out(base, mask=mask)
     moved, largest = [], 0.0
     for key in range(base.queries.shape[-2]):
-        after = context.out(context.replaced(base, [key], factor=factor), mask=mask)
+        after = context.out(context.drawer.replaced(base, [key], factor=factor), mask=mask)
         moved.append(context.moved_queries(before, after).any(0))
         earlier = _changes(before, after)[..., :key, :]
         largest = max(largest, float(earlier.max()) / _size_of(before)) if earlier.numel() else largest
@@ -436,8 +428,7 @@ def _form_text(form: MaskForm) -> str:
     """A form as text: `bool [query, key], True = keep`."""
     kinds = {"bool": "bool", "01": "0 and 1", "whole": "whole 0 and 1", "additive": "0 and −∞"}
     text = f"{kinds[form.kind]} [{', '.join(form.axes)}]"
-    marker = "True" if form.kind == "bool" else "1"
-    return text if form.kind == "additive" else f"{text}, {marker} = {form.true_means}"
+    return text if form.kind == "additive" else f"{text}, {'True' if form.kind == 'bool' else '1'} = {form.true_means}"
 
 
 def _trial(context: ProbeContext, form: MaskForm) -> MaskTrial:
@@ -458,27 +449,36 @@ def _trial(context: ProbeContext, form: MaskForm) -> MaskTrial:
     is_counted = torch.ones(n_sequences, length, dtype=torch.bool)
     if not in_query and not context.subject.is_function:
         is_counted = ~hidden[:, 0]
-    stays, shows, moved_staying, moved_showing = 0, 0, 0, 0
+    leaked, seen = [], []
     for first in (1, 2):
         keys = list(range(first, length, 3))
-        moved = context.moved_queries(base, context.out(context.replaced(masked, keys), mask=form)).cpu()
+        moved = context.moved_queries(base, context.out(context.drawer.replaced(masked, keys), mask=form)).cpu()
         counted = is_counted.clone()
         if inputs.keys is None:
             counted[:, keys] = False  # moved by their own queries
         must_stay = hidden[:, :, keys].all(2) & counted
         must_move = (~hidden[:, :, keys] & is_visible[None, :, keys]).any(2) & counted
-        stays, moved_staying = stays + int(must_stay.sum()), moved_staying + int((must_stay & moved).sum())
-        shows, moved_showing = shows + int(must_move.sum()), moved_showing + int((must_move & moved).sum())
-    n_bad = max(0, _n_nonfinite(base) - _n_nonfinite(bare))
-    changes = _relative(bare, base) > context.tolerance
-    return MaskTrial(form, changes, moved_staying / max(1, stays), moved_showing / max(1, shows), n_bad)
+        leaked.append(moved[must_stay])
+        seen.append(moved[must_move])
+    return MaskTrial(
+        form,
+        changes=_relative(bare, base) > context.tolerance,
+        leaked=_share(leaked),
+        seen=_share(seen),
+        nonfinite=max(0, _n_nonfinite(base) - _n_nonfinite(bare)),
+    )
+
+
+def _share(answers: Sequence[Tensor]) -> float:
+    """The fraction of True, 0 of none."""
+    every = torch.cat(list(answers))
+    return float(every.double().mean()) if len(every) else 0.0
 
 
 def _empty_row(context: ProbeContext, form: MaskForm) -> str:
     """The kind of output for a query without visible keys."""
     inputs = context.inputs()
-    length = inputs.queries.shape[-2]
-    device = context.subject.device
+    length, device = inputs.queries.shape[-2], context.subject.device
     empty_query = length // 2
     allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=device)
     allowed[..., empty_query, :] = False
@@ -535,14 +535,13 @@ def dropout_in_training(context: ProbeContext) -> Reply:
     reason, twin, names = _copy_with_dropout(context, P)
     if twin is None:
         return Reply(reason)
-    inputs = context.inputs()
+    inputs, slopes = context.inputs(), []
     eval_out = context.out(inputs, subject=twin).double()
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     size = float((centred * centred).sum())
     if not math.isfinite(size) or size == 0:
         return Reply("its output does not vary, so that it cannot be compared")
     n_calls = round(_PATIENCE_S / max(1e-6, context.facts.call_s))
-    slopes = []
     for seed in range(min(MOST_CALLS, max(FEWEST_CALLS, n_calls))):
         out = context.out(inputs, subject=twin, training=True, seed=seed).double()
         slopes.append(float((centred * (out - eval_out)).sum()) / size)

@@ -35,11 +35,11 @@ class Case(NamedTuple):
 
 PAIRS = {"dim": 64, "n_heads": 4}
 CASES = (
-    Case("causal_unless_masked", "CausalSelfAttention", today="is_causal=mask is None is called a missing mask"),
+    Case("causal_unless_masked", "CausalSelfAttention"),
     Case("causal_flag_missing", "CausalSelfAttention", "causal-missing"),
     Case("mask_of_added_keys", "AddedKeysAttention", today="a mask of keys that were not given is called ignored"),
     Case("two_paths_added_mask", "TwoPaths", today="cache-position, although nothing rotates"),
-    Case("mask_minus_ten_thousand", "MaskedHeads", today="-10000 is called too small for a mask"),
+    Case("mask_minus_ten_thousand", "MaskedHeads"),
     Case("torch_layer_batch_second", "BatchBlock", "batch-leak"),
     Case(
         "scale_after_softmax", "LateScale", "scale-after-softmax", "/ self.d_model**0.5", "unknown: the root of d_model"
