@@ -118,11 +118,13 @@ def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[st
 # --------------------------------------------------------------------------------------------------------------- spans
 
 
-def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> dict[str, Ranges]:
+def find_spans(
+    words: Sequence[str], text: str, chat: Mapping[str, Ranges], *, may_lack: bool = False
+) -> dict[str, Ranges]:
     """The ranges of each span of the arguments of `--span`, in order. `chat` has the spans of a chat by name, else is empty.
 
     Regular expressions are searched in bounded time. Raises `UsageError` for unknown names, ranges outside of the text
-    and duplicates, and `MhaError` for an expression without a match or a turn without text.
+    and duplicates, and `MhaError` for an expression without a match or a turn without text, unless the text `may_lack` spans.
     """
     ends = process_time() + LIMIT_S
     spans: dict[str, Ranges] = {}
@@ -142,7 +144,7 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
                 known = f"START:END within the characters 0:{len(text)}, with END above START, nor /REGEX/"
                 raise UsageError(f"--span {name}={value[:60]} is neither {known}")
             spans[name] = ((start, end),)
-        if not spans[name]:
+        if not (spans[name] or may_lack):
             shown = name if value is None else f"{name}={value}"
             raise MhaError(f"--span {shown} has no characters of the text", code="no-span", exit_code=EXIT_USAGE)
     return spans

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.console import flush, is_interactive, loading_torch, note, progress, stderr_line
 from mhacli.cli.output import COLOUR, Output, print_record, require_self_check
@@ -36,6 +36,9 @@ from mhacli.settings import (
 )
 from mhacli.text.corpus import CORPUS, CorpusFormat
 from mhacli.text.spans import require_expressions
+
+if TYPE_CHECKING:
+    from mhacli.commands.scan.totals import Totals
 
 _WORKERS = "Workers"
 _SOURCES = "Text files, JSON lines, Parquet, CSV or globs; - reads stdin."
@@ -178,16 +181,17 @@ class Progress:
     tokens_per_s: float | None = None
     left_s: float | None = None
 
-    def add(self, n_good: int, n_bad: int, n_tokens: int, *, worker: str | None) -> None:
-        """Counts documents that a worker, or for None an earlier run, has finished."""
-        self.n_documents += n_good + n_bad
-        self.n_bad += n_bad
-        self.n_tokens += n_tokens
+    def add(self, unit: Totals, worker: str | None = None) -> None:
+        """Counts the documents of a unit that a worker, or for None an earlier run, has finished."""
+        n_documents = unit.n_documents + unit.n_bad
+        self.n_documents += n_documents
+        self.n_bad += unit.n_bad
+        self.n_tokens += unit.n_tokens
         if worker is None:
-            self.n_left_done += n_good + n_bad
+            self.n_left_done += n_documents
             return
-        self.n_new_tokens += n_tokens
-        self.by_worker[worker] = self.by_worker.get(worker, 0) + n_good + n_bad
+        self.n_new_tokens += unit.n_tokens
+        self.by_worker[worker] = self.by_worker.get(worker, 0) + n_documents
         self.documents_per_s = (self.n_documents - self.n_left_done) / self.seconds
         self.tokens_per_s = self.n_new_tokens / self.seconds
         if self.of_documents is not None:
@@ -215,20 +219,18 @@ def _shown(done: Progress, *, as_json: bool) -> Iterator[Callable[[], None]]:
     minute. Such a line also follows at the end."""
     every_s, shown_at = 1.0 if as_json else 60.0, monotonic()
 
-    def line() -> None:
-        if as_json:
-            stderr_line(json.dumps({"progress": asdict(done)}))
-        elif not is_interactive():
-            note(str(done))
-
     with nullcontext(no_progress) if as_json else progress(has_time_left=False) as draw:
 
-        def report() -> None:
+        def report(*, is_last: bool = False) -> None:
             nonlocal shown_at
             draw(done.n_documents / (done.of_documents or 1), str(done))
-            if monotonic() - shown_at >= every_s:
-                shown_at = monotonic()
-                line()
+            if not is_last and monotonic() - shown_at < every_s:
+                return
+            shown_at = monotonic()
+            if as_json:
+                stderr_line(json.dumps({"progress": asdict(done)}))
+            elif not is_interactive():
+                note(str(done))
 
         yield report
-    line()
+        report(is_last=True)

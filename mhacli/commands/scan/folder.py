@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,10 +133,9 @@ class ScanFolder:
     def names(self) -> dict[int, list[str]]:
         """The sorted names of all units with files, finished or not, by their number."""
         files = [path.name for part in (_ROWS, _UNITS) for path in (self.path / part).glob("[!.]*")]
-        names = defaultdict[int, list[str]](list)
-        for name in sorted({file.partition(".")[0] for file in files}):
-            names[int(name.partition("-")[0])].append(name)
-        return names
+        names = sorted({file.partition(".")[0] for file in files})
+        of_number = groupby(names, key=lambda name: int(name.partition("-")[0]))
+        return {number: [*same] for number, same in of_number}
 
     def examples(self) -> list[str]:
         """The paths of the examples, in the order of their units."""
@@ -182,11 +181,9 @@ def _made(path: Path) -> list[Settings]:
     names = path.iterdir() if path.is_dir() else ()
     if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
         raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
-    try:
+    with suppress(OSError):  # the first file that is written says why it cannot be
         for part in (_ROWS, _UNITS):
             (path / part).mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise MhaError(f"{path} cannot be written: {fault.strerror}", code="unwritable", path=str(path)) from fault
     return []
 
 

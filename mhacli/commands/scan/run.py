@@ -18,12 +18,13 @@ import torch
 
 from mhacli.commands.scan.command import Progress, Scan, recorded_command
 from mhacli.commands.scan.folder import ANEW, UNIT_SIZE, ScanFolder, Settings, Unit, UnitFiles, open_folder
-from mhacli.commands.scan.totals import Totals, merged, summary
+from mhacli.commands.scan.totals import Totals, read_totals, summary
 from mhacli.commands.scan.worker import Worker
-from mhacli.errors import MhaError, UsageError, missing_library
+from mhacli.errors import MhaError, UsageError
 from mhacli.io.interrupts import uninterrupted
 from mhacli.record.record import Record
 from mhacli.record.storage import load
+from mhacli.record.tables import require_library
 from mhacli.text.corpus import documents, is_pipe
 
 MAX_ATTEMPTS = 4
@@ -42,10 +43,8 @@ def run_scan(
     end `KeyboardInterrupt` is raised. Raises `UsageError` for a folder with other settings or documents, and `MhaError` for
     documents, computations or files that fail.
     """
-    corpus, (rank, n_ranks) = (
-        documents(scan.sources, scan.form),
-        _ranks(),
-    )  # a source that cannot be read leaves no folder
+    corpus = documents(scan.sources, scan.form)  # a source that cannot be read leaves no folder
+    rank, n_ranks = _ranks()
     with workers_of(scan) as (settings, compute):
         folder = open_folder(scan.out, settings, mixed=scan.mixed)
         names, found = list[str](), folder.names()
@@ -55,13 +54,6 @@ def run_scan(
         report()
         began = perf_counter()
 
-        def count(unit: Unit, totals: Totals, worker: str | None) -> None:
-            if scan.strict and totals.bad:
-                message = f"--strict: {totals.bad[0].named}: {totals.bad[0].reason}"
-                raise MhaError(message, hint="without --strict it is left out", code="bad-document")
-            if unit.number % n_ranks == rank:
-                done.add(totals.n_documents, totals.n_bad, totals.n_tokens, worker=worker)
-
         def unfinished() -> Iterator[Unit]:
             for number, members in enumerate(iter(lambda: tuple(islice(corpus, UNIT_SIZE)), ())):
                 if is_stopped():
@@ -69,15 +61,17 @@ def run_scan(
                 unit = Unit(number, members)
                 name, totals = folder.finished(unit, found.pop(number, []))
                 names.append(name)
-                if totals is not None:
-                    count(unit, totals, None)
-                elif number % n_ranks == rank:
+                if number % n_ranks != rank:
+                    continue
+                if totals is None or (scan.strict and totals.bad):
                     yield unit
+                else:
+                    done.add(totals)
 
         for unit, files, worker in compute(unfinished()):
             folder.write(unit.name(settings), files)
             done.seconds = perf_counter() - began
-            count(unit, folder.totals(unit.name(settings)), worker)
+            done.add(folder.totals(unit.name(settings)), worker)
             report()
     if is_stopped():
         raise KeyboardInterrupt
@@ -89,9 +83,13 @@ def run_scan(
 
 
 def _record(scan: Scan, folder: ScanFolder, names: Sequence[str]) -> Record:
-    """The record of all units, which is also written."""
-    paths = [folder.paths(name)[-1] for name in names]
-    totals = merged(paths)
+    """The record of all units, which is also written. Raises `MhaError` if no document is good."""
+    paths, totals = [folder.paths(name)[-1] for name in names], Totals()
+    for path in paths:
+        totals.merge(read_totals(path))
+    if not totals.n_documents:
+        first = "".join(f": {bad.named}: {bad.reason}" for bad in totals.bad[:1])
+        raise MhaError(f"the corpus has no good document{first}", code="no-documents")
     record = summary(totals, load(folder.examples()[0]), paths, spans=scan.span_names)
     record = replace(record, command=recorded_command())
     folder.finish(record, totals, names)
@@ -134,13 +132,11 @@ def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]]
 def _ray_of(scan: Scan) -> Iterator[Any]:
     """Ray, connected to a cluster or started on this machine. Raises `MhaError` if no cluster answers."""
     if _ranks() != (0, 1):
-        option = "--workers" if scan.ray is None else "--ray"
-        hint = "one process with --ray uses all nodes of a Ray cluster"
-        raise UsageError(f"{option} does not work in a rank (RANK and WORLD_SIZE are set)", hint=hint)
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise missing_library("ray", "a scan with workers") from None
+        message = "--workers and --ray do not work in a rank (RANK and WORLD_SIZE are set)"
+        raise UsageError(message, hint="one process with --ray uses all nodes of a Ray cluster")
+    require_library("ray", "a scan with workers")
+    import ray
+
     address = scan.ray or "local"
     n_cpus = scan.workers * scan.n_cpus if scan.workers and address == "local" else None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

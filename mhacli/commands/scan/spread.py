@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
 from operator import truediv
@@ -21,21 +22,21 @@ _MOST_COUNT = 20
 """The limit of how often a document is drawn; a larger count has a probability below 1e-18."""
 
 
-def spreads(statistic: str, values: Array) -> list[Spread | None]:
-    """The spread of each column of `values` `[document, head]`, NaN where a document has no value; None for a column of NaN."""
-    found: list[Spread | None] = []
-    for column, bounds in zip(values.T, _intervals(values).T, strict=True):
-        ordered = np.sort(column[np.isfinite(column)])
+def spreads(statistic: str, values: Array) -> Iterator[tuple[int, Spread]]:
+    """Each column of `values` `[document, head]` with its spread, without columns of NaN, which stands where a document has no
+    value."""
+    intervals = _intervals(values)
+    for number in np.flatnonzero(np.isfinite(values).any(axis=0)).tolist():
+        ordered = np.sort(values[np.isfinite(values[:, number]), number])
         n = len(ordered)
-        if not n:
-            found.append(None)
-            continue
         mean = math.fsum(ordered.tolist()) / n
-        std = math.sqrt(math.fsum(((ordered - mean) ** 2).tolist()) / (n - 1)) if n > 1 else None
-        low, high = bounds.tolist() if n > 1 else (None, None)
-        quantiles = ordered[[math.ceil(quantile * n) - 1 for quantile in QUANTILES]].tolist()
-        found.append(Spread(statistic, n, mean, std, low, high, tuple(quantiles)))
-    return found
+        std = low = high = None
+        if n > 1:
+            std = math.sqrt(math.fsum(((ordered - mean) ** 2).tolist()) / (n - 1))
+            low, high = intervals[:, number].tolist()
+        places = [math.ceil(quantile * n) - 1 for quantile in QUANTILES]
+        quantiles = tuple(ordered[places].tolist())
+        yield number, Spread(statistic, n, mean, std, low, high, quantiles)
 
 
 def _intervals(values: Array) -> Array:
@@ -52,8 +53,9 @@ def _intervals(values: Array) -> Array:
     integers = np.rint(np.ldexp(filled, shift))
     totals, counts = np.zeros((2, N_RESAMPLES, values.shape[1]))
     for start in range(0, len(values), _BLOCK):
-        rows = slice(start, min(start + _BLOCK, len(values)))
-        weights = _counts(start // _BLOCK)[:, : rows.stop - start].astype(np.float64)
+        rows = slice(start, start + _BLOCK)
+        n_rows = len(integers[rows])
+        weights = _counts(start // _BLOCK)[:, :n_rows].astype(np.float64)
         totals += weights @ integers[rows]
         counts += weights @ is_finite[rows].astype(np.float64)
     with np.errstate(invalid="ignore"):  # a resample may contain no document

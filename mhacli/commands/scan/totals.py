@@ -191,64 +191,50 @@ def _digest(facts: object, arrays: Mapping[str, Array]) -> str:
 # ------------------------------------------------------------------------------------------------------------ the record
 
 
-def merged(paths: Sequence[str]) -> Totals:
-    """The totals of the units in these files. Raises `MhaError` for a missing or damaged unit, for units of different heads, and
-    if no document is good."""
-    totals = Totals()
-    for path in paths:
-        totals.merge(read_totals(path))
-    if not totals.n_documents:
-        first = "".join(f": {bad.named}: {bad.reason}" for bad in totals.bad[:1])
-        raise MhaError(f"the corpus has no good document{first}", code="no-documents")
-    return totals
-
-
 def summary(totals: Totals, example: Record, paths: Sequence[str], *, spans: Sequence[str]) -> Record:
     """The record of the example with the head statistics of all documents, whose units are in the files `paths`."""
     assert example.model, "a scan is of a checkpoint"
     assert example.corpus, "an example names its document"
-    heads, spreads = [_head(totals, number) for number in range(len(totals.cells))], _spreads(totals, paths)
+    heads = [_head(totals, number, of_head) for number, of_head in enumerate(_spreads(totals, paths))]
     layers = tuple(  # with the sizes of the example's arrays, of which only the profiles are of all documents
         replace(longest, survey=replace(layer.survey, steps=longest.survey.steps, checks=longest.survey.checks))
         for layer, longest in zip(example.layers, totals.layers, strict=True)
     )
     in_example = {span.name: span for span in example.spans}
     lengths = [len(text.ids) for text in example.sequences]
-    of_corpus = [_of_corpus(totals, *of_head) for of_head in zip(range(len(heads)), heads, spreads, strict=True)]
     counts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "longest", "devices", "bad")}
     return replace(
         example,
-        heads=HeadTable(heads),
+        heads=HeadTable(head for head, _ in heads),
         self_check=SelfCheck.of_layers([layer.survey.checks for layer in layers], holds=totals.identical),
         model=replace(example.model, identical_outputs=totals.identical, compared_len=max(lengths)),
         layers=layers,
         spans=tuple(in_example.get(name, SpanTokens(name, ((),) * len(lengths))) for name in spans),
-        corpus=replace(example.corpus, heads=tuple(of_corpus), **counts),
+        corpus=replace(example.corpus, heads=tuple(of_corpus for _, of_corpus in heads), **counts),
         arrays={**example.arrays, **_arrays(totals, layers)},
     )
 
 
-def _head(totals: Totals, number: int) -> HeadStatistics:
-    """The means of a head. Its strongest distance is that of most documents; others count as 0 in the weight there."""
-    offsets = totals.offsets[number]
-    if not offsets:
-        return totals.heads.head(number)
-    offset = max(offsets, key=lambda distance: (offsets[distance][0], -int(distance)))
-    _, weight, uniform = offsets[offset]
-    return totals.heads.head(number, int(offset), (weight / totals.n_documents, uniform / totals.n_documents))
-
-
-def _of_corpus(totals: Totals, number: int, head: HeadStatistics, of_head: Sequence[Spread]) -> CorpusHead:
+def _head(totals: Totals, number: int, spreads: Sequence[Spread]) -> tuple[HeadStatistics, CorpusHead]:
+    """The means of a head, and the rest of what is known of it. Its strongest distance is that of most documents; others count
+    as 0 in the weight there."""
+    offsets, n_documents = totals.offsets[number], totals.n_documents
+    if offsets:
+        offset = max(offsets, key=lambda distance: (offsets[distance][0], -int(distance)))
+        _, weight, uniform = offsets[offset]
+        head = totals.heads.head(number, int(offset), (weight / n_documents, uniform / n_documents))
+    else:
+        head = totals.heads.head(number)
     counts = totals.heads.sums["kinds"][number].tolist()
     kinds = {kind: n for kind, n in zip(HEAD_TYPES, counts, strict=True) if n}
     sinks = sorted(totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
-    return CorpusHead(
+    return head, CorpusHead(
         layer=head.layer,
         attention=head.attention,
         head=head.head,
-        agree=kinds.get(head.kind, 0) / totals.n_documents,
+        agree=kinds.get(head.kind, 0) / n_documents,
         kinds=kinds,
-        spreads=tuple(of_head),
+        spreads=tuple(spreads),
         sinks=tuple(TokenSink(token, int(n), weight / n) for token, (n, weight) in sinks[:MAX_SINKS]),
         cells=tuple(totals.cells[number]),
     )
@@ -264,8 +250,9 @@ def _spreads(totals: Totals, paths: Sequence[str]) -> list[list[Spread]]:
             with safetensors.safe_open(path, "numpy") as unit:
                 if _OF_ROWS + name in unit.keys():  # noqa: SIM118 - it is no mapping
                     parts.append(unit.get_slice(_OF_ROWS + name)[:, start : min(start + step, n_heads)])
-        for number, spread in enumerate(spreads(name, np.concatenate(parts)) if parts else (), start):
-            of_heads[number] += [] if spread is None else [spread]
+        if parts:
+            for number, spread in spreads(name, np.concatenate(parts)):
+                of_heads[start + number].append(spread)
     return of_heads
 
 

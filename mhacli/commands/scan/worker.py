@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -33,7 +33,6 @@ from mhacli.record.record import Record, SpanTokens
 from mhacli.record.tables import Columns, EffectTable, HeadTable, arrow_of, dicts_of
 from mhacli.text.corpus import Document
 from mhacli.text.spans import find_spans, tokens_of
-from mhacli.text.tokens import TokenSequence
 
 FORMAT = 4
 """The version of the files of units."""
@@ -77,7 +76,7 @@ class Worker:
         dtype = run.model.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
         on_cuda = device.type == "cuda"
         name = torch.cuda.get_device_name(device) if on_cuda else torch.backends.cpu.get_cpu_capability()
-        settings: Settings = plain({
+        return dict(plain({
             "model": run.path,
             "model_digest": checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
             "mha": mhacli.__version__,
@@ -98,8 +97,7 @@ class Worker:
             "allow_nonfinite": run.allow_nonfinite,
             "effect": self._scan.effect,
             "format": FORMAT,
-        })  # fmt: skip
-        return settings
+        }))  # fmt: skip
 
     def compute(self, unit: Unit, settings: Settings) -> tuple[UnitFiles, str]:
         """The files of a unit, and the name of this process. Each document is computed separately, as by `mha heads`.
@@ -116,7 +114,7 @@ class Worker:
             try:
                 record = self._inspected(document, is_compared=not good)
             except MhaError as fault:
-                if fault.code not in _BAD_CODES:
+                if self._scan.strict or fault.code not in _BAD_CODES:
                     fault.message = f"{named(document.file, document.place)}: {fault.message}"
                     raise
                 reason = fault.message.removeprefix("text 0 ").removeprefix("the text ")
@@ -140,8 +138,11 @@ class Worker:
             raise MhaError(document.reason or "only white space", code="no-tokens")
         request = replace(self._scan.run, texts=(document.text,))
         texts = make_texts(request, self._unloaded)
-        texts = replace(texts, spans=tuple(self._spans_in(texts.sequences[0])))
-        run = run_of(self._loaded, texts, request)
+        (sequence,) = texts.sequences
+        found = find_spans(self._scan.span, sequence.text, {}, may_lack=True)
+        tokens = {name: tokens_of(ranges, sequence) for name, ranges in found.items()}
+        spans = tuple(SpanTokens(name, (of_span,)) for name, of_span in tokens.items() if of_span)
+        run = run_of(self._loaded, replace(texts, spans=spans), request)
         run.run(verify=is_compared)
         record = run.record()
         if not self._scan.effect:
@@ -154,18 +155,6 @@ class Worker:
             hint = "--max-tokens shortens documents, and fewer workers leave more memory to each"
             raise MhaError(message, hint=hint, code="out-of-memory")
         return replace(record, effects=effects)
-
-    def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
-        """The spans of which the document has tokens."""
-        for word in self._scan.span:
-            try:
-                ((name, ranges),) = find_spans((word,), sequence.text, {}).items()
-            except MhaError as fault:
-                if fault.code != "no-span":
-                    raise
-                continue
-            if tokens := tokens_of(ranges, sequence):
-                yield SpanTokens(name, (tokens,))
 
 
 def _rank(record: Record) -> tuple[bool, int]:
