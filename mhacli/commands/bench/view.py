@@ -24,7 +24,7 @@ from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.csv import cell_text
 from mhacli.render.page import elements
-from mhacli.render.page.elements import Html, tag, text
+from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.text.escape import visible
 
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
@@ -238,24 +238,6 @@ _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "mha", "font.family": "sans-serif", "font.size": 9, "axes.grid": True,
     "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
 }  # fmt: skip
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>mha bench</title>
-<style>
-body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }}
-svg {{ max-width: 100%; height: auto }}
-.scroll {{ overflow-x: auto; margin: 1rem 0 }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }}
-caption, th.word, td.word {{ text-align: left }}
-caption {{ font-weight: bold }}
-td:last-child {{ white-space: normal; min-width: 12rem }}
-</style></head><body>
-<h1>mha bench</h1>
-{body}
-</body></html>
-"""
 
 
 def write_plots(benchmark: Benchmark, svg: str | None, html: str | None, *, force: bool) -> None:
@@ -271,7 +253,6 @@ def write_plots(benchmark: Benchmark, svg: str | None, html: str | None, *, forc
 
 def _page(benchmark: Benchmark, picture: str) -> str:
     """One static page: the picture, and every row as a table."""
-    parts = [tag("p", text(_about(benchmark))), Html(picture[picture.index("<svg") :])]
     columns: list[Column[BenchRow]] = [
         column("bench", "backend", lambda row: _kernel_text([row])),
         column("bench", "size", size_text),
@@ -279,9 +260,18 @@ def _page(benchmark: Benchmark, picture: str) -> str:
         *_COLUMNS,
         Column(heading="", value=lambda row: visible(_why(row))),
     ]
-    for family, rows in families(benchmark.rows).items():
-        parts.append(elements.table(Table(columns=columns, rows=rows, title=family)))
-    return _PAGE.format(body="\n".join(parts))
+    plots = tag("div", Html(picture[picture.index("<svg") :]), class_="scroll")
+    tables = [
+        elements.table(Table(columns=columns, rows=rows, title=family))
+        for family, rows in families(benchmark.rows).items()
+    ]
+    top = tag("header", tag("h1", text("mha bench")), tag("p", text(_about(benchmark)), id="origin"))
+    body = joined([top, tag("main", *(tag("section", part) for part in (plots, *tables)))])
+    return elements.whole("mha bench", _POLICY, elements.page_style(), body)
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Pictures by matplotlib have styles within."""
 
 
 def _about(benchmark: Benchmark) -> str:

@@ -23,6 +23,7 @@ from mhacli.render.base.colours import (
     ramp_paint,
     shade,
 )
+from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import number_text
 from mhacli.render.base.options import Scale
 
@@ -58,6 +59,17 @@ def change_levels(changes: Array, largest: float) -> Array:
     is_known = np.isfinite(changes)
     scaled = 255 + np.rint(255 * np.clip(np.where(is_known, changes, 0.0) / (largest or 1.0), -1, 1))
     return np.select([np.isnan(changes), ~is_known], [FORBIDDEN, NOT_A_NUMBER], scaled)
+
+
+def levels_of(of: Grid, top: float | None = None, *, is_linear: bool = False) -> Array:
+    """The levels of the cells of a grid, up to the common `top` of several. Weights are linear wherever numbers stand in the
+    cells."""
+    top = of.top if top is None else top
+    if of.scale != "change":
+        weights = np.where(of.allowed, of.values, FORBIDDEN)
+        return levels(weights, "linear" if is_linear else of.scale, top)
+    changes = change_levels(np.where(np.isnan(of.values), np.inf, of.values), top)
+    return np.where(of.allowed, changes, FORBIDDEN)
 
 
 def range_text(scale: Scale, top: float, *, is_exceeded: bool = False) -> str:

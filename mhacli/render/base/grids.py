@@ -23,9 +23,8 @@ from mhacli.render.base.cells import (
     FORBIDDEN,
     WEIGHTS,
     cell,
-    change_levels,
     half_cells,
-    levels,
+    levels_of,
     ticks,
 )
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, change_paint, ramp_paint
@@ -273,7 +272,7 @@ def _painted(layout: _Layout, top: float, screen: Screen) -> Iterator[Text]:
         g = replace(g, columns=[name.partition("\n")[2] for name in g.columns])
     yield _heading(g, size, label, of_numbers=of_numbers).append(above, style="dim")
     is_halved = not of_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
-    cells = _levels(g, top, of_numbers=of_numbers)
+    cells = levels_of(g, top, is_linear=of_numbers).astype(int).tolist()
     for number, row in enumerate(rows.shown):
         if rows.hidden and number == rows.before:
             yield Text(f"⋮ {rows.hidden} rows (--all)", style="dim")
@@ -305,17 +304,6 @@ def _heading(g: Grid, size: int, label: int, *, of_numbers: bool) -> Text:
             name = fitted(name, size - 1)
             line.append(name + " " * (size - cell_len(name)))
     return line
-
-
-def _levels(g: Grid, top: float, *, of_numbers: bool) -> list[list[int]]:
-    """The levels of the cells. Numbers are shaded on a linear scale."""
-    if g.scale == "change":
-        changes = change_levels(np.where(np.isnan(g.values), np.inf, g.values), top)
-        cells: Array = np.where(g.allowed, changes, FORBIDDEN)
-    else:
-        cells = levels(np.where(g.allowed, g.values, FORBIDDEN), "linear" if of_numbers else g.scale, top)
-    found: list[list[int]] = cells.astype(int).tolist()
-    return found
 
 
 def _cells(layout: _Layout, row: int, cells: list[int], screen: Screen) -> Iterator[tuple[str, Style]]:

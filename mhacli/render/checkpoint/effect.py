@@ -120,6 +120,21 @@ def _removed(effect: Effect) -> str:
 # --------------------------------------------------------------------------------------------------------- the pictures
 
 
+def effect_grids(record: Record) -> list[Grid]:
+    """The map of heads, and the texts that queries read in parts of a few tokens."""
+    shown = EffectMap.of(record)
+    drawn = [head_grid(shown)] if shown.rows else []
+    for read in shown.texts:
+        for start in range(0, len(read.edges), _ACROSS):
+            part = slice(start, start + _ACROSS)
+            drawn.append(effect_grid(shown, [read.name], read.tokens[part], [read.edges[part]]))
+    return drawn
+
+
+_ACROSS = 24
+"""The most tokens of a text in a row."""
+
+
 def head_grid(shown: EffectMap) -> Grid:
     """A row per layer, a column per head; a head that was not removed is blank."""
     corner = "layer" if any(row.name for row in shown.rows) else "head"  # a layer of mha has no name

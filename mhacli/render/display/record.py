@@ -12,16 +12,15 @@ from mhacli.record.heads import UNTYPED
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
 from mhacli.render.base.cells import FORBIDDEN
-from mhacli.render.base.colours import change_colour, hex_of, ink_on
-from mhacli.render.base.format import configuration, type_text
+from mhacli.render.base.colours import RGB, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
+from mhacli.render.base.doc import Grid
+from mhacli.render.base.format import configuration, fitted, type_text, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
 from mhacli.render.checkpoint.effect import effect_table, effect_words
-from mhacli.render.checkpoint.effect_map import EffectMap
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.view import grid, listed_heads
 from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, terminal_part
-from mhacli.render.display.matrix import matrix
 from mhacli.render.display.terminal import record_views
 from mhacli.render.heads.drawable import SHORT, DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map
@@ -30,6 +29,8 @@ from mhacli.render.page import elements as html
 from mhacli.render.page.document import most_certain
 from mhacli.render.page.effects import effect_pictures
 from mhacli.render.page.elements import Html, joined, tag, text
+from mhacli.render.page.grids import grid as grid_table
+from mhacli.render.page.grids import legend
 from mhacli.render.run.view import self_check_line
 
 _SCREEN = Screen(COLUMNS, colour=False)
@@ -56,7 +57,7 @@ def _parts(record: Record, options: ViewOptions) -> Iterator[tuple[str, Html]]:
     yield "the table of heads", _heads(record, options)
     if heads:
         head = heads[most_certain(heads)]
-        yield "the matrix of a head", matrix(head_map(head, 0), scale_of(options, [head]), _title(head, len(heads)))
+        yield "the matrix of a head", _matrix(head_map(head, 0), scale_of(options, [head]), _title(head, len(heads)))
     yield "", tag("p", text(f"{_ELSEWHERE}, record.pattern(layer=…, head=…) one of them"), class_="dim")
 
 
@@ -65,7 +66,7 @@ def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
     yield "what was measured", joined(paragraphs(words) for words in effect_words(record, _WIDE))
     if record.effect is None or not record.effect.verified.ok:
         return
-    yield "the pictures of effects", joined(effect_pictures(EffectMap.of(record), _painted))
+    yield "the pictures of effects", joined(effect_pictures(record, _change))
     removals = effect_table(record, record.effect, _MOST_EFFECTS)
     yield "the table of removals", html.table(removals)
     n_more = len(removals.rows) - _MOST_EFFECTS
@@ -73,13 +74,10 @@ def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
     yield "", tag("p", text(f"{more}record.effects has every number of every removal"), class_="dim")
 
 
-_MOST_EFFECTS = 12
-"""The largest number of removals listed."""
-
-
-def _painted(level: int) -> Mapping[str, str]:
-    colour = change_colour(level - 255)
-    return {"style": f"background:{hex_of(colour)};color:{ink_on(colour)};padding:1px 6px"}
+_MOST_EFFECTS, _MOST_CELLS = 12, 24
+"""The most removals listed, and the most cells of a matrix per side before pooling."""
+_NAME, _SHORT_NAME, _FEW = 12, 7, 12
+"""The widest name of a row, and of a column if there are more than a few."""
 
 
 def _header(record: Record) -> RenderableType:
@@ -113,19 +111,50 @@ def pattern_html(pattern: Pattern) -> str:
     if pattern.head is None:
         words = f"{pattern!r}: record.pattern(layer=…, head=…) shows one head"
         return fragment([("", tag("p", text(words)))])
-    scale: Scale = "linear" if len(pattern.key_tokens) <= SHORT else "log"
-    title = f"layer {pattern.layer} · head {pattern.head}"
-    return fragment([("the matrix", matrix(_map_of(pattern), scale, title))])
-
-
-def _map_of(pattern: Pattern) -> HeadMap:
-    weights = np.where(pattern.allowed, pattern.values.astype(np.float64), FORBIDDEN)
-    return HeadMap(
+    allowed = pattern.allowed
+    cells = HeadMap(
         queries=pattern.queries,
         keys=pattern.keys,
-        weights=weights,
-        of_sinks=np.zeros_like(weights),
+        weights=np.where(allowed, pattern.values.astype(np.float64), FORBIDDEN),
+        of_sinks=np.zeros(allowed.shape),
         learned=None,
-        n_queries=np.asarray(pattern.allowed.any(axis=1), dtype=np.float64),
+        n_queries=np.asarray(allowed.any(axis=1), dtype=np.float64),
         sinks=(),
     )
+    scale: Scale = "linear" if len(pattern.key_tokens) <= SHORT else "log"
+    return fragment([("the matrix", _matrix(cells, scale, f"layer {pattern.layer} · head {pattern.head}"))])
+
+
+def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
+    """The cells of a pattern, or blocks of a long one, with tooltips that have one decimal more."""
+    shown = cells.fitting(_MOST_CELLS, _MOST_CELLS)
+    n_rows, n_columns = shown.weights.shape
+    rows, columns = [*map(shown.query_name, range(n_rows))], [*map(shown.key_name, range(n_columns))]
+    widest, n = _SHORT_NAME if n_columns > _FEW else _NAME, shown.block
+    meaning = "a cell is the attention weight that a query (row) gives to a key (column)"
+    if n > 1:
+        meaning = f"a cell stands for {n} × {n} tokens, the mean weight that the queries of a row give to its keys"
+    of = Grid(
+        values=shown.weights,
+        allowed=shown.is_open,
+        rows=[fitted(name, _NAME) for name in rows],
+        columns=[fitted(name, widest) for name in columns],
+        top=shown.largest or 1.0,
+        scale=scale,
+        corner="query ↓ key →",
+        meaning=meaning + " · 0 is masked" * (not shown.is_open.all()),
+        about=lambda row, key: f"{rows[row]} → {columns[key]} {weight_text(float(shown.weights[row, key]), 3)}",
+    )
+    return joined([tag("p", tag("b", text(title))), grid_table(of, _weight), legend([of], _weight)])
+
+
+def _weight(level: int) -> Mapping[str, str]:
+    return _painted(UNKNOWN if level < 0 else ramp_colour(level))
+
+
+def _change(level: int) -> Mapping[str, str]:
+    return _painted(change_colour(level - 255))
+
+
+def _painted(colour: RGB) -> Mapping[str, str]:
+    return {"style": f"background:{hex_of(colour)};color:{ink_on(colour)};padding:1px 6px"}

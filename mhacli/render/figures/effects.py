@@ -8,14 +8,14 @@ from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen
-from mhacli.render.checkpoint.effect import AT_POSITION, effect_grid, effect_words, head_grid, measured_words
+from mhacli.render.checkpoint.effect import AT_POSITION, effect_grids, effect_words, measured_words
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
 from mhacli.render.figures.grids import grids, legend, scale_words
 from mhacli.render.figures.svg import Sheet
 from mhacli.text.escape import token_label
 
-_SIDE, _ACROSS = 720.0, 24
-"""The size of the map of heads, and the most tokens of a text in a row."""
+_SIDE = 720.0
+"""The size of the map of heads."""
 
 
 def effects_figure(record: Record) -> Sheet:
@@ -31,17 +31,15 @@ def effects_figure(record: Record) -> Sheet:
             code="self-check",
             exit_code=EXIT_CHECK,
         )
-    shown = EffectMap.of(record)
     corner = "layer ↓ head →" if record.layers else "head →"
-    maps = [replace(head_grid(shown), corner=corner)] if shown.rows else []
-    for read in shown.texts:
-        for start in range(0, len(read.edges), _ACROSS):
-            part = slice(start, start + _ACROSS)
-            maps.append(effect_grid(shown, [read.name], read.tokens[part], [read.edges[part]]))
+    maps = [replace(of, corner=corner) if of.corner else of for of in effect_grids(record)]
     names = [removal_name(effect, record) for effect in record.effects if effect.removed in ("head", "edge")]
     return Sheet(
         title=_title(record, summary),
-        body=[*(grids([("", [of])], _SIDE) for of in maps), *([legend(maps, shown.meaning)] if maps else [])],
+        body=[
+            *(grids([("", [of])], _SIDE) for of in maps),
+            *([legend(maps, EffectMap.of(record).meaning)] if maps else []),
+        ],
         caption=[part.plain for part in effect_words(record, Screen(10_000, False))],
         scale=scale_words(maps) if maps else "",
         drawn=[*dict.fromkeys(names)],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, change_levels, levels, range_text
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels_of, range_text
 from mhacli.render.base.colours import UNKNOWN, change_colour, hex_of, ink_on, ramp_colour, sink_colour
 from mhacli.render.base.doc import Grid, shown
 from mhacli.render.base.format import fitted, number_text
@@ -157,12 +157,8 @@ def _tooltip(of: Grid, row: int, column: int) -> str:
 
 def colours_of(of: Grid) -> Array:
     """The colours of the cells, `[row, column, 3]`. Those that were taken out have a ramp of their own."""
-    if of.scale == "change":
-        cells = change_levels(np.where(of.allowed, of.values, np.nan), of.top)
-        ramp, masked = _CHANGES, _BLANK
-    else:
-        cells = levels(np.where(of.allowed, of.values, FORBIDDEN), of.scale, of.top)
-        ramp, masked = _WEIGHTS, _MASKED
+    cells = levels_of(of)
+    ramp, masked = (_CHANGES, _BLANK) if of.scale == "change" else (_WEIGHTS, _MASKED)
     colours: Array = ramp[np.clip(cells, 0, None).astype(int)]
     colours[cells == FORBIDDEN] = masked
     colours[cells == NOT_A_NUMBER] = UNKNOWN

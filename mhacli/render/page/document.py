@@ -38,6 +38,7 @@ from mhacli.render.page.elements import (
     sentence,
     tag,
     text,
+    whole,
 )
 from mhacli.render.page.payload import LIMIT_BYTES, PageMap, PageMaps, PageView, page_maps, payload
 from mhacli.render.page.tables import statistics
@@ -66,10 +67,10 @@ def page(record: Record, options: ViewOptions) -> str:
     view = PageView(heads, sequences, scale_of(options, heads), options.hide_sinks, begin)
     title, script = _title(record), page_script()
     style = page_style(has_effects=record.effect is not None)
-    head = _head(title, content_policy(script, style), style)
+    policy = content_policy(script, style)
     tables = [effects(record), _documents(record, options), statistics(record, options, heads), walkthrough(record)]
     beside = [
-        head,
+        Html(whole(title, policy, style, Html(""))),
         *_top(record, title),
         *tables,
         _provenance(record),
@@ -83,7 +84,7 @@ def page(record: Record, options: ViewOptions) -> str:
     sections += [*tables, *([_notes_section(sentences)] if sentences else []), _provenance(record)]
     content = tag("script", payload(view, maps), type="application/json", id="record")
     body = joined([*_top(record, title), tag("main", joined(sections)), content, tag("script", Html(script))])
-    return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{body}\n</body>\n</html>\n'
+    return whole(title, policy, style, body)
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
@@ -94,18 +95,6 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
         if head.statistics is not None and head.statistics.certainty is not None and head.statistics.kind not in UNTYPED
     ]
     return min(named)[1] if named else 0
-
-
-def _head(title: str, policy: str, style: str) -> Html:
-    metas = (
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="referrer" content="no-referrer">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-    )
-    return joined(
-        [Html("<head>"), *map(Html, metas), tag("title", text(title)), tag("style", Html(style)), Html("</head>")]
-    )
 
 
 def _title(record: Record) -> str:

@@ -85,6 +85,18 @@ def table(of: Table[Row], of_row: Callable[[Row], Mapping[str, str]] = lambda ro
     return tag("div", tag("table", *parts), class_="scroll")
 
 
+def whole(title: str, policy: str, style: str, body: Html) -> str:
+    """A document with its content security policy and its style sheet."""
+    metas = (
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="referrer" content="no-referrer">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+    )
+    head = [Html("<head>"), *map(Html, metas), tag("title", text(title)), tag("style", Html(style)), Html("</head>")]
+    return f'<!doctype html>\n<html lang="en">\n{joined(head)}\n<body>\n{body}\n</body>\n</html>\n'
+
+
 def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
     """The lines of a terminal view at this width, with styles as classes."""
     console = Console(

@@ -1,0 +1,44 @@
+"""Grids as HTML tables of coloured numbers, and their scale. Pages and notebooks colour them in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mhacli.render.base.cells import levels_of
+from mhacli.render.base.doc import Grid, shown
+from mhacli.render.figures.grids import scale_words
+from mhacli.render.page.elements import Html, tag, text
+
+Paint = Callable[[int], Mapping[str, str]]
+"""The attributes that colour an element by its level."""
+_SWATCHES = 15
+
+
+def grid(of: Grid, paint: Paint) -> Html:
+    """The table of a grid. A masked cell is 0, or blank among changes."""
+    levels = levels_of(of).astype(int).tolist()
+
+    def cell(row: int, column: int) -> Html:
+        if not of.allowed[row, column]:
+            return tag("td", text("" if of.scale == "change" else "0"), class_="dim")
+        title = {} if of.about is None else {"title": of.about(row, column)}
+        number = shown(float(of.values[row, column]), of.unit, of.digits)
+        return tag("td", text(number), **title, **paint(levels[row][column]))
+
+    head = [tag("th", text(name), scope="col") for name in of.columns]
+    rows = [
+        tag("tr", tag("th", text(name), scope="row"), *(cell(row, column) for column in range(len(of.columns))))
+        for row, name in enumerate(of.rows)
+    ]
+    corner = tag("th", text(of.corner))
+    whole = tag("table", tag("thead", tag("tr", corner, *head)), tag("tbody", *rows), class_="changes")
+    return tag("div", whole, class_="scroll")
+
+
+def legend(every: Sequence[Grid], paint: Paint) -> Html:
+    """The shades of the common scale of some grids, its range, and what a cell means."""
+    words, top = scale_words(every), 510 if every[0].scale == "change" else 255
+    begin = _SWATCHES // 2 if top == 510 and words.startswith("0") else 0
+    levels = (top * place // (_SWATCHES - 1) for place in range(begin, _SWATCHES))
+    ramp = [tag("span", text("\u00a0"), **paint(level)) for level in levels]
+    return tag("p", *ramp, text(f" {words} · {every[0].meaning}"), class_="dim")
