@@ -94,7 +94,10 @@ def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iter
     numbers = [column for column in of.columns if column.unit not in ("word", "id") and column.drop < _ON_REQUEST]
     words = [f"{column.heading} {column.text(head)} ({column.text(uniform)})" for column in numbers]
     name = f"head {head[0].head}: {_type_text(head[0])}"
-    parts = [Text(name, style=_type_style(head)), *map(Text, words), Text(_IN_A_ROW, style="dim")]
+    known = {row.words.heading for row in STATISTICS}
+    conditions = [f"{column.heading} = {column.meaning}" for column in numbers if column.heading not in known]
+    notes = [Text(note, style="dim") for note in (*conditions, _IN_A_ROW)]
+    parts = [Text(name, style=_type_style(head)), *map(Text, words), *notes]
     yield flowing(parts, screen.width)
 
 
