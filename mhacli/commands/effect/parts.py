@@ -122,10 +122,10 @@ def repeated(output: Any, n_rows: int) -> Any:
 def removed_otherwise(removals: Sequence[Removal], parts: Parts) -> Iterator[bool]:
     """A context in which the model runs with the removals; yields False if one of them has no second method."""
     with ExitStack() as stack:
-        yield all([_is_removed(removal, parts, stack) for removal in removals])
+        yield all([_remove(removal, parts, stack) for removal in removals])
 
 
-def _is_removed(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
+def _remove(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
     """Removes something until the stack is closed. False if there is no method for it."""
     layer, z = removal.layer, parts.z[removal.layer]
     module: Any = parts.modules[layer]

@@ -151,9 +151,6 @@ class EffectRun:
         n_logits = 0 if scores is None else scores.shape[1]
         self.most_rows = inspected.rows_that_fit(self._rows_at_once, available, n_run=self._width, n_logits=n_logits)
 
-    def _layers_of(self, items: Sequence[int]) -> set[LayerKey]:
-        return {removal.layer for item in items for removal in self.plan[item]}
-
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The items of each pass; in a batch, all begin at the same layer."""
         n_items = min(self.most_rows, self._rows_at_once) - 1 - (self.start > 0)
@@ -176,7 +173,8 @@ class EffectRun:
 
     def _run_batch(self, items: Sequence[int]) -> None:
         """The changes by some items, from the last row of the same pass, or from the plain pass of a model without batches."""
-        layers, seen, is_packed = self._layers_of(items), set[int](), self.start > 0
+        layers = {removal.layer for item in items for removal in self.plan[item]}
+        seen, is_packed = set[int](), self.start > 0
         rows, n_rows = dict(enumerate(items, is_packed)), len(items) + is_packed + self.has_batches
 
         def take(call: Call) -> Tensor | None:
