@@ -124,8 +124,9 @@ def sinks_text(found: Sequence[tuple[str, float, str]], label: str, unit: str, w
         where = f"({'' if parts else unit}{head})"
         parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {percent_text(share)}{of} {where}")
     parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []
-    first, *others = parts or ["none"]
-    return Text("\n".join(filled([f"{label}: {first}", *others], width)), style="magenta" if parts else "dim")
+    if not parts:
+        return Text("\n".join(filled([f"{label}: none"], width)), style="dim")
+    return Text("\n".join([*filled([f"{label}:"], width), *filled(parts, width)]), style="magenta")
 
 
 _MAX_SINKS = 5
