@@ -30,6 +30,8 @@ class MhaError(Exception):
     ) -> None:
         super().__init__(message)
         self.message, self.hint, self.code, self.exit_code, self.path = message, hint, code, exit_code, path
+        if hint:
+            self.add_note(f"hint: {hint}")  # shown in a traceback, for use without the command line
 
 
 class UsageError(MhaError):

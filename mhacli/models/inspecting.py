@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import index
 from time import perf_counter
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, config_of
 from mhacli.models.layers import KEPT, PassInspection, entry_of, layer_words, nothing_seen, unfit_words
 from mhacli.models.load import ModelTokenizer, device_of, own_tokenizer
-from mhacli.models.passes import Half, ModelPass, ReadIds, followed, noted, require_open
+from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable
 from mhacli.record.totals import WINDOWS, HeadTotals
@@ -29,7 +29,6 @@ from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Stat
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 _NAME = "mhacli.inspecting"
-T = TypeVar("T")
 
 
 @contextmanager
@@ -59,13 +58,17 @@ def inspecting(
     for a model that hides its parts (compiled, scripted, DataParallel), and in a call from another thread.
     """
     require_open(model, _NAME)
-    wanted = Run(
-        model=ModelSettings(layers=None if layers is None else _argument("layers", layers, _layers)),
-        statistics=Statistics(heads=None if heads is None else _argument("heads", heads, _numbers)),
-        keep=_argument("keep", keep, _kept),
-        keep_limit=_argument("keep_limit", keep_limit, lambda n: _numbers([n])[0]),
-        allow_nonfinite=True,
-    )
+    try:
+        wanted = Run(
+            model=ModelSettings(layers=None if layers is None else _layers(layers)),
+            statistics=Statistics(heads=None if heads is None else _numbers(heads)),
+            keep=tuple(KEPT[KEPT.index(name)] for name in ([keep] if isinstance(keep, str) else keep)),
+            keep_limit=_numbers([keep_limit])[0],
+            allow_nonfinite=True,
+        )
+    except (TypeError, ValueError):
+        given = f"keep={keep!r}, keep_limit={keep_limit!r}, layers={layers!r}, heads={heads!r}"
+        raise UsageError(f"{_NAME} cannot use these arguments: {given}", hint=_FORMS) from None
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
     try:
         with followed(model, seen, by=_NAME) as watch:
@@ -75,22 +78,11 @@ def inspecting(
         seen.close()
 
 
-_FORMS = {
-    "layers": 'numbers, or pairs such as ("cross", 2) of a kind and a number, one at least; kinds: '
-    + ", ".join(get_args(AttentionKind)),
-    "heads": "numbers from 0 on, one at least",
-    "keep": f"names of matrices among {', '.join(KEPT)}",
-    "keep_limit": "a number of bytes, 0 or more",
-}
+_FORMS = (
+    f"keep: some of {', '.join(KEPT)}; keep_limit: bytes; heads: numbers, one at least; layers: numbers, or pairs such as "
+    f'("cross", 2), one at least, of the kinds {", ".join(get_args(AttentionKind))}'
+)
 """What the arguments of `inspecting` must be."""
-
-
-def _argument(name: str, value: Any, read: Callable[[Any], T]) -> T:
-    """What `read` makes of an argument. Raises `UsageError` for one of another form."""
-    try:
-        return read(value)
-    except (TypeError, ValueError):
-        raise noted(UsageError(f"{name} {value!r} must be {_FORMS[name]}")) from None
 
 
 def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
@@ -98,10 +90,6 @@ def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
     if min(numbers) < 0:
         raise ValueError(values)
     return numbers
-
-
-def _kept(values: Any) -> tuple[str, ...]:
-    return tuple(KEPT[KEPT.index(name)] for name in ([values] if isinstance(values, str) else values))
 
 
 def _layers(values: Iterable[Any]) -> tuple[LayerChoice, ...]:
@@ -145,9 +133,16 @@ class Seen:
     @property
     def record(self) -> Record:
         """The record of the last pass. Raises `MhaError`, with the calls that were made, if there is none."""
-        if not self._passes:
-            raise noted(self._nothing())
-        return self._passes[-1]
+        if self._passes:
+            return self._passes[-1]
+        name = self._entry.architecture
+        if self._strays:
+            message = f"only parts of {name} were called by themselves: {', '.join([*self._strays][:4])}"
+            raise MhaError(message, hint=f"give {_NAME} the module that is called", code="not-called")
+        if not self._n_passes:
+            hint = "call this object inside the with block; copies and wrappers are different objects"
+            raise MhaError(f"{name} was not called within {_NAME}", hint=hint, code="not-called")
+        raise nothing_seen(name, self._wanted.model.layers, self._met, self._unfit)
 
     def statistics(self) -> HeadTable:
         """The heads with means over the queries of all finished passes, like `Record.heads` for one pass.
@@ -240,19 +235,6 @@ class Seen:
         """Ends the last pass, and frees the model."""
         self.finish()
         self._model = None
-
-    # ----------------------------------------------------------------------------------------- where there is no record
-
-    def _nothing(self) -> MhaError:
-        """The error that says why there is no record."""
-        name = self._entry.architecture
-        if self._strays:
-            message = f"only parts of {name} were called by themselves: {', '.join([*self._strays][:4])}"
-            return MhaError(message, hint=f"give {_NAME} the module that is called", code="not-called")
-        if not self._n_passes:
-            hint = "call this object inside the with block; copies and wrappers are different objects"
-            return MhaError(f"{name} was not called within {_NAME}", hint=hint, code="not-called")
-        return nothing_seen(name, self._wanted.model.layers, self._met, self._unfit)
 
 
 def _add_pass(totals: HeadTotals, record: Record) -> None:

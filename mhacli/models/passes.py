@@ -97,12 +97,12 @@ class _Passes:
             return
         if torch.compiler.is_compiling():
             message = f"{self._name} is called through torch.compile, whose kernels hide its attention"
-            raise _hidden(message, f"call the module itself within {self._by}")
+            raise MhaError(message, hint=f"call the module itself within {self._by}", code="hidden")
         if _is_in_backward():
             return
         if threading.get_ident() != self._thread:
             message = f"{self._name} is called in a different thread from the one that opened {self._by}"
-            raise _hidden(message, f"open {self._by} in the thread that calls the model", "other-thread")
+            raise MhaError(message, hint=f"open {self._by} in the thread that calls the model", code="other-thread")
         if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
         given, is_first = _given(module, args, keywords), not self._running
@@ -167,14 +167,14 @@ class _Passes:
                     f"{self._name} is called with tensors whose numbers cannot be read: on the device meta, nested, or in a "
                     "transform of torch.func"
                 )
-                raise _hidden(message, f"call it with ordinary tensors within {self._by}")
+                raise MhaError(message, hint=f"call it with ordinary tensors within {self._by}", code="hidden")
 
     def take(self, call: Call) -> Tensor | None:
         """Hands an attention of the model on."""
         if _is_in_backward():
             if self._edits:
                 message = f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again"
-                raise _hidden(message, "switch activation checkpointing off", "backward")
+                raise MhaError(message, hint="switch activation checkpointing off", code="backward")
             return None
         if not self._running:
             self._listener.stray(call.name)
@@ -200,10 +200,7 @@ def _is_in_backward() -> bool:
 
 
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):
-        return {}
+    return inspect.signature(module.forward).parameters
 
 
 def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,8 +250,7 @@ def require_open(model: nn.Module, by: str) -> None:
     """Raises `UsageError` for an object that is no module, and `MhaError` for a module whose parts cannot be followed."""
     if not isinstance(model, nn.Module):
         hint = "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
-        hint = "open a context for each model: they may be nested" if isinstance(model, (list, tuple)) else hint
-        raise noted(UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint))
+        raise UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint)
     is_fast = torch.backends.mha.get_fastpath_enabled()
     for name, module in model.named_modules():
         reasons = [_HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING]
@@ -266,15 +262,5 @@ def require_open(model: nn.Module, by: str) -> None:
             reasons.append(_FAST)
         for reason, remedy in reasons:
             what = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            raise _hidden(f"{what} cannot be inspected: it is {reason}", remedy.format(by=by))
-
-
-def _hidden(message: str, hint: str, code: str = "hidden") -> MhaError:
-    return noted(MhaError(message, hint=hint, code=code))
-
-
-def noted(fault: MhaError) -> MhaError:
-    """The error with its hint in the traceback too, for use without the command line."""
-    if fault.hint and not hasattr(fault, "__notes__"):
-        fault.add_note(f"hint: {fault.hint}")
-    return fault
+            message = f"{what} cannot be inspected: it is {reason}"
+            raise MhaError(message, hint=remedy.format(by=by), code="hidden")

@@ -23,7 +23,7 @@ from mhacli.models.inputs import run_model
 from mhacli.models.inspecting import inspecting
 from mhacli.models.layer_names import LayerKey, is_pair
 from mhacli.models.load import device_of, own_tokenizer
-from mhacli.models.passes import ModelPass, followed, noted, require_open
+from mhacli.models.passes import ModelPass, followed, require_open
 from mhacli.record.effect import REPLACEMENTS
 from mhacli.record.record import Record
 from mhacli.run import Run
@@ -67,33 +67,29 @@ def effects(
     `target` and `versus` are tokens, or names of classes, or their ids. Raises `MhaError` for options that do not fit together,
     and if the verification fails.
     """
-    try:
-        require_open(model, _EFFECTS)
-        settings = EffectSettings(
-            heads=None if heads is None else tuple(map(_place_of, heads)),
-            edges=edges,
-            replace=None if replace == "zero" else replace,
-            target_first=target_first,
-            from_python=True,
-            at=_number(at),
-            position=_number(position),
-            target=_number(target),
-            versus=_number(versus),
-            screen=_number(screen),
-            verify=index(n_verified),
-        )
-        _require_possible(settings, model)
-        named = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
-        run = Run(model=ModelSettings(path=type(model).__name__, layers=named, device=str(device_of(model))))
-        keywords = _inputs(model, inputs, tokenizer)
-        with torch.no_grad(), inspecting(model, tokenizer) as seen:
-            run_model(model, lambda: model(**keywords))
-        names = None if tokenizer is None else own_tokenizer(tokenizer)
-        study = EffectStudy(model, keywords, settings, metric=metric, request=run, record=seen.record, tokenizer=names)
-        return verified(study.run(), "not-verified")
-    except MhaError as fault:
-        noted(fault)
-        raise
+    require_open(model, _EFFECTS)
+    settings = EffectSettings(
+        heads=None if heads is None else tuple(map(_place_of, heads)),
+        edges=edges,
+        replace=None if replace == "zero" else replace,
+        target_first=target_first,
+        from_python=True,
+        at=_number(at),
+        position=_number(position),
+        target=_number(target),
+        versus=_number(versus),
+        screen=_number(screen),
+        verify=index(n_verified),
+    )
+    _require_possible(settings, model)
+    named = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
+    run = Run(model=ModelSettings(path=type(model).__name__, layers=named, device=str(device_of(model))))
+    keywords = _inputs(model, inputs, tokenizer)
+    with torch.no_grad(), inspecting(model, tokenizer) as seen:
+        run_model(model, lambda: model(**keywords))
+    names = None if tokenizer is None else own_tokenizer(tokenizer)
+    study = EffectStudy(model, keywords, settings, metric=metric, request=run, record=seen.record, tokenizer=names)
+    return verified(study.run(), "not-verified")
 
 
 def _number(value: Any) -> Any:
@@ -117,7 +113,7 @@ def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
 
 def _require_replacement(replace: str) -> None:
     if replace not in REPLACEMENTS:
-        raise noted(UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS)))
+        raise UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS))
 
 
 def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
@@ -173,9 +169,9 @@ def removed(
     require_open(model, _REMOVED)
     _require_replacement(replace)
     if not (heads or edges):
-        raise noted(UsageError(f"{_REMOVED} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
+        raise UsageError(f"{_REMOVED} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5")
     if not heads and replace != "zero":
-        raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
+        raise UsageError("replace applies to heads only: an edge is masked", hint="leave replace out")
     own: AttentionKind = "decoder" if is_pair(model) else "self"
     removals = [Removal((kind or own, layer), (head,), replace=replace) for kind, layer, head in map(_place_of, heads)]
     for kind, layer, head, query, key in (_place_of(edge, is_edge=True) for edge in edges):
@@ -194,7 +190,7 @@ def _place_of(given: Any, *, is_edge: bool = False) -> tuple[Any, ...]:
     if not all(are_right) or len(numbers) != (4 if is_edge else 2):
         forms = ("(layer, head, query, key)", "(5, 1, 8, 2), or (5, None, 8, 2) of all heads")
         form, example = forms if is_edge else ("(layer, head)", '(5, 1), or ("cross", 5, 1)')
-        raise noted(UsageError(f"{'edges' if is_edge else 'heads'}: {given!r} is not {form}", hint=example))
+        raise UsageError(f"{'edges' if is_edge else 'heads'}: {given!r} is not {form}", hint=example)
     return kind, *numbers
 
 
@@ -279,7 +275,7 @@ class _Removing:
         """Whether this call computes what is removed: of an edge, it has the query, and its keys reach the key. Raises `MhaError`
         for a head that does not exist, and if nothing can be removed."""
         if any(head >= call.shape[1] for head in removal.heads):
-            raise noted(UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], call.shape[1])}"))
+            raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], call.shape[1])}")
         if call.z is None or (call.has_dropout and removal.keys is not None):
             reason = "gives no head outputs that could be replaced" if call.z is None else "drops weights by chance"
             raise _refused(f"{call.name} {reason}: nothing can be removed", None, "no-attention")
@@ -305,4 +301,4 @@ class _Removing:
 
 
 def _refused(message: str, hint: str | None, code: str = "not-removed") -> MhaError:
-    return noted(MhaError(message, hint=hint, code=code))
+    return MhaError(message, hint=hint, code=code)
