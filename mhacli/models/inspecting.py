@@ -180,8 +180,7 @@ class Seen:
             return
         self.finish()
         inspection = PassInspection(self._model, ModelInputs(), self._wanted, any_length=True)
-        cached = CachedPasses(self._wanted.keep_limit, began.n_past, inspection.unfit)
-        self._chain = TextPasses([began], self._tokenizer, inspection, cached)
+        self._chain = TextPasses([began], self._tokenizer, inspection, began.n_past)
 
     def take(self, call: Call) -> None:
         """Inspects an attention of the pass."""
@@ -196,7 +195,7 @@ class Seen:
         elif call.kind == "encoder" or not chain.last.is_cached:
             chain.inspect(call)
         elif is_wanted:
-            chain.cached.add(call, chain.last.n_past)
+            chain.keep_part(call)
         else:
             chain.inspection.found.append(place)
 
@@ -215,8 +214,8 @@ class Seen:
             return
         inspection = chain.inspection
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
-            for call in chain.cached.whole():
-                chain.inspect(call)
+            for name in [*chain.parts]:
+                chain.inspect(_joined(chain.parts.pop(name)))
         self._notes |= dict.fromkeys(chain.notes)
         self._unfit |= inspection.unfit
         self._met |= {*inspection.found, *inspection.unfit}
@@ -264,17 +263,20 @@ class TextPasses:
     """The passes over one text: a single one, or those that fill a cache, including the encoder's. `notes` explains the
     substitutes for unknown tokens.
 
-    The texts of each half become known with the first attention that reads them.
+    The texts of each half become known with the first attention that reads them. `n_tokens` are in the cache now. `parts` are
+    copies of each attention, pass by pass, together not above the limit for kept matrices.
     """
 
     passes: list[ModelPass]
     tokenizer: ModelTokenizer | None
     inspection: PassInspection
-    cached: CachedPasses
+    n_tokens: int
+    parts: dict[tuple[str, int], list[_Part]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
     _read: dict[Half, ReadIds] = field(default_factory=dict)
     _texts: dict[Half, _Texts] = field(default_factory=dict)
+    _n_bytes: int = 0
 
     @property
     def last(self) -> ModelPass:
@@ -289,8 +291,30 @@ class TextPasses:
     def goes_on(self, began: ModelPass) -> bool:
         """Whether a new pass continues this text: it reads the cache as filled so far, or the output of the encoder."""
         is_answer = self.last.halves.keys() == {"encoder"} and "encoder" not in began.halves
-        is_next = began.n_past > 0 and began.n_past == self.cached.n_tokens
+        is_next = began.n_past > 0 and began.n_past == self.n_tokens
         return began.batch == self.last.batch and (is_answer or is_next)
+
+    def keep_part(self, call: Call) -> None:
+        """Copies an attention of the last pass, of which more may follow."""
+        place, name, n_past = (call.kind, call.layer), (call.title, call.layer), self.last.n_past
+        n_tokens, limit = n_past + call.shape[2], self.inspection.wanted.keep_limit
+        if call.kind != "cross":
+            self.n_tokens = n_tokens
+        if place in self.inspection.unfit:
+            return
+        parts, reason = self.parts.setdefault(name, []), call.unread_mask
+        if reason is None:
+            if call.kind != "cross" and call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
+                call = call.cropped(slice(None), slice(n_tokens))  # a cache of a fixed length has unfilled places
+            reason = _misfit(call, parts, n_past, self.passes[0].n_past)
+        if reason is None:
+            parts.append(_copied(call, n_past, is_first=not parts))
+            self._n_bytes += _size(parts[-1])
+            if self._n_bytes > limit:
+                reason = f"attention whose queries and keys take more than the limit of {format_size(limit)}"
+        if reason is not None:
+            self._n_bytes -= sum(map(_size, self.parts.pop(name)))
+            self.inspection.unfit[place] = reason
 
     def inspect(self, call: Call) -> None:
         """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the caller and continues."""
@@ -373,44 +397,6 @@ _REORDERED = (
 _Part = tuple[Call, slice]
 """The copied call of one pass, with only the keys and values of its new tokens, and the columns of the joined matrix that its
 queries read."""
-
-
-class CachedPasses:
-    """The parts of each attention, copied pass by pass, within `limit_bytes` in all. The first `n_prefix` keys were in the cache
-    before. `n_tokens` are in the cache now, `unfit` gets the reasons for dropped attentions."""
-
-    def __init__(self, limit_bytes: int, n_prefix: int, unfit: dict[LayerKey, str]) -> None:
-        self.n_tokens = n_prefix
-        self._limit_bytes, self._n_prefix, self._n_bytes, self._unfit = limit_bytes, n_prefix, 0, unfit
-        self._parts: dict[tuple[str, int], list[_Part]] = {}
-
-    def add(self, call: Call, n_past: int) -> None:
-        """Adds a pass of an attention after `n_past` cached tokens."""
-        place, name, n_tokens = (call.kind, call.layer), (call.title, call.layer), n_past + call.shape[2]
-        if call.kind != "cross":
-            self.n_tokens = n_tokens
-        if place in self._unfit:
-            return
-        parts, reason = self._parts.setdefault(name, []), call.unread_mask
-        if reason is None:
-            if call.kind != "cross" and call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
-                call = call.cropped(slice(None), slice(n_tokens))  # a cache of a fixed length has unfilled places
-            reason = _misfit(call, parts, n_past, self._n_prefix)
-        if reason is None:
-            parts.append(_copied(call, n_past, is_first=not parts))
-            self._n_bytes += _size(parts[-1])
-            if self._n_bytes > self._limit_bytes:
-                reason = (
-                    f"attention whose queries and keys take more than the limit of {format_size(self._limit_bytes)}"
-                )
-        if reason is not None:
-            self._n_bytes -= sum(map(_size, self._parts.pop(name)))
-            self._unfit[place] = reason
-
-    def whole(self) -> Iterator[Call]:
-        """Yields each attention over the whole text, freeing its parts."""
-        while self._parts:
-            yield _joined(self._parts.pop(next(iter(self._parts))))
 
 
 def _is_masked_from(call: Call, key: int) -> bool:

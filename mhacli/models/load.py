@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import takewhile
 from math import prod
 from typing import Any, Literal
@@ -114,28 +114,18 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
     """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named as in `--tokenizer`: two
     checkpoints with the same one compute the same.
 
-    Each file is read whole, once per process unless it changes. Raises `MhaError` for an unreadable file.
+    Each file is read whole.
     """
 
     def digest(path: str) -> str:
-        try:
-            status = os.stat(path)
-            return _digest_of(path, status.st_size, status.st_mtime_ns)
-        except OSError as fault:
-            raise MhaError(f"{path}: {fault.strerror or fault}", code="unreadable", path=path) from fault
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     paths = {name: os.path.join(checkpoint.path, name) for name in _BESIDE}
     paths = dict(checkpoint.files) | {name: path for name, path in paths.items() if os.path.isfile(path)}
     words = [f"tokenizer {digest(tokenizer) if tokenizer and os.path.isfile(tokenizer) else tokenizer}"]
     words += [f"{name} {digest(path)}" for name, path in sorted(paths.items())]
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-@lru_cache
-def _digest_of(path: str, n_bytes: int, changed_ns: int) -> str:
-    """The digest of a file. The size and the time of change are keys of the cache."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_config(checkpoint: Checkpoint) -> Any:
@@ -356,10 +346,6 @@ class ModelTokenizer(LibraryTokenizer):
         name = self.token(separator)[0].name
         return [f"the text has {name} inside, and is read as one text: --pair TEXT gives a second text its token types"]
 
-    def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
-        """The sequence followed by tokens that a model generated."""
-        return joined(sequence, self.of_ids(ids))
-
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
         """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the
         vocabulary."""
@@ -408,7 +394,12 @@ _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiec
 def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTokenizer:
     """The tokenizer of a checkpoint, or the `asked` one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
     if asked == "byte":
-        return _bytes()
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        of_bytes = Tokenizer(models.BPE(dict(BYTES), []))
+        of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        of_bytes.decoder = decoders.ByteLevel()
+        return ModelTokenizer(of_bytes, asked)
     if asked is not None:
         return ModelTokenizer(file_tokenizer(asked).library, asked)
     library, path, found = transformers(), checkpoint.path, None
@@ -439,16 +430,6 @@ def own_tokenizer(found: Any) -> ModelTokenizer:
         raise MhaError(f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer")
     made = copy.deepcopy(found)
     return ModelTokenizer(made.backend_tokenizer, name, made)
-
-
-def _bytes() -> ModelTokenizer:
-    """The tokenizer whose ids are the bytes of the text, for models without a tokenizer."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    library = Tokenizer(models.BPE(dict(BYTES), []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    return ModelTokenizer(library, "byte")
 
 
 def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:

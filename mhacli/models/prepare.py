@@ -161,7 +161,7 @@ def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None 
             f"{config.model_type} needs --context: its config names no token for the decoder to start with",
             hint="--context is the input of the encoder, TEXT that of the decoder",
         )
-    begin = tokenizer.continued(TokenSequence("", (), (), ()), [start])
+    begin = tokenizer.of_ids([start])
     if text is None:
         return begin
     return text if text.ids[:1] == begin.ids else joined(begin, text)
@@ -224,7 +224,7 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
     if not new:
         message = "the model ends the text at once and generates no token"
         raise MhaError(message, hint="try another text", code="no-tokens")
-    whole = make_inputs(model, (tokenizer.continued(sequence, new),), inputs.context, inputs.side, pad_id)
+    whole = make_inputs(model, (joined(sequence, tokenizer.of_ids(new)),), inputs.context, inputs.side, pad_id)
     outputs = run_model(model, lambda: model(**whole.keywords, use_cache=False))
     predicted = outputs.logits[0, length - 1 : -1].argmax(dim=-1).tolist()
     repeated = sum(a == b for a, b in zip(predicted, new, strict=True))
