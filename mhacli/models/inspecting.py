@@ -366,7 +366,12 @@ class TextPasses:
         self._read[half] = ReadIds(ids, real)
         rows = self._rows(ids.tolist(), real.tolist())
         if note is None:
-            return tuple(self._text(row) for row in rows)
+            spelled = [None if self.tokenizer is None else self.tokenizer.spelled(row) for row in rows]
+            if self.tokenizer is not None and None in spelled:
+                self.notes.append(
+                    "the tokenizer has no token for some ids: it is another model's, and tokens are shown as ids"
+                )
+            return tuple(text or named_by_ids(row) for text, row in zip(spelled, rows, strict=True))
         self.notes.append(note)
         return tuple(places(len(row)) for row in rows)
 
@@ -378,14 +383,6 @@ class TextPasses:
             self.notes.append("the mask hides tokens within a text, or all of them: padding is shown as tokens")
             return ids
         return [row[own] for row, own in zip(ids, columns, strict=True)]
-
-    def _text(self, ids: Sequence[int]) -> TokenSequence:
-        spelled = None if self.tokenizer is None else self.tokenizer.spelled(ids)
-        if spelled is None and self.tokenizer is not None:
-            self.notes.append(
-                "the tokenizer has no token for some ids: it is another model's, and tokens are shown as ids"
-            )
-        return spelled or named_by_ids(ids)
 
 
 # --------------------------------------------------------------------------------------------------- texts that grow
@@ -447,8 +444,6 @@ def _joined(parts: Sequence[_Part]) -> Call:
     joined: dict[str, Any] = {}
     for name, own in first.tensors.items():
         tensors = [getattr(call, name) for call in calls]
-        if any(tensor is None for tensor in tensors):
-            continue
         if name in ("q", "k", "v", "z") or (name == "sinks" and own.ndim == 3):
             joined[name] = torch.cat(tensors, dim=2)
         elif name in ("scores", "pattern", "bias"):

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import takewhile
 from math import prod
 from typing import Any, Literal
@@ -114,18 +114,28 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
     """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named as in `--tokenizer`: two
     checkpoints with the same one compute the same.
 
-    Each file is read whole.
+    Each file is read whole, once per process unless it changes. Raises `MhaError` for an unreadable file.
     """
 
     def digest(path: str) -> str:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            status = os.stat(path)
+            return _digest_of(path, status.st_size, status.st_mtime_ns)
+        except OSError as fault:
+            raise MhaError(f"{path}: {fault.strerror or fault}", code="unreadable", path=path) from fault
 
     paths = {name: os.path.join(checkpoint.path, name) for name in _BESIDE}
     paths = dict(checkpoint.files) | {name: path for name, path in paths.items() if os.path.isfile(path)}
     words = [f"tokenizer {digest(tokenizer) if tokenizer and os.path.isfile(tokenizer) else tokenizer}"]
     words += [f"{name} {digest(path)}" for name, path in sorted(paths.items())]
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@lru_cache
+def _digest_of(path: str, n_bytes: int, changed_ns: int) -> str:
+    """The digest of a file. The size and the time of change are keys of the cache."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_config(checkpoint: Checkpoint) -> Any:
@@ -181,9 +191,6 @@ def load_model(
     if not allow_nonfinite:
         _require_finite(model, path)
     model = (model.to(found.target) if device_map is None else model).eval()
-    if device_map is not None:
-        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-        notes.append(f"the weights are on: {', '.join(sorted(devices or {str(device_of(model))}))}")
     return replace(found, config=model.config, model=model, notes=(*checkpoint.notes, *notes))
 
 
@@ -246,7 +253,6 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
             path,
             f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
             f"{first_names(needed or wrong)}",
-            hint="a checkpoint without a language head cannot generate" if head and needed else None,
         )
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
