@@ -204,7 +204,7 @@ def inputs_of(loaded: Loaded, texts: ModelInputs, settings: ModelSettings) -> Mo
 
 
 def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs, Generated]:
-    """The inputs with the generated tokens, and whether one pass over the whole text reproduces them."""
+    """The inputs with the tokens of the greedy continuation, and whether one pass over the whole text reproduces them."""
     if len(inputs.sequences) != 1:
         raise UsageError(
             f"--generate continues one text, and {len(inputs.sequences)} are given",
@@ -219,8 +219,16 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
             hint=f"--generate {most - length} fits" if most > length else None,
             code="too-large",
         )
-    first = sequence.ids[0] if inputs.context else None
-    new = guarded("generation", loaded.source, lambda: _go_on(model, inputs.keywords, n, pad_id, first))[length:]
+    # the checkpoint's settings for generation, such as penalties and forced tokens, are ignored
+    model.generation_config = type(model.generation_config)(
+        max_new_tokens=n,
+        do_sample=False,
+        pad_token_id=pad_id,
+        eos_token_id=model.generation_config.eos_token_id,
+        decoder_start_token_id=sequence.ids[0] if inputs.context else None,
+    )
+    made = guarded("generation", loaded.source, lambda: model.generate(**inputs.keywords))
+    new = made[0, length:].tolist()
     if not new:
         message = "the model ends the text at once and generates no token"
         raise MhaError(message, hint="try another text", code="no-tokens")
@@ -229,21 +237,3 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
     predicted = outputs.logits[0, length - 1 : -1].argmax(dim=-1).tolist()
     repeated = sum(a == b for a, b in zip(predicted, new, strict=True))
     return replace(whole, spans=inputs.spans), Generated((length,), len(new), repeated)
-
-
-def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int, first: int | None) -> list[int]:
-    """The ids of a text and of its greedy continuation. The checkpoint's settings for generation, such as penalties and forced
-    tokens, are ignored. `first` is the start token of a decoder."""
-    original = model.generation_config
-    model.generation_config = type(original)(
-        max_new_tokens=n,
-        do_sample=False,
-        pad_token_id=pad_id,
-        eos_token_id=original.eos_token_id,
-        decoder_start_token_id=first,
-    )
-    try:
-        made: list[int] = model.generate(**keywords)[0].tolist()
-    finally:
-        model.generation_config = original
-    return made

@@ -63,14 +63,14 @@ class CheckpointRun:
     def _size(self, name: str) -> int:
         return size_of(self.loaded.text_config, name) or 1
 
+    @property
+    def _item(self) -> int:
+        return int(self.loaded.model.dtype.itemsize)
+
     def pass_bytes(self, batch: int, length: int) -> int:
         """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
         assembled."""
-        n_heads, d_model, item = (
-            self._size("num_attention_heads"),
-            self._size("hidden_size"),
-            self.loaded.model.dtype.itemsize,
-        )
+        n_heads, d_model, item = self._size("num_attention_heads"), self._size("hidden_size"), self._item
         d_inner, cells, keep = self._size("intermediate_size"), batch * length * length, self.wanted.keep
         n_kept = self.n_layers * len(KEPT if keep is None else keep)
         kept_bytes = min(self.wanted.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
@@ -85,7 +85,7 @@ class CheckpointRun:
         """The larger peak, without the weights, of the pass over `length` tokens and of a batch of `n_rows` removals from it.
 
         A row runs `n_run` tokens and gives `n_logits`. Outputs of blocks and heads are kept twice, and keys and values once."""
-        item, n_run = int(self.loaded.model.dtype.itemsize), min(n_run, length)
+        item, n_run = self._item, min(n_run, length)
         row_bytes, logit_bytes = length * self._size("hidden_size") * item, max(FLOAT32_BYTES, item) + 32
         removals = self.pass_bytes(n_rows, length) * n_run // length + 2 * n_rows * row_bytes
         kept = 5 * self.n_layers * row_bytes + n_rows * n_logits * logit_bytes

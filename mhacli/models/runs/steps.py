@@ -387,7 +387,4 @@ def _passes(
 
 def _last(outputs: Mapping[str, Any]) -> Tensor:
     """The output of the last layer; in an encoder-decoder, of the decoder."""
-    hidden = outputs.get("last_hidden_state")
-    if isinstance(hidden, Tensor):
-        return hidden
     return next(tensor for tensor in outputs.values() if isinstance(tensor, Tensor))
