@@ -253,6 +253,7 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
             path,
             f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
             f"{first_names(needed or wrong)}",
+            hint="a checkpoint without a language head cannot generate" if head and needed else None,
         )
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
