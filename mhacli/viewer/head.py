@@ -21,7 +21,7 @@ from textual.widgets import Input, Static
 from mhacli.errors import first_names
 from mhacli.render.base import format as words
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, WEIGHTS, range_text
-from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, shade
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph
 from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
@@ -364,7 +364,7 @@ def token_look(level: int, *, colour: bool) -> tuple[str, Style, Style]:
         return NAN_SIGN, PLAIN, EMPTY
     if level < 0:
         return " ", PLAIN, EMPTY
-    return (" ", PLAIN, shade(level)) if colour else (glyph(level), PLAIN, PLAIN)
+    return (" ", PLAIN, WEIGHTS.style(level)) if colour else (glyph(level), PLAIN, PLAIN)
 
 
 def read_out(picture: Picture, row: int, column: int, width: int) -> Iterator[Text]:

@@ -17,8 +17,8 @@ from textual.widget import Widget
 
 from mhacli.io.data import finite
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, ticks
-from mhacli.render.base.colours import EMPTY, glyph, picked, ramp_paint, shade
+from mhacli.render.base.cells import FORBIDDEN, WEIGHTS, cell, half_cells, levels, ticks
+from mhacli.render.base.colours import EMPTY, glyph, picked, ramp_paint
 from mhacli.render.base.format import fitted, token_text, weight_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
@@ -180,7 +180,7 @@ def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell
     """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed."""
     nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
     number = nothing if level == FORBIDDEN else weight_text(weight, _DECIMALS[width])
-    shaded = shade(level) if colour and level >= 0 else PLAIN
+    shaded = WEIGHTS.style(level) if colour and level >= 0 else PLAIN
     style = EMPTY if level < 0 else shaded
     if width == TIGHT:  # 1.0 leaves a blank between numbers
         return f"{number[: TIGHT - 1]:>{TIGHT}}", style

@@ -17,11 +17,11 @@ from mhacli.render.base.colours import (
     GLYPHS,
     NAN_SIGN,
     change_glyph,
-    change_style,
+    change_paint,
     glyph,
     half_block,
+    on_colour,
     ramp_paint,
-    shade,
 )
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import number_text
@@ -83,12 +83,16 @@ def range_text(scale: Scale, top: float, *, is_exceeded: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Ramp:
-    """The look of levels 0 … `top`: the `style` of a cell, and its `sign` without colour."""
+    """The look of levels 0 … `top`: the colour of a cell, and its `sign` without colour."""
 
     top: int
-    style: Callable[[int], Style]
+    paint: Callable[[int], Color]
     sign: Callable[[int], str]
     signs: str
+
+    def style(self, level: int) -> Style:
+        """The style of a cell: its background, and black or white text."""
+        return on_colour(self.paint(level))
 
     def swatches(self, count: int = 16, *, colour: bool) -> list[tuple[str, Style]]:
         """The ramp in `count` cells; without colour its signs."""
@@ -97,8 +101,13 @@ class Ramp:
         return [(" ", self.style(round(self.top * place / (count - 1)))) for place in range(count)]
 
 
-WEIGHTS = Ramp(255, shade, glyph, GLYPHS)
-CHANGES = Ramp(510, lambda level: change_style(level - 255), lambda level: change_glyph(level - 255), "=-.+#")
+WEIGHTS = Ramp(255, ramp_paint, glyph, GLYPHS)
+CHANGES = Ramp(510, change_paint, change_glyph, "=-.+#")
+
+
+def ramp_of(of: Grid) -> Ramp:
+    """The ramp of the scale of a grid."""
+    return CHANGES if of.scale == "change" else WEIGHTS
 
 
 def cell(
@@ -113,20 +122,13 @@ def cell(
     return text + " " * gap, ramp.style(level) if colour and is_number else _PLAIN
 
 
-def half_cells(
-    upper: Sequence[int],
-    lower: Sequence[int] | None,
-    *,
-    broken: Style = _PLAIN,
-    paint: Callable[[int], Color] = ramp_paint,
-) -> Iterator[tuple[str, Style]]:
-    """Two rows of levels as one line with a character per pair; None without a second row. `broken` styles pairs with a
-    `NOT_A_NUMBER`, and `paint` gives a level's colour."""
+def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = WEIGHTS) -> Iterator[tuple[str, Style]]:
+    """Two rows of levels as one line with a character per pair; None without a second row."""
     for top, bottom in zip(upper, lower or [FORBIDDEN] * len(upper), strict=True):
         if NOT_A_NUMBER in (top, bottom):
-            yield NAN_SIGN, broken
+            yield NAN_SIGN, _PLAIN
         else:
-            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, paint)
+            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, ramp.paint)
 
 
 def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:

@@ -85,12 +85,6 @@ EMPTY = Style(color=picked((128, 128, 128), 244, 8))
 on terminals."""
 
 
-@lru_cache(maxsize=256)
-def shade(level: int) -> Style:
-    """The style of a cell at `level` of 0 … 255: its background, and black or white text."""
-    return on_colour(ramp_paint(level))
-
-
 @lru_cache(maxsize=4096)
 def on_colour(colour: Color) -> Style:
     """The style of text on a background: black or white, whichever reads better on the terminal's colour."""
@@ -189,32 +183,26 @@ FAINT = 0.05
 
 @lru_cache(maxsize=512)
 def change_colour(level: int) -> RGB:
-    """The RGB values of a change at `level` of −255 … 255, interpolated from no change to the end of its side."""
-    end, part = (LESS, -level) if level < 0 else (MORE, level)
+    """The RGB values of a change at `level` of 0 … 510, interpolated from no change, 255, to the end of its side."""
+    end, part = (LESS if level < 255 else MORE), abs(level - 255)
     red, green, blue = (round(a + (b - a) * part / 255) for a, b in zip(NONE, end, strict=True))
     return red, green, blue
 
 
 @lru_cache(maxsize=512)
 def change_paint(level: int) -> Color:
-    """The colour of a change at `level` of −255 … 255, for any terminal."""
-    steps = LESS_STEPS if level < 0 else MORE_STEPS
-    return picked(change_colour(level), *steps.at(abs(level)))
-
-
-@lru_cache(maxsize=512)
-def change_style(level: int) -> Style:
-    """The style of a change at `level` of −255 … 255: its background, and black or white text."""
-    return on_colour(change_paint(level))
+    """The colour of a change at `level` of 0 … 510, for any terminal."""
+    steps = LESS_STEPS if level < 255 else MORE_STEPS
+    return picked(change_colour(level), *steps.at(abs(level - 255)))
 
 
 def change_glyph(level: int) -> str:
     """The sign of a change: `=` and `-` for much and little less, `.` for about none, `+` and `#` for little and much
     more. All are ASCII, since `·` looks like `-`."""
-    part = abs(level) / 255
+    part = abs(level - 255) / 255
     if part < FAINT:
         return "."
-    weak, strong = ("-", "=") if level < 0 else ("+", "#")
+    weak, strong = ("-", "=") if level < 255 else ("+", "#")
     return strong if part >= STRONG else weak
 
 

@@ -246,13 +246,7 @@ def _choices(record: Record) -> list[str]:
 
 def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:
     """Lines of at most `width` cells with the parts in order, joined by `between`. No part is broken."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if cell_len(lines[-1]) + cell_len(between) + cell_len(part) <= width:
-            lines[-1] += f"{between}{part}"
-        else:
-            lines.append(part)
-    return lines
+    return flowing([*map(Text, parts)], width, between).plain.split("\n")
 
 
 def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:

@@ -18,16 +18,15 @@ from rich.text import Text
 
 from mhacli.record.arrays import Array
 from mhacli.render.base.cells import (
-    CHANGES,
     DECADES,
     FORBIDDEN,
-    WEIGHTS,
     cell,
     half_cells,
     levels_of,
+    ramp_of,
     ticks,
 )
-from mhacli.render.base.colours import EMPTY, NAN_SIGN, change_paint, ramp_paint
+from mhacli.render.base.colours import EMPTY, NAN_SIGN
 from mhacli.render.base.doc import Column, Grid, shown
 from mhacli.render.base.format import fitted, flowing, number_text
 from mhacli.render.base.options import Screen, Selection, balanced
@@ -282,8 +281,8 @@ def _painted(layout: _Layout, top: float, screen: Screen) -> Iterator[Text]:
         if label:
             line.append(g.rows[row] + " " * (label - of_numbers - cell_len(g.rows[row])), style="bold")
         if is_halved:
-            paint = ramp_paint if g.scale != "change" else lambda level: change_paint(level - 255)
-            line.append_tokens(half_cells(cells[row], cells[row + 1] if row + 1 < len(cells) else None, paint=paint))
+            lower = cells[row + 1] if row + 1 < len(cells) else None
+            line.append_tokens(half_cells(cells[row], lower, ramp_of(g)))
         else:
             line.append_tokens(_cells(layout, row, cells[row], screen))
         words = (f" {c.text(row):>{width}}" for c, width in zip(beside, widths, strict=True))
@@ -309,7 +308,7 @@ def _heading(g: Grid, size: int, label: int, *, of_numbers: bool) -> Text:
 def _cells(layout: _Layout, row: int, cells: list[int], screen: Screen) -> Iterator[tuple[str, Style]]:
     """The cells of a row: signs, numbers behind a blank, or shades."""
     g, size, null = layout.grid, layout.size, Style.null()
-    ramp = CHANGES if g.scale == "change" else WEIGHTS
+    ramp = ramp_of(g)
     if g.signs is not None:
         yield from (part for sign in g.signs[row] for part in (sign, (" " * (size - 1), null)))
         return
@@ -371,7 +370,6 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
         text.append(" in all")
     if of_numbers:
         return text
-    ramp = CHANGES if g.scale == "change" else WEIGHTS
-    swatches = Text.assemble(*ramp.swatches(colour=screen.colour))
+    swatches = Text.assemble(*ramp_of(g).swatches(colour=screen.colour))
     is_upper = g.scale == "change" and not has_signs
     return text.append(": ").append_text(swatches[len(swatches) // 2 :] if is_upper else swatches)

@@ -153,7 +153,7 @@ def _weight(level: int) -> Mapping[str, str]:
 
 
 def _change(level: int) -> Mapping[str, str]:
-    return _painted(change_colour(level - 255))
+    return _painted(change_colour(level))
 
 
 def _painted(colour: RGB) -> Mapping[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
-
 from mhacli.record.display import Shown
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
@@ -13,34 +11,19 @@ from mhacli.render.display.record import pattern_html, record_html
 from mhacli.render.display.terminal import TerminalView, record_views
 
 
-@singledispatch
-def html_of(result: object) -> str:
+def html_of(result: Shown | Pattern) -> str:
     """The HTML of a result."""
-    raise TypeError(f"{type(result).__name__} has no HTML")
-
-
-@singledispatch
-def view_of(result: object) -> TerminalView:
-    """The terminal view of a result."""
-    raise TypeError(f"{type(result).__name__} has no view")
-
-
-html_of.register(Record, record_html)
-html_of.register(Pattern, pattern_html)
-
-
-@html_of.register
-def _(result: Shown) -> str:
+    if isinstance(result, Pattern):
+        return pattern_html(result)
+    if isinstance(result, Record):
+        return record_html(result)
     return fragment([("the report", terminal_part(result.views(Screen(COLUMNS, False))))])
 
 
-@view_of.register
-def _(record: Record) -> TerminalView:
-    return TerminalView(lambda on: record_views(record, ViewOptions(view="auto"), on))
-
-
-@view_of.register
-def _(result: Shown) -> TerminalView:
+def view_of(result: Shown) -> TerminalView:
+    """The terminal view of a result."""
+    if isinstance(result, Record):
+        return TerminalView(lambda on: record_views(result, ViewOptions(view="auto"), on))
     return TerminalView(result.views)
 
 

@@ -37,7 +37,7 @@ _GAP, _SIZE, _LONGEST = 10.0, 10.0, 18
 _MASKED, _BLANK = (228, 228, 228), (255, 255, 255)
 """Masked cells are lighter than most of the ramp, without a hue; among changes they are blank."""
 _WEIGHTS = np.array([ramp_colour(level) for level in range(256)], np.uint8)
-_CHANGES = np.array([change_colour(level) for level in range(-255, 256)], np.uint8)
+_CHANGES = np.array([change_colour(level) for level in range(511)], np.uint8)
 _SINKS = np.array([sink_colour(level) for level in range(256)], np.uint8)
 
 

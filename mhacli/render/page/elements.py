@@ -151,7 +151,7 @@ def change_class(level: int) -> str:
 
 
 def _change(number: int) -> str:
-    colour = change_colour(round(510 * number / _CHANGES) - 255)
+    colour = change_colour(round(510 * number / _CHANGES))
     return f"#effects .c{number} {{ background: #{bytes(colour).hex()}; color: {'#fff' if is_dark(colour) else '#000'}; }}\n"
 
 
