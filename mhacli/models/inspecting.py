@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import index
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Stat
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 _NAME = "mhacli.inspecting"
+T = TypeVar("T")
 
 
 @contextmanager
@@ -58,17 +59,13 @@ def inspecting(
     for a model that hides its parts (compiled, scripted, DataParallel), and in a call from another thread.
     """
     require_open(model, _NAME)
-    try:
-        wanted = Run(
-            model=ModelSettings(layers=None if layers is None else _layers(layers)),
-            statistics=Statistics(heads=None if heads is None else _numbers(heads)),
-            keep=tuple(KEPT[KEPT.index(name)] for name in ([keep] if isinstance(keep, str) else keep)),
-            keep_limit=_numbers([keep_limit])[0],
-            allow_nonfinite=True,
-        )
-    except (TypeError, ValueError):
-        given = f"keep={keep!r}, keep_limit={keep_limit!r}, layers={layers!r}, heads={heads!r}"
-        raise UsageError(f"{_NAME} cannot use these arguments: {given}", hint=_FORMS) from None
+    wanted = Run(
+        model=ModelSettings(layers=None if layers is None else _argument("layers", layers, _layers)),
+        statistics=Statistics(heads=None if heads is None else _argument("heads", heads, _numbers)),
+        keep=_argument("keep", keep, _kept),
+        keep_limit=_argument("keep_limit", keep_limit, lambda n: _numbers([n])[0]),
+        allow_nonfinite=True,
+    )
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
     try:
         with followed(model, seen, by=_NAME) as watch:
@@ -78,11 +75,22 @@ def inspecting(
         seen.close()
 
 
-_FORMS = (
-    f"keep: some of {', '.join(KEPT)}; keep_limit: bytes; heads: numbers, one at least; layers: numbers, or pairs such as "
-    f'("cross", 2), one at least, of the kinds {", ".join(get_args(AttentionKind))}'
-)
+_FORMS = {
+    "layers": 'numbers, or pairs such as ("cross", 2) of a kind and a number, one at least; kinds: '
+    + ", ".join(get_args(AttentionKind)),
+    "heads": "numbers from 0 on, one at least",
+    "keep": f"names of matrices among {', '.join(KEPT)}",
+    "keep_limit": "a number of bytes, 0 or more",
+}
 """What the arguments of `inspecting` must be."""
+
+
+def _argument(name: str, value: Any, read: Callable[[Any], T]) -> T:
+    """What `read` makes of an argument. Raises `UsageError` for one of another form."""
+    try:
+        return read(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} {value!r} must be {_FORMS[name]}") from None
 
 
 def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
@@ -90,6 +98,10 @@ def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
     if min(numbers) < 0:
         raise ValueError(values)
     return numbers
+
+
+def _kept(values: Any) -> tuple[str, ...]:
+    return tuple(KEPT[KEPT.index(name)] for name in ([values] if isinstance(values, str) else values))
 
 
 def _layers(values: Iterable[Any]) -> tuple[LayerChoice, ...]:
