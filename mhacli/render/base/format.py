@@ -48,16 +48,10 @@ def seconds_text(seconds: float | None) -> str:
     """A readable duration: `850 ns`, `12.3 µs`, `4.56 ms`, `7.89 s`."""
     if seconds is None:
         return "–"
-    factor, unit = seconds_unit(seconds)
-    return f"{seconds * factor:.3g} {unit}" if seconds < 999.5 else f"{seconds:,.0f} s"
-
-
-def seconds_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a duration reads best, and how many of it make a second."""
-    for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms")):
+    for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms"), (1.0, "s")):
         if seconds * factor < 999.5:
-            return factor, unit
-    return 1.0, "s"
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:,.0f} s"
 
 
 ROUGH_S, ROUGH_SPREAD = 1e-3, 0.2
@@ -301,13 +295,9 @@ def values_text(step: Step, values: TensorSummary, *, in_brief: bool = False) ->
     std."""
     spread = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
     moments = [f"mean {number_text(values.mean)}"] + [f"std {number_text(values.std)}"] * (not in_brief)
-    return " · ".join([spread, *moments, *odd_numbers(step, values)])
-
-
-def odd_numbers(step: Step, values: TensorSummary) -> list[str]:
-    """The non-finite numbers by kind: `3 NaN`, `2 Inf`, `6 × −∞, masked`."""
     infinite = f"{values.n_inf} × −∞, masked" if is_masked(step) else f"{values.n_inf} Inf"
-    return [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
+    odd = [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
+    return " · ".join([spread, *moments, *odd])
 
 
 def trace_totals(steps: Sequence[Step]) -> tuple[int, int, int]:
@@ -322,17 +312,11 @@ def single_parameters(step: Step) -> tuple[WeightShape, ...]:
     return step.parameters[: len(step.parameters) // step.repeats or 1] if step.repeats > 1 else step.parameters
 
 
-def new_tokens(tokens: Sequence[str], most: int) -> tuple[list[str], str]:
-    """At most `most` words for a step's new tokens: the first labels, and a text for the others, `… 3 more`; `padding`
-    for none."""
-    labels = [token_label(token) for token in (tokens if len(tokens) <= most else tokens[: most - 1])]
-    return labels, f"… {len(tokens) - len(labels)} more" if len(labels) < len(tokens) else "" if labels else "padding"
-
-
 def new_tokens_text(tokens: Sequence[str], most: int) -> str:
-    """`new_tokens` as one line: `the cat sat … 3 more`."""
-    labels, rest = new_tokens(tokens, most)
-    return " ".join([*labels, *([rest] if rest else [])])
+    """At most `most` words for a step's new tokens: `the cat sat … 3 more`; `padding` for none."""
+    listed = tokens if len(tokens) <= most else tokens[: most - 1]
+    more = [f"… {len(tokens) - len(listed)} more"] if len(listed) < len(tokens) else []
+    return " ".join([*map(token_label, listed), *more]) or "padding"
 
 
 # ----------------------------------------------------------------------------------------------------------- provenance

@@ -46,25 +46,19 @@ def token_table(
     For a checkpoint also the tokenizer's name of a token, its bytes, and whether it is special or generated.
     """
     family = record.keys if of_context else record.sequences
-    sequence, longest = family[index], max(len(other.tokens) for other in family)
-    first = record.config.first_column(len(sequence.tokens), longest)
+    n_tokens, longest = len(family[index].tokens), max(len(other.tokens) for other in family)
+    first = record.config.first_column(n_tokens, longest)
     tokens = Table(
         columns=_columns(record, index, of_context),
         rows=range(-first, longest - first),
         most=None if options.everything else MAX_TOKEN_ROWS,
         has_ends=True,
     )
-    return Group(_title(record, index, longest - len(sequence.tokens), of_context), *table(tokens, screen.width))
-
-
-def _title(record: Record, index: int, n_padding: int, of_context: bool) -> Text:
-    sequence = (record.keys if of_context else record.sequences)[index]
-    padding = f" + {n_padding} padding" if n_padding else ""
-    title = Text(
-        f"{_text_name(record, index, of_context)}: {count_of(len(sequence.tokens), 'token')}{padding}, ", style="bold"
-    )
+    padding = f" + {longest - n_tokens} padding" if n_tokens < longest else ""
+    title = f"{_text_name(record, index, of_context)}: {count_of(n_tokens, 'token')}{padding}, "
     size = len(record.vocabulary) if record.model is None else f"{record.model.n_vocabulary:,}"
-    return title.append(f"vocabulary of {size}", style="not bold")
+    words = Text(title, style="bold").append(f"vocabulary of {size}", style="not bold")
+    return Group(words, *table(tokens, screen.width))
 
 
 def _text_name(record: Record, index: int, of_context: bool) -> str:

@@ -98,5 +98,10 @@ def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
     """The requested scale; else linear for cells of short texts, and log for long texts and blocks, which would be
     dark."""
-    is_short = all(len(keys.tokens) <= SHORT for head in heads for keys in head.record.keys)
-    return options.map_scale or ("linear" if is_short and all(head.is_exact for head in heads) else "log")
+    is_linear = all(head.is_exact and usual_scale(head.record) == "linear" for head in heads)
+    return options.map_scale or ("linear" if is_linear else "log")
+
+
+def usual_scale(record: Record) -> Scale:
+    """The scale of the cells of a record: linear for short texts, and log for long ones."""
+    return "linear" if all(len(keys.tokens) <= SHORT for keys in record.keys) else "log"

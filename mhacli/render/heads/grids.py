@@ -18,7 +18,7 @@ from mhacli.render.base.grids import MAX_LINES, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
-from mhacli.render.heads.drawable import SHORT
+from mhacli.render.heads.drawable import usual_scale
 from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, pattern_map, where
 
 AXES = "keys from left to right, queries downward"
@@ -64,7 +64,7 @@ def pattern_grid(title: str, head: HeadPattern, largest: float, options: ViewOpt
     weights, allowed = head.weights.astype(np.float64), head.allowed
     width = _NAME if head.produced is None else _NAME_WITH_NEXT
     rows, keys = [fitted(head.row_label(row), width) for row in range(len(weights))], range(weights.shape[1])
-    scale = _scale(head.record, options)
+    scale = options.map_scale or usual_scale(head.record)
     strongest = np.where(allowed, weights, -1).argmax(axis=1)
 
     def smaller(n_rows: int, n_columns: int) -> Grid:
@@ -91,12 +91,6 @@ def pattern_grid(title: str, head: HeadPattern, largest: float, options: ViewOpt
         has_all_rows=options.everything or head.rows is not None,
         smaller=smaller,
     )
-
-
-def _scale(record: Record, options: ViewOptions) -> Scale:
-    """The requested scale; else linear for short texts, and log for long ones."""
-    is_short = all(len(keys.tokens) <= SHORT for keys in record.keys)
-    return options.map_scale or ("linear" if is_short else "log")
 
 
 def _beside(head: HeadPattern, digits: int) -> Iterator[Column[int]]:
@@ -150,10 +144,9 @@ def _top_keys(title: str, head: HeadPattern, options: ViewOptions) -> Table[int]
     def keys_of(row: int) -> str:
         order = np.argsort(-weights[row], kind="stable")
         keys = order[allowed[row, order]][: options.top].tolist()
-        words = [
-            f"{_token(head.key_name(k), head.key_index(k))} {weight_text(weights[row, k], options.precision)}"
-            for k in keys
-        ]
+        names = [token_at(head.key_name(key), head.key_index(key), _LONGEST) for key in keys]
+        numbers = [weight_text(weights[row, key], options.precision) for key in keys]
+        words = [f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
         if head.has_learned_sink and words:
             words.append(f"s_aux {weight_text(head.learned_weight(row), options.precision)}")
         return ", ".join(words) or "no visible key"
@@ -163,7 +156,7 @@ def _top_keys(title: str, head: HeadPattern, options: ViewOptions) -> Table[int]
         columns=[
             Column(
                 heading="query",
-                value=lambda row: f"{_token(head.query_name(row), head.query_index(row))} →",
+                value=lambda row: f"{token_at(head.query_name(row), head.query_index(row), _LONGEST)} →",
                 style=lambda row: "bold",
             ),
             Column(heading="strongest keys", value=keys_of, least=_LEAST_KEYS, wraps=True),
@@ -173,10 +166,6 @@ def _top_keys(title: str, head: HeadPattern, options: ViewOptions) -> Table[int]
         most=None if has_all else MAX_TOKEN_ROWS,
         has_ends=True,
     )
-
-
-def _token(name: str, index: int) -> str:
-    return token_at(name, index, _LONGEST)
 
 
 # ------------------------------------------------------------------------------------------- the map of `mha heads`

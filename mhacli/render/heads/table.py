@@ -133,7 +133,7 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
     survey = survey_of(record) if record.survey is not None or record.layers else None
     sort, _ = require_order(options.sort)
     statistics = [row for row in (*removal_columns(record.heads), *STATISTICS) if row.priority is not None]
-    present = [row for row in statistics if not row.optional or any(_has(head, row) for head in record.heads)]
+    present = [row for row in statistics if not row.optional or _is_known(row, record.heads)]
     for row in [row for row in present if row.beside]:
         present.remove(row)
         present.insert(1 + [other.field for other in present].index(row.beside), row)
@@ -147,8 +147,8 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
     return [*weights, *patterns, *scores]
 
 
-def _has(head: HeadStatistics, statistic: Statistic) -> bool:
-    return getattr(head, statistic.field) is not None
+def _is_known(statistic: Statistic, heads: Sequence[HeadStatistics]) -> bool:
+    return any(getattr(head, statistic.field) is not None for head in heads)
 
 
 def _statistic_column(statistic: Statistic, options: ViewOptions, sink_tokens: int, sort: str) -> Column[HeadRow]:

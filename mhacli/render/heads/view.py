@@ -283,19 +283,14 @@ def strongest_keys(
                 wraps=True,
             ),
         ]
-        title = _requested_title(record, sequence, query, layer)
+        seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
+        n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
+        if len(seen) == 1:  # all heads agree
+            uniform = f", {percent_text(1 / seen[0])} each if uniform" if seen[0] else ""
+            n_visible = count_of(seen[0], "visible key", grouped=True) + uniform
+        name = query_name(record, sequence, query - record.first_query(sequence))
+        title = f"{where(record, sequence, layer)} · query {name} · {n_visible}"
         yield from table(Table(columns=columns, rows=listed, title=title), screen.width)
-
-
-def _requested_title(record: Record, sequence: int, query: int, layer: str) -> str:
-    """A requested query with its number of visible keys, and, if all heads agree, its uniform weight."""
-    seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
-    n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
-    if len(seen) == 1:
-        uniform = f", {percent_text(1 / seen[0])} each if uniform" if seen[0] else ""
-        n_visible = count_of(seen[0], "visible key", grouped=True) + uniform
-    name = query_name(record, sequence, query - record.first_query(sequence))
-    return f"{where(record, sequence, layer)} · query {name} · {n_visible}"
 
 
 def _strongest_of(record: Record, sequence: int, number: int, head: HeadStatistics) -> str:
