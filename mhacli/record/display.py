@@ -21,10 +21,9 @@ class Shown:
         """What its command prints on a screen."""
         raise NotImplementedError
 
-    def __rich__(self) -> object:
-        """The view that rich prints."""
-        view: object = renderers().view_of(self)
-        return view
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """The parts of its view, which adapts to the width and the colours of the console."""
+        yield from renderers().views_of(self, options.max_width, colour=console.color_system is not None)
 
 
 def html_of(result: object) -> str:

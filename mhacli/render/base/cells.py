@@ -36,15 +36,13 @@ _PLAIN = Style.null()
 # ------------------------------------------------------------------------------------------------------------- scales
 
 
-def levels(weights: Array, scale: Scale, largest: float | None = None) -> Array:
-    """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest weight), `log` over the decades
-    below it.
+def levels(weights: Array, scale: Scale, top: float) -> Array:
+    """Levels of 0 … 255 on a scale: `linear` from 0 to `top`, `log` over the decades below it.
 
     `FORBIDDEN` stays, and NaN becomes `NOT_A_NUMBER`.
     """
     is_open = (weights != FORBIDDEN) & ~np.isnan(weights)
-    top = largest or float(weights.max(initial=0.0, where=is_open)) or 1.0
-    finite = np.where(is_open, weights, 0.0)
+    top, finite = top or 1.0, np.where(is_open, weights, 0.0)
     if scale == "log":
         parts = 1 + np.log10(np.maximum(finite, top * 10.0**-DECADES) / top) / DECADES
     else:

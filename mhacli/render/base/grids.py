@@ -59,7 +59,6 @@ def grids(
     most: int | None = None,
     n_more: int = 0,
     not_drawn: str = "not drawn (--all)",
-    has_caption: bool = True,
 ) -> Iterator[Text]:
     """The lines of grids on a common scale, and what their shades and signs mean.
 
@@ -92,7 +91,7 @@ def grids(
     n_more += len(parts) - n_shown
     if n_more:
         yield Text(f"⋮ {n_more} more {not_drawn}", style="dim")
-    caption = [*_caption(layouts, tops, screen)] if layouts and has_caption else []
+    caption = [*_caption(layouts, tops, screen)] if layouts else []
     if caption:
         yield flowing(caption, screen.width)
 

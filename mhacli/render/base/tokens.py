@@ -14,7 +14,7 @@ from mhacli.render.base.format import count_of, fitted, token_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label
-from mhacli.text.tokens import UNKNOWN
+from mhacli.text.tokens import UNKNOWN, TokenSequence
 
 MAX_TOKEN_ROWS = 16
 _LEAST_TOKEN, _MOST_BYTES = 12, 18
@@ -107,18 +107,21 @@ def _columns(record: Record, index: int, of_context: bool) -> list[Column[int]]:
         columns.append(of_token("document", lambda i: sequence.documents[i], unit="integer"))
     if sequence.token_type_ids:
         columns.append(of_token("type", lambda i: sequence.token_type_ids[i], unit="integer"))
-    if record.model is not None and any(_note(record, index, of_context, i) for i in inside):
-        columns.append(Column(heading="", value=lambda i: _note(record, index, of_context, i), style=lambda i: "cyan"))
+    if record.model is not None:
+        generated = None if of_context else record.model.generated
+        begin = len(sequence.tokens) if generated is None else generated.prompt_lens[index]
+        notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
+        if any(notes):
+            note: Column[int] = Column(
+                heading="", value=lambda i: notes[i] if i in inside else "masked", style=lambda i: "cyan"
+            )
+            columns.append(note)
     return columns
 
 
-def _note(record: Record, index: int, of_context: bool, token: int) -> str:
+def _note(sequence: TokenSequence, token: int, *, is_generated: bool) -> str:
     """A note on a checkpoint's token that is special, generated or unknown, with the text of an unknown one."""
-    sequence = (record.keys if of_context else record.sequences)[index]
-    if not 0 <= token < len(sequence.tokens):
-        return "masked"
-    generated = None if record.model is None or of_context else record.model.generated
-    notes = ["generated"] if generated is not None and token >= generated.prompt_lens[index] else []
     typed = sequence.unknown(token)
-    notes += [] if typed is None else [f"for {token_label(typed)}"]
-    return ", ".join(notes + (["special"] if sequence.pieces and sequence.pieces[token].special else []))
+    parts = ["generated"] if is_generated else []
+    parts += [] if typed is None else [f"for {token_label(typed)}"]
+    return ", ".join(parts + (["special"] if sequence.pieces and sequence.pieces[token].special else []))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
 from mhacli.record.display import Shown
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.display.fragment import COLUMNS, fragment, terminal_part
 from mhacli.render.display.record import pattern_html, record_html
-from mhacli.render.display.terminal import TerminalView, record_views
+from mhacli.render.display.terminal import record_views
 
 
 def html_of(result: Shown | Pattern) -> str:
@@ -20,11 +24,12 @@ def html_of(result: Shown | Pattern) -> str:
     return fragment([("the report", terminal_part(result.views(Screen(COLUMNS, False))))])
 
 
-def view_of(result: Shown) -> TerminalView:
-    """The terminal view of a result."""
+def views_of(result: Shown, width: int, *, colour: bool) -> Iterator[RenderableType]:
+    """The parts of the terminal view of a result."""
+    screen = Screen(width, colour)
     if isinstance(result, Record):
-        return TerminalView(lambda on: record_views(result, ViewOptions(view="auto"), on))
-    return TerminalView(result.views)
+        return record_views(result, ViewOptions(view="auto"), screen)
+    return result.views(screen)
 
 
 def page_of(record: Record) -> str:

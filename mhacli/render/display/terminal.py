@@ -1,25 +1,13 @@
-"""The terminal view of a record, and a wrapper that makes any view printable by rich."""
+"""The terminal view of a record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import RenderableType
 
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen, ViewOptions
-
-
-@dataclass(frozen=True)
-class TerminalView:
-    """A view that adapts to the width and the colours of the console."""
-
-    views: Callable[[Screen], Iterator[RenderableType]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The parts of the view in order."""
-        yield from self.views(Screen(options.max_width, console.color_system is not None))
 
 
 def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:

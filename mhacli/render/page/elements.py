@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 
-from mhacli.render.base.colours import change_colour, is_dark
+from mhacli.render.base.colours import change_colour, hex_of, ink_on
 from mhacli.render.base.doc import Row, Table
 from mhacli.render.base.options import Screen
 
@@ -152,7 +152,7 @@ def change_class(level: int) -> str:
 
 def _change(number: int) -> str:
     colour = change_colour(round(510 * number / _CHANGES))
-    return f"#effects .c{number} {{ background: #{bytes(colour).hex()}; color: {'#fff' if is_dark(colour) else '#000'}; }}\n"
+    return f"#effects .c{number} {{ background: {hex_of(colour)}; color: {ink_on(colour)}; }}\n"
 
 
 def content_policy(script: str, style: str) -> str:

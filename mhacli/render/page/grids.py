@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mhacli.render.base.cells import levels_of
+from mhacli.render.base.cells import levels_of, ramp_of
 from mhacli.render.base.doc import Grid, shown
 from mhacli.render.figures.grids import scale_words
 from mhacli.render.page.elements import Html, tag, text
@@ -26,19 +26,21 @@ def grid(of: Grid, paint: Paint) -> Html:
         return tag("td", text(number), **title, **paint(levels[row][column]))
 
     head = [tag("th", text(name), scope="col") for name in of.columns]
-    rows = [
-        tag("tr", tag("th", text(name), scope="row"), *(cell(row, column) for column in range(len(of.columns))))
-        for row, name in enumerate(of.rows)
-    ]
-    corner = tag("th", text(of.corner))
-    whole = tag("table", tag("thead", tag("tr", corner, *head)), tag("tbody", *rows), class_="changes")
+    rows = []
+    for row, name in enumerate(of.rows):
+        cells = [cell(row, column) for column in range(len(of.columns))]
+        rows.append(tag("tr", tag("th", text(name), scope="row"), *cells))
+    top = tag("thead", tag("tr", tag("th", text(of.corner)), *head))
+    whole = tag("table", top, tag("tbody", *rows), class_="changes")
     return tag("div", whole, class_="scroll")
 
 
 def legend(every: Sequence[Grid], paint: Paint) -> Html:
     """The shades of the common scale of some grids, its range, and what a cell means."""
-    words, top = scale_words(every), 510 if every[0].scale == "change" else 255
-    begin = _SWATCHES // 2 if top == 510 and words.startswith("0") else 0
-    levels = (top * place // (_SWATCHES - 1) for place in range(begin, _SWATCHES))
+    words = scale_words(every)
+    top = ramp_of(every[0]).top
+    has_less = every[0].scale != "change" or not words.startswith("0")  # of changes from 0 on, the upper half
+    begin = 0 if has_less else _SWATCHES // 2
+    levels = [top * place // (_SWATCHES - 1) for place in range(begin, _SWATCHES)]
     ramp = [tag("span", text("\u00a0"), **paint(level)) for level in levels]
     return tag("p", *ramp, text(f" {words} · {every[0].meaning}"), class_="dim")
