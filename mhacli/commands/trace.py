@@ -157,8 +157,7 @@ def _draw_mask(run: Run, output: Output) -> None:
 
 def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
     """Prints a cell, or a line for each step, or with `--verbose`, `--values` or `--step` a block for each step."""
-    from mhacli.render.run.steps import step_lines
-    from mhacli.render.run.trace import cell_view, closing, step_blocks
+    from mhacli.render.run.trace import cell_view, closing, step_blocks, step_lines
 
     has_blocks = walk.verbose or walk.values or walk.step
     if record.cell is not None and not has_blocks:

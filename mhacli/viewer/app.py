@@ -77,7 +77,7 @@ def _walk(session: Session) -> Draw:
 
         if not record.trace:
             shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
-            return [*header(record, paper), Text(f"\nThis record holds no steps. {shows} shows those of a layer.")]
+            return [header(record, paper), Text(f"\nThis record holds no steps. {shows} shows those of a layer.")]
         return [*step_blocks(record, paper), closing(record, paper)]
 
     return draw

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from rich.console import RenderableType
 from rich.style import Style
 
 from mhacli.record.arrays import Array
@@ -110,7 +111,7 @@ class Table(Generic[Row]):
     """Rows under columns. Of more than `most` rows the first are shown, or, with `has_ends`, the first and the last.
 
     The rows of the `foot` stand below. `legend` explains what is no heading. Columns are `gap` blanks apart. Those that a narrow
-    screen lacks are `elsewhere`.
+    screen lacks are `elsewhere`. On the terminal the lines of `above` and `below` stand around a row, across all columns.
     """
 
     columns: Sequence[Column[Row]]
@@ -122,6 +123,8 @@ class Table(Generic[Row]):
     legend: Sequence[str] = ()
     gap: int = 2
     elsewhere: str = "with --csv"
+    above: Callable[[Row], Sequence[RenderableType]] = lambda row: ()
+    below: Callable[[Row], Sequence[RenderableType]] = lambda row: ()
 
     def meanings(self, columns: Sequence[Column[Row]]) -> list[str]:
         """What the headings of columns mean, those that stay on a narrow screen first, and the legend."""

@@ -15,7 +15,7 @@ from mhacli.io.files import format_size
 from mhacli.record.checks import Check, error_text
 from mhacli.record.consistency import contradictions
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadsSummary, HeadStatistics, nearest_type, words_of_type
-from mhacli.record.record import Record, Step, TensorSummary, Timing, WeightShape
+from mhacli.record.record import Record, Step, TensorSummary, Timing
 from mhacli.settings import Config
 from mhacli.sites import positions_name
 from mhacli.text.escape import token_label, visible
@@ -305,11 +305,6 @@ def trace_totals(steps: Sequence[Step]) -> tuple[int, int, int]:
     n_bytes = sum(step.bytes for step in steps if step.built and step.layout == "copy")
     shapes = {parameter.name: parameter.shape for step in steps for parameter in step.parameters}
     return sum(step.flops for step in steps), n_bytes, sum(math.prod(shape) for shape in shapes.values())
-
-
-def single_parameters(step: Step) -> tuple[WeightShape, ...]:
-    """The weights of a step; for a repeated step those of one repetition."""
-    return step.parameters[: len(step.parameters) // step.repeats or 1] if step.repeats > 1 else step.parameters
 
 
 def new_tokens_text(tokens: Sequence[str], most: int) -> str:

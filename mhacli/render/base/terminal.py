@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -53,25 +53,40 @@ def _more(rows: Selection) -> str:
     return f"{rows.hidden} more (--all)" if rows.hidden else ""
 
 
-def _drawn(of: Table[Row], rows: Selection, widths: dict[int, int]) -> RichTable:
-    """The columns of these widths, by place."""
+def _drawn(of: Table[Row], rows: Selection, widths: dict[int, int]) -> RenderableType:
+    """The columns of these widths, by place. The lines between rows part the table."""
     columns = [of.columns[place] for place in widths]
-    drawn = RichTable(box=None, padding=(0, of.gap, 0, 0), pad_edge=False, header_style="dim")
+    drawn = _empty(of, widths)
     drawn.show_header = any(column.heading for column in columns)
-    for column, width in zip(columns, widths.values(), strict=True):
-        justify: Literal["left", "right"] = "left" if column.unit == "word" else "right"
-        overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
-        drawn.add_column(column.heading, justify=justify, overflow=overflow, no_wrap=not column.wraps, width=width)
+    parts: list[RenderableType] = [drawn]
     for number, place in enumerate(rows.shown):
         if rows.hidden and of.has_ends and number == rows.before:
             main = _main(of, rows)
             gap = [_more(rows) if column is main else "" for column in columns]
             drawn.add_row(gap[0] or "⋮", *gap[1:], style="dim")
         row = of.rows[place]
+        above, below = of.above(row), of.below(row)
+        if above:
+            drawn = _empty(of, widths)
+            parts += [*above, drawn]
         drawn.add_row(*(Text(column.text(row), column.style(row)) for column in columns))
+        if below:
+            drawn = _empty(of, widths)
+            parts += [*below, drawn]
     for row in of.foot:
         drawn.add_row(*(Text(column.text(row), "dim") for column in columns))
-    return drawn
+    return Group(*parts)
+
+
+def _empty(of: Table[Row], widths: dict[int, int]) -> RichTable:
+    """The columns of these widths without rows and headings."""
+    empty = RichTable(box=None, padding=(0, of.gap, 0, 0), pad_edge=False, header_style="dim", show_header=False)
+    for place, width in widths.items():
+        column = of.columns[place]
+        justify: Literal["left", "right"] = "left" if column.unit == "word" else "right"
+        overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
+        empty.add_column(column.heading, justify=justify, overflow=overflow, no_wrap=not column.wraps, width=width)
+    return empty
 
 
 def _main(of: Table[Row], rows: Selection) -> Column[Row]:

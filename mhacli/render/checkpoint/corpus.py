@@ -11,7 +11,7 @@ from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSumma
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Row, Table
+from mhacli.render.base.doc import Column, Row, Table, Unit, shown
 from mhacli.render.base.format import (
     short_text,
     token_at,
@@ -27,7 +27,8 @@ MAX_CELLS, MAX_EFFECTS = 3, 8
 """The largest number of cells of a head, and of effects listed."""
 INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
 _INTERVAL_NOTE = "interval: bootstrap of the mean"
-_UNITS = {row.field: row.unit for row in STATISTICS}
+_UNITS: dict[str, Unit] = {row.field: "weight" for row in STATISTICS if row.unit in ("weight", "fraction")}
+_UNITS |= {"d_logit": "change", "d_output": "size"}
 
 
 def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
@@ -107,9 +108,8 @@ def _of_spread(spread: Callable[[Row], Spread | None], heading: str = "mean") ->
 
 def _number(spread: Spread, number: float) -> str:
     """A number of a distribution, in the form of its statistic."""
-    if spread.statistic in ("d_logit", "d_output"):
-        return f"{number:+.4f}" if spread.statistic == "d_logit" else f"{number:.4f}"
-    return weight_text(number, 3) if _UNITS[spread.statistic] in ("weight", "fraction") else short_text(number)
+    unit = _UNITS.get(spread.statistic, "short")
+    return shown(number, unit, 3 if unit == "weight" else None)
 
 
 def _interval(spread: Spread) -> str | None:

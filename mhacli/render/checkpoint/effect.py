@@ -78,19 +78,16 @@ def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     """The measured logit or vector, and what was removed."""
     token = token_label(record.sequences[0].tokens[summary.position])
     where = f"at position {summary.position} “{token}”" if summary.measured in AT_POSITION else "of the text"
-    if summary.target is None:
-        parts = [Text(f"measured: the output vector {where}", style="bold")]
-        return flowing([*parts, *_what_is_removed(record)], screen.width)
-    parts = [
-        Text(f"measured: {measured_words(summary)} {where}", style="bold"),
-        Text(f"without removal {or_dash(summary.logit, number_text)}"),
-    ]
-    if summary.rank is not None:
+    measured = "the output vector" if summary.target is None else measured_words(summary)
+    parts = [Text(f"measured: {measured} {where}", style="bold")]
+    if summary.target is not None:
+        parts.append(Text(f"without removal {or_dash(summary.logit, number_text)}"))
+    if summary.target is not None and summary.rank is not None:
         parts += [
             Text(f"log probability of “{token_label(summary.target)}” {or_dash(summary.logprob, number_text)}"),
             Text(f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)),
         ]
-    return flowing([*parts, *_what_is_removed(record)], screen.width)
+    return flowing([*parts, *map(Text, dict.fromkeys(map(_removed, record.effects)))], screen.width)
 
 
 def measured_words(summary: EffectSummary) -> str:
@@ -99,10 +96,6 @@ def measured_words(summary: EffectSummary) -> str:
         return f"the {summary.measured}"
     minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
     return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target or '')}”{minus}"
-
-
-def _what_is_removed(record: Record) -> list[Text]:
-    return [Text(words) for words in dict.fromkeys(map(_removed, record.effects))]
 
 
 def _removed(effect: Effect) -> str:
@@ -259,7 +252,7 @@ def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
         words = [
             f"of {count_of(screening.n_heads, 'head')}, all estimated to first order, the {screening.n_largest} largest and "
             f"{count_of(screening.n_others, 'other')} by chance were removed",
-            f"rank correlation of 1st order with Δlogit {or_dash(screening.correlation, _correlation)}",
+            f"rank correlation of 1st order with Δlogit {or_dash(screening.correlation, '{:+.2f}'.format)}",
         ]
         has_others = screening.n_largest + screening.n_others < screening.n_heads
         is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
@@ -267,28 +260,18 @@ def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
         yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
 
 
-def _correlation(number: float) -> str:
-    return f"{number:+.2f}"
-
-
 def _proof(summary: EffectSummary, screen: Screen) -> Text:
     """Whether a second computation of the removals agrees with the first."""
     proof = summary.verified
-    floor = Text(f"changes up to {number_text(summary.floor)} are noise and print as 0", style="dim")
+    words, style = "not verified: no removal was computed a second time", "yellow"
     if not proof.ok:
-        return flowing(
-            [Text("NOT verified: a second computation of the removals disagrees", style="bold red"), floor],
-            screen.width,
-        )
-    if proof.n == 0:
-        words = Text("not verified: no removal was computed a second time", style="yellow")
-        return flowing([words, floor], screen.width)
-    words = Text(
-        f"verified: {count_of(proof.n or 0, 'removal')} repeated by a second method, equal within {number_text(proof.error)} "
-        f"(tolerance {number_text(proof.tolerance)})",
-        style="green",
-    )
-    return flowing([words, floor], screen.width)
+        words, style = "NOT verified: a second computation of the removals disagrees", "bold red"
+    elif proof.n:
+        repeated = f"verified: {count_of(proof.n, 'removal')} repeated by a second method"
+        within = f"equal within {number_text(proof.error)} (tolerance {number_text(proof.tolerance)})"
+        words, style = f"{repeated}, {within}", "green"
+    floor = Text(f"changes up to {number_text(summary.floor)} are noise and print as 0", style="dim")
+    return flowing([Text(words, style=style), floor], screen.width)
 
 
 # ----------------------------------------------------------------------------------------------------------- the answer

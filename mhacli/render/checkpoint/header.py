@@ -8,8 +8,8 @@ from functools import partial
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.checks import Check, error_text
-from mhacli.record.record import Generated, InspectedLayer, Model, Record
+from mhacli.record.checks import error_text
+from mhacli.record.record import InspectedLayer, Model, Record
 from mhacli.render.base.format import (
     agreement,
     bytes_text,
@@ -37,48 +37,25 @@ _CAPTURES = {
 def model_header(
     record: Record, model: Model, screen: Screen, *, in_brief: bool = False, everything: bool = False
 ) -> RenderableType:
-    """The model, the check that inspection changed nothing, the capture of each layer, and the unverified layers; `in_brief` what
-    was read, and how its attention differs from plain attention."""
-    name = [Text(visible(model.path), style="bold")]
-    name += [Text(f"revision {visible(model.revision)}")] if model.revision else []
-    lines: list[RenderableType] = []
-    if in_brief:
-        words = [_layers(record, model), *by_layers(record.layers, _heads), visible(model.dtype)]
-        words += [visible(record.environment.device), *texts_in_words(record), *_masks_and_scores(record)]
-        lines.append(flowing([*name, *map(Text, words), *_proof(record, model)], screen.width))
-    else:
-        lines.append(flowing([*name, *(Text(part) for part in _sizes(record, model))], screen.width))
-        lines.append(flowing([*_proof(record, model)], screen.width))
-        lines.append(flowing([Text(part, style="dim") for part in _capture_lines(record, model)], screen.width))
+    """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
+    unverified layers; unless `in_brief` also how its layers were captured."""
+    parts = [Text(visible(model.path), style="bold")]
+    parts += [Text(f"revision {visible(model.revision)}")] if model.revision else []
+    words = [_layers(record, model), *by_layers(record.layers, _heads), visible(model.dtype)]
+    words += [visible(record.environment.device), *texts_in_words(record), *_masks_and_scores(record)]
+    lines: list[RenderableType] = [flowing([*parts, *map(Text, words), *_proof(record, model)], screen.width)]
+    if not in_brief:
+        lines.append(flowing([Text(part, style="dim") for part in _details(record, model)], screen.width))
     if model.generated is not None:
         generated = model.generated
         summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
         repeated = f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
         style = "green" if generated.repeated == generated.n_tokens else "yellow"
         lines.append(flowing([Text(summary), Text(repeated, style=style)], screen.width))
-        lines.append(Text(f"generated: {_generated_text(record, generated)}", style="bold"))
+        text, n = record.sequences[0], generated.prompt_lens[0]
+        begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
+        lines.append(Text(f"generated: “{visible(text.text[begin:])}”", style="bold"))
     return Group(*lines, *_unverified(record, everything))
-
-
-def _generated_text(record: Record, generated: Generated) -> str:
-    """The generated text in quotes, escaped."""
-    text, n = record.sequences[0], generated.prompt_lens[0]
-    begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
-    return f"“{visible(text.text[begin:])}”"
-
-
-def _sizes(record: Record, model: Model) -> Iterator[str]:
-    """The sizes of the model, and its device."""
-    environment = record.environment
-    yield from (visible(model.family), visible(model.architecture))
-    yield f"{count_text(model.n_parameters)} parameters"
-    yield _layers(record, model)
-    yield from by_layers(record.layers, _heads)
-    limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
-    yield f"positions {visible(model.positions)}{limit}"
-    yield from (visible(model.dtype), visible(environment.device))
-    yield f"torch {visible(environment.torch)}"
-    yield f"mha {visible(environment.mha)}"
 
 
 def _layers(record: Record, model: Model) -> str:
@@ -111,29 +88,28 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
         yield Text(f"inspecting CHANGED the outputs{part}", style="bold red")
 
 
-def _capture_lines(record: Record, model: Model) -> Iterator[str]:
-    """How layers were captured and differ from plain attention, each text with its layers."""
-    layers = record.layers
-    yield from texts_in_words(record)
+def _details(record: Record, model: Model) -> Iterator[str]:
+    """The model and the libraries, how layers were captured, each text with its layers, and what that cost."""
+    layers, environment = record.layers, record.environment
+    yield from (visible(model.family), visible(model.architecture), f"{count_text(model.n_parameters)} parameters")
+    limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
+    yield f"positions {visible(model.positions)}{limit}"
+    yield from (f"torch {visible(environment.torch)}", f"mha {visible(environment.mha)}")
     yield from by_layers(layers, lambda layer: _CAPTURES.get(layer.captured_by, visible(layer.captured_by)))
     yield from by_layers(
         layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
     )
-    yield from _masks_and_scores(record)
-    types = dict.fromkeys(without.type for without in model.without)
-    for kind in types:
+    for kind in dict.fromkeys(without.type for without in model.without):
         numbers = [without.layer for without in model.without if without.type == kind]
         yield f"without attention matrix: {visible(kind)} (layer{'s' * (len(numbers) > 1)} {ranges(numbers)})"
-    total = record.timings.get("total")
+    total, loading = record.timings.get("total"), record.timings.get("loading")
     if total is not None:
-        loading = record.timings.get("loading")
         loading_part = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
         yield f"took {seconds_text(total.median_s)}{loading_part}"
-    if record.corpus is not None:
-        return
-    are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
-    verb = "take" if are_kept else "would take"
-    yield f"full attention matrices {verb} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+    if record.corpus is None:
+        are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
+        verb = "take" if are_kept else "would take"
+        yield f"full attention matrices {verb} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
 
 
 def _masks_and_scores(record: Record) -> Iterator[str]:
@@ -142,7 +118,6 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
     yield from by_layers(
         layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
     )
-    yield from by_layers(layers, _has_custom_scale)
     for name in dict.fromkeys(name for layer in layers for name in _departures(layer)):
         yield from by_layers(layers, partial(_departure, name))
 
@@ -153,17 +128,14 @@ def _departure(name: str, layer: InspectedLayer) -> str:
 
 def _departures(layer: InspectedLayer) -> Mapping[str, str]:
     """The differences of the scores from those of plain attention, each in words."""
+    is_usual = layer.scale is None or abs(layer.scale * layer.d_head**0.5 - 1) < _CLOSE
     standard = {
+        "scale": "" if is_usual else f"scale {layer.scale:.4g}",
         "softcap": "" if layer.softcap is None else f"softcap {layer.softcap:g}",
         "bias": "a bias on the scores" if layer.bias else "",
         "sinks": "sink logits (s_aux), which entropy counts as one more key" if layer.sinks else "",
     }
     return standard | dict(layer.extras)
-
-
-def _has_custom_scale(layer: InspectedLayer) -> str:
-    is_usual = layer.scale is None or abs(layer.scale * layer.d_head**0.5 - 1) < _CLOSE
-    return "" if is_usual else f"scale {layer.scale:.4g}"
 
 
 _CLOSE = 1e-6
@@ -184,15 +156,14 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
 
 def _reasons(layer: InspectedLayer) -> list[str]:
     failed = [check for check in layer.survey.checks if not check.ok]
-    failures = [f"'{visible(check.name)}' {_failure(check)}" for check in failed]
+    reasons = []
+    for check in failed:
+        off = "gives NaN or infinity"
+        if check.error is not None:
+            off = f"is off by {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
+        reasons.append(f"'{visible(check.name)}' {off}")
     listed = [f"the check '{check.name}'" for check in failed]
-    return failures + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in listed)]
-
-
-def _failure(check: Check) -> str:
-    if check.error is None:
-        return "gives NaN or infinity"
-    return f"is off by {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
+    return reasons + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in listed)]
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:

@@ -47,10 +47,8 @@ def patterns_view(
         return
     missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
-        message = (
-            f"the pattern of {names_of(missing)} is not in this record, so it is not drawn; --keep-limit makes room"
-        )
-        yield Text(message, style="yellow")
+        why = "is not in this record, so it is not drawn; --keep-limit makes room"
+        yield Text(f"the pattern of {names_of(missing)} {why}", style="yellow")
     heads = [head for layer in layers if layer.has_pattern for b in sequences for head in _of_layer(layer, b, options)]
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
     shown = heads if is_requested else heads[:MAX_DRAWN]
@@ -153,27 +151,39 @@ WORDS_CAPTION = (
     "rows count words, not tokens; entropy is that of the rows drawn"
 )
 
-Words = Sequence[range]
-
 
 def merge_words(view: Record) -> Record:
-    """The record of one layer with words in place of tokens: `pattern`, `allowed`, `entropy` and `strongest_key`.
+    """The record of one layer with words in place of tokens: `pattern`, `allowed` and `entropy`.
 
     Weights are summed over the keys of a word and averaged over its queries with a visible key, so row sums are
     preserved. A pair of words is visible if any pair of their tokens is. The weight of a sink logit counts in a row's
     entropy.
     """
-    queries = [sequence.words for sequence in view.sequences]
-    keys = queries if view.context is None else [sequence.words for sequence in view.context]
-    sequences = tuple(map(_merged_sequence, view.sequences, queries))
-    context = None if view.context is None else tuple(map(_merged_sequence, view.context, keys))
-    merged = replace(view, sequences=sequences, context=context, survey=None, arrays={})
-    parts = [_merged_text(view, merged, b, queries[b], keys[b]) for b in range(len(sequences))]
-    pattern = np.stack([pattern for pattern, _ in parts])
-    allowed = np.stack([allowed for _, allowed in parts])
-    entropy, strongest = _entropy(pattern), _strongest(pattern, allowed)
-    arrays = {"pattern": pattern, "allowed": allowed, "entropy": entropy, "strongest_key": strongest}
-    return replace(merged, arrays=arrays)
+    context = None if view.context is None else tuple(map(_in_words, view.context))
+    merged = replace(view, sequences=tuple(map(_in_words, view.sequences)), context=context, survey=None, arrays={})
+    size = (merged.facts.q_len, merged.facts.k_len)
+    weights, visible = view.arrays["pattern"], view.arrays["allowed"]
+    pattern, allowed = np.zeros((*weights.shape[:2], *size)), np.zeros((*visible.shape[:2], *size), bool)
+    for b, (queries, keys) in enumerate(zip(view.sequences, view.keys, strict=True)):
+        q_starts, k_starts = ([word[0] for word in text.words] for text in (queries, keys))
+        tokens = (
+            b,
+            slice(None),
+            _columns(view.first_query(b), queries.tokens),
+            _columns(view.first_key(b), keys.tokens),
+        )
+        words = (b, slice(None), _columns(merged.first_query(b), q_starts), _columns(merged.first_key(b), k_starts))
+        n_seeing = np.add.reduceat(visible[tokens].any(axis=-1).astype(int), q_starts, axis=1)
+        of_words = np.add.reduceat(weights[tokens].astype(np.float64), k_starts, axis=2)
+        pattern[words] = np.add.reduceat(of_words, q_starts, axis=1) / np.maximum(1, n_seeing)[..., None]
+        seen = np.logical_or.reduceat(visible[tokens], k_starts, axis=2)
+        allowed[words] = np.logical_or.reduceat(seen, q_starts, axis=1)
+    return replace(merged, arrays={"pattern": pattern, "allowed": allowed, "entropy": _entropy(pattern)})
+
+
+def _columns(first: int, of: Sequence[object]) -> slice:
+    """The place of a text's tokens or words among padding."""
+    return slice(first, first + len(of))
 
 
 def words_with(sequence: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -181,14 +191,14 @@ def words_with(sequence: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...
     return tuple(i for i, word in enumerate(sequence.words) if any(token in word for token in tokens))
 
 
-def _merged_sequence(sequence: TokenSequence, words: Words) -> TokenSequence:
-    documents = tuple(sequence.documents[word[0]] for word in words) if sequence.documents else ()
+def _in_words(sequence: TokenSequence) -> TokenSequence:
+    words = sequence.words
     return TokenSequence(
         sequence.text,
         tuple(_word_text(sequence, word) for word in words),
         tuple(sequence.ids[word[0]] for word in words),
         tuple((sequence.offsets[word[0]][0], sequence.offsets[word[-1]][1]) for word in words),
-        documents,
+        tuple(sequence.documents[word[0]] for word in words if sequence.documents),
     )
 
 
@@ -203,27 +213,6 @@ def _word_text(sequence: TokenSequence, word: range) -> str:
     return joined.decode("utf-8", "surrogateescape")
 
 
-def _merged_text(view: Record, arrays: Record, b: int, queries: Words, keys: Words) -> tuple[Array, Array]:
-    """The pattern and the mask of one text, within the padded columns."""
-    rows = slice(view.first_query(b), view.first_query(b) + len(view.sequences[b].tokens))
-    columns = slice(view.first_key(b), view.first_key(b) + len(view.keys[b].tokens))
-    weights = view.arrays["pattern"][b, :, rows, columns].astype(np.float64)
-    allowed = view.arrays["allowed"][b, :, rows, columns]
-    q_starts, k_starts = ([word[0] for word in words] for words in (queries, keys))
-    n_seeing = np.maximum(1, np.add.reduceat(allowed.any(axis=-1).astype(int), q_starts, axis=1))
-    sums = np.add.reduceat(np.add.reduceat(weights, k_starts, axis=2), q_starts, axis=1)
-    any_allowed = np.logical_or.reduceat(np.logical_or.reduceat(allowed, k_starts, axis=2), q_starts, axis=1)
-    size = (arrays.facts.q_len, arrays.facts.k_len)
-    index = (
-        slice(None),
-        slice(arrays.first_query(b), arrays.first_query(b) + len(queries)),
-        slice(arrays.first_key(b), arrays.first_key(b) + len(keys)),
-    )
-    pattern, visible = np.zeros((len(weights), *size)), np.zeros((len(allowed), *size), bool)
-    pattern[index], visible[index] = sums / n_seeing[..., None], any_allowed
-    return pattern, visible
-
-
 def _entropy(pattern: Array) -> Array:
     """The entropy of each row in nats, with the weight of a sink logit as another outcome."""
     lacking = 1 - pattern.sum(axis=-1, keepdims=True)
@@ -235,7 +224,3 @@ def _entropy(pattern: Array) -> Array:
 
 
 _ROUNDING = 1e-4
-
-
-def _strongest(pattern: Array, allowed: Array) -> Array:
-    return np.where(allowed.any(axis=-1), pattern.argmax(axis=-1), -1)

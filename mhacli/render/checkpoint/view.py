@@ -322,6 +322,5 @@ def _span_rows(record: Record, layer: LayerView, sequences: Sequence[int], optio
 
 def _mean(numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """The mean of the finite numbers; NaN if there are none."""
-    counts = np.isfinite(numbers).sum(axis=axes)
-    mean: np.ndarray = np.where(counts > 0, np.nansum(numbers, axis=axes) / np.maximum(counts, 1), np.nan)
+    mean: np.ndarray = np.ma.masked_invalid(numbers).mean(axis=axes).filled(np.nan)
     return mean

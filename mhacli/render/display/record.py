@@ -14,11 +14,11 @@ from mhacli.record.record import Record
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import RGB, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
 from mhacli.render.base.doc import Grid
-from mhacli.render.base.format import configuration, fitted, type_text, weight_text
+from mhacli.render.base.format import fitted, type_text, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
 from mhacli.render.checkpoint.effect import effect_table, effect_words
-from mhacli.render.checkpoint.header import checks_view, model_header
+from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.checkpoint.view import grid, listed_heads
 from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, terminal_part
 from mhacli.render.display.terminal import record_views
@@ -31,6 +31,7 @@ from mhacli.render.page.effects import effect_pictures
 from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.render.page.grids import grid as grid_table
 from mhacli.render.page.grids import legend
+from mhacli.render.run.trace import header
 from mhacli.render.run.view import self_check_line
 
 _SCREEN = Screen(COLUMNS, colour=False)
@@ -50,7 +51,7 @@ def record_html(record: Record) -> str:
 
 def _parts(record: Record, options: ViewOptions) -> Iterator[tuple[str, Html]]:
     heads = drawable_heads(record, options)
-    yield "the configuration", paragraphs(_header(record))
+    yield "the configuration", paragraphs(header(record, _WIDE))
     yield "the self-check", paragraphs(_checks(record))
     if record.model is not None:
         yield "the map of all heads", terminal_part([grid(record, chosen_layers(record, options), _SCREEN)])
@@ -62,7 +63,7 @@ def _parts(record: Record, options: ViewOptions) -> Iterator[tuple[str, Html]]:
 
 
 def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
-    yield "the configuration", paragraphs(_header(record))
+    yield "the configuration", paragraphs(header(record, _WIDE))
     yield "what was measured", joined(paragraphs(words) for words in effect_words(record, _WIDE))
     if record.effect is None or not record.effect.verified.ok:
         return
@@ -78,10 +79,6 @@ _MOST_EFFECTS, _MOST_CELLS = 12, 24
 """The most removals listed, and the most cells of a matrix per side before pooling."""
 _NAME, _SHORT_NAME, _FEW = 12, 7, 12
 """The widest name of a row, and of a column if there are more than a few."""
-
-
-def _header(record: Record) -> RenderableType:
-    return configuration(record, _WIDE.width) if record.model is None else model_header(record, record.model, _WIDE)
 
 
 def _checks(record: Record) -> RenderableType:

@@ -13,8 +13,7 @@ from mhacli.render.base.options import Screen, ViewOptions
 def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
     """The parts of a record's terminal view in order."""
     if record.module is not None:
-        from mhacli.render.run.steps import step_lines
-        from mhacli.render.run.trace import closing, step_blocks
+        from mhacli.render.run.trace import closing, step_blocks, step_lines
 
         yield from step_blocks(record, on) if options.verbose else [step_lines(record, on)]
         yield closing(record, on)

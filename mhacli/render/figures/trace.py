@@ -32,14 +32,14 @@ def trace_figure(record: Record) -> Sheet:
         body = [steps, paragraph(_words(closing(record, _SCREEN)), _WIDTH)]
     return Sheet(
         title="attention, site by site" if record.decoding is None else "decoding, step by step",
-        about=[_words(*header(record, _SCREEN))],
+        about=[_words(header(record, _SCREEN))],
         body=body,
         drawn=[visible(step.site) for step in record.trace],
     )
 
 
-def _words(*views: RenderableType) -> str:
+def _words(view: RenderableType) -> str:
     console = Console(width=_SCREEN.width, file=StringIO(), color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(*views, sep="\n")
+        console.print(view)
     return captured.get().strip("\n")

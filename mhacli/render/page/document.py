@@ -6,14 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from rich.console import RenderableType
-
 from mhacli.errors import first_names
 from mhacli.io.files import format_size
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import Record
 from mhacli.render.base.format import (
-    configuration,
     count_of,
     fitted,
     percent_text,
@@ -22,7 +19,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import chosen_heads, chosen_layers, names_of, ranges
 from mhacli.render.checkpoint.corpus import corpus_tables
-from mhacli.render.checkpoint.header import checks_view, model_header
+from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
 from mhacli.render.heads.view import key_name
 from mhacli.render.page.effects import effects
@@ -43,7 +40,7 @@ from mhacli.render.page.elements import (
 from mhacli.render.page.payload import LIMIT_BYTES, PageMap, PageMaps, PageView, page_maps, payload
 from mhacli.render.page.tables import statistics
 from mhacli.render.page.trace import walkthrough
-from mhacli.render.run.trace import module_header
+from mhacli.render.run.trace import header
 from mhacli.text.escape import visible
 
 _RESERVE = 4 << 10
@@ -115,12 +112,7 @@ def _title(record: Record) -> str:
 
 def _top(record: Record, title: str) -> list[Html]:
     """The head of the page: title, configuration, and room for controls."""
-    words: RenderableType = configuration(record, WIDE.width)
-    if record.module is not None:
-        words = module_header(record, record.module, WIDE)
-    elif record.model is not None:
-        words = model_header(record, record.model, WIDE)
-    origin = tag("div", *(tag("p", line) for line in lines_of(words, WIDE.width)), id="origin")
+    origin = tag("div", *(tag("p", line) for line in lines_of(header(record, WIDE), WIDE.width)), id="origin")
     skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip", data_script="", hidden="")
     controls = tag("div", id="controls", hidden="")
     return [

@@ -7,24 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.checks import error_text
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import bytes_text, configuration, count_of, new_tokens_text
+from mhacli.render.base.format import bytes_text, count_of, new_tokens_text
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.terminal import table
-from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadPattern, kv_head_of, largest_weight
-from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
+from mhacli.render.run.trace import header
+from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
 from mhacli.sites import variants
 from mhacli.text.escape import visible
 
 MAX_STEPS = 16
-_OF_STEPS = Comparison(
-    "the steps equal a full pass", "the outputs of the steps, or of the full pass, have NaN or infinite numbers"
-)
-_OF_STEPS_AND_PATTERN = _OF_STEPS._replace(agrees="the steps equal a full pass and the pattern gives the output")
 _LEAST_TOKENS, _TOKENS_SHOWN = 12, 8
 _MORE = "--verbose prints shapes, FLOPs and time of each step, and the pattern"
 _KEPT = {
@@ -36,28 +31,16 @@ _OF_CACHE = ("multi-query attention", "grouped-query attention")
 """The variants that make a cache smaller."""
 
 
-def _of_steps_and_pattern(record: Record) -> Comparison:
-    """Both comparisons; if the largest difference is not of the steps, also that of the steps, which their table shows."""
-    differences = [step.cache.max_abs_difference for step in record.trace if step.cache is not None]
-    of_steps = max((difference for difference in differences if difference is not None), default=0.0)
-    worst = record.self_check.error
-    if worst is None or not record.self_check.ok or of_steps >= worst:
-        return _OF_STEPS_AND_PATTERN
-    return _OF_STEPS._replace(
-        agrees=f"the steps equal a full pass within {error_text(of_steps)}, the pattern gives the output"
-    )
-
-
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
     """The complete output of `mha decode`: a line for each step; in the verbose view, and if heads, sequences or decimals are
     chosen, also the shapes and costs of the steps and the pattern. Raises `UsageError` for a head or sequence out of range."""
     decoding, check = record.decoding, record.self_check
     if decoding is None:
         return Text("this record holds no decoding")
-    head: RenderableType = configuration(record, screen.width)
-    compared = _of_steps_and_pattern(record)
-    if record.model is not None:
-        head, compared = model_header(record, record.model, screen), _OF_STEPS
+    head, compared = header(record, screen), "the steps equal a full pass"
+    if record.model is None:
+        compared += " and the pattern gives the output"
+    else:
         record = record.of_layer(0)
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +33,21 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
     """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
     rules = [visible(rule) for rule in mask_rules(run.facts)] or ["every key is visible"]
     parts: list[RenderableType] = [Text("\n".join(filled(["mask", *rules], screen.width)), style="bold")]
-    shown = balanced(len(masks), MAX_SEQUENCES)
+    shown, texts = balanced(len(masks), MAX_SEQUENCES), run.encoded
     for place, index in enumerate(shown.shown):
         if shown.hidden and place == shown.before:
             parts.append(Text(f"⋮ {count_of(shown.hidden, 'sequence')} not drawn", style="dim"))
-        parts += [Text(""), *_sequence_parts(run, masks[index], index, screen)]
+        mask, counts = masks[index], masks[index]["visible_per_query"]
+        n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
+        n_real = len(texts.sequences[index].tokens) * len((texts.context or texts.sequences)[index].tokens)
+        padded = ", padding counted" if n_cells > n_real else ""
+        title = f"sequence {index}: {q_len} queries × {n_cells // q_len} keys"
+        density = (
+            f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible{padded} · "
+            f"a query sees {min(counts):,} to {max(counts):,} keys, mean {short_text(n_visible / q_len)}"
+        )
+        picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")
+        parts += [Text(""), *picture, Text(density, style="bold")]
     return Group(*parts)
 
 
@@ -54,21 +64,6 @@ def mask_document(run: Run, masks: Sequence[Mask], command: tuple[str, ...]) -> 
         "masks": masks,
     }
     return json.dumps(content, allow_nan=False) + "\n"
-
-
-def _sequence_parts(run: Run, mask: Mask, index: int, screen: Screen) -> Iterator[RenderableType]:
-    texts, q_len = run.encoded, len(mask["visible_per_query"])
-    k_len = mask["n_cells"] // q_len
-    n_real = len(texts.sequences[index].tokens) * len((texts.context or texts.sequences)[index].tokens)
-    title = f"sequence {index}: {q_len} queries × {k_len} keys"
-    yield from grids([_grid(run, mask, index, title, 1)], screen, form="shades")
-    counts = mask["visible_per_query"]
-    padded = ", padding counted" if q_len * k_len > n_real else ""
-    yield Text(
-        f"density {100 * mask['density']:.3g} %: {mask['n_visible']:,} of {mask['n_cells']:,} cells are visible{padded} · "
-        f"a query sees {min(counts):,} to {max(counts):,} keys, mean {short_text(mask['n_visible'] / q_len)}",
-        style="bold",
-    )
 
 
 def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:

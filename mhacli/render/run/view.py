@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -27,6 +26,7 @@ from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadPattern, kv_head_of, largest_weight
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.render.heads.view import sinks_line
+from mhacli.render.run.steps import lines_table
 from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
@@ -47,13 +47,15 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     of_heads = replace(heads_table(record, listed, options), most=limit, has_ends=True)
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), self_check_line(record.self_check))
-    sections: list[RenderableType] = [
-        Group(configuration(record, screen.width, *texts_in_words(record)), *_random_rows(record))
-    ]
+    c, head = record.config, configuration(record, screen.width, *texts_in_words(record))
+    if c.random is not None:
+        rows = f"{c.distribution} numbers {[*c.random, c.d_input]}, rows x0 … x{c.random[1] - 1}, seed {c.seed}"
+        head.append(f"\nrandom input: {rows}")
+    sections: list[RenderableType] = [head]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
     if options.shapes or options.verbose:
-        sections.append(Group(*table(shape_table(record), screen.width)))
+        sections.append(bare(lines_table(record), screen.width))
     room = FIRST_SCREEN - _BESIDE - min(len(listed), MAX_HEADS)
     drawn = [*_patterns(record, sequences.shown, heads, options, screen, room=room)]
     sections += [Group(*drawn)] if drawn else []
@@ -66,58 +68,17 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     return Group(*[part for section in sections for part in (section, Text(""))][:-1])
 
 
-class Comparison(NamedTuple):
-    """What a self-check compares, in words: the claim if it passes, and the fault if no difference can be computed."""
-
-    agrees: str
-    has_none: str
-
-
-OF_PATTERN = Comparison(
-    "the pattern gives the output", "the output, or what the pattern gives for it, has NaN or infinite numbers"
-)
-
-
-def self_check_line(check: SelfCheck, compared: Comparison = OF_PATTERN) -> Text:
-    """One line: whether the output follows from the pattern shown, or from what it was `compared` with."""
+def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
+    """One line: whether the output follows from the pattern shown, or what was `compared` instead."""
     verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
-    if check.error is None:
-        return verdict.append(f": {compared.has_none}", style="not bold default")
-    within = "within" if check.ok else "only within"
-    return verdict.append(
-        f": {compared.agrees} {within} {error_text(check.error)} (tolerance {error_text(check.tolerance)})",
-        style="not bold default",
-    )
+    words = f"the check that {compared} met another shape, NaN or infinity"
+    if check.error is not None:
+        within = "within" if check.ok else "only within"
+        words = f"{compared} {within} {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
+    return verdict.append(f": {words}", style="not bold default")
 
 
-def _random_rows(record: Record) -> Iterator[RenderableType]:
-    c = record.config
-    if c.random is not None:
-        shape = [*c.random, c.d_input]
-        yield Text(
-            f"random input: {c.distribution} numbers {shape}, rows x0 … x{c.random[1] - 1}, seed {c.seed}", style="bold"
-        )
-
-
-# ---------------------------------------------------------------------------------------------- shapes, groups and times
-
-
-def shape_table(record: Record) -> Table[int]:
-    """Each site with named and sized axes, and its formula."""
-    steps = record.trace
-    return Table(
-        columns=[
-            Column(heading="step", value=lambda n: visible(steps[n].site), style=lambda n: "bold"),
-            Column(heading="axes", value=lambda n: axes_text(steps[n].axes, steps[n].shape), wraps=True),
-            Column(heading="formula", value=lambda n: visible(steps[n].formula), least=24, wraps=True, drop=1),
-        ],
-        rows=range(len(steps)),
-    )
-
-
-def axes_text(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
-    """`batch 1 · head 4 · query 6 · d_head 16`."""
-    return visible(" · ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=False)))
+# ------------------------------------------------------------------------------------------------------ groups and times
 
 
 def groups_table(record: Record, screen: Screen) -> Iterator[RenderableType]:
