@@ -11,7 +11,7 @@ from mhacli.record.arrays import read_arrays
 from mhacli.record.consistency import contradictions
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.base.selection import listed_numbers, short_name
+from mhacli.render.base.selection import ranges, short_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.text.escape import visible
 from mhacli.text.tokens import LayerChoice
@@ -79,7 +79,7 @@ class Session:
                 return
         if layers is None:
             numbers = sorted({number for _, number in self.heads})
-            raise UsageError(f"--head {number} is not in the record, which has {listed_numbers(numbers)}")
+            raise UsageError(f"--head {number} is not in the record, which has {ranges(numbers)}")
         named = ", ".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in layers)
         raise UsageError(f"--layer {named}{'' if number is None else f' --head {number}'} is not in the record")
 

@@ -266,7 +266,7 @@ def _page(benchmark: Benchmark, picture: str) -> str:
         for family, rows in families(benchmark.rows).items()
     ]
     top = tag("header", tag("h1", text("mha bench")), tag("p", text(_about(benchmark)), id="origin"))
-    body = joined([top, tag("main", *(tag("section", part) for part in (plots, *tables)))])
+    body = joined([top, tag("main", *(tag("section", part, class_="numbers") for part in (plots, *tables)))])
     return elements.whole("mha bench", _POLICY, elements.page_style(), body)
 
 

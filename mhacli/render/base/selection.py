@@ -40,14 +40,8 @@ def places_of(record: Record, heads: Sequence[int]) -> list[int]:
     heads_of_record = [head.head for head in record.heads]
     for head in heads:
         if head not in heads_of_record:
-            raise UsageError(f"head {head} is not in the record, which has the heads {listed_numbers(heads_of_record)}")
+            raise UsageError(f"head {head} is not in the record, which has the heads {ranges(heads_of_record)}")
     return [heads_of_record.index(head) for head in heads]
-
-
-def listed_numbers(heads: Sequence[int]) -> str:
-    """Heads in an error: `0 to 3`, or `1, 3`."""
-    whole = list(heads) == list(range(heads[0], heads[-1] + 1))
-    return f"{heads[0]} to {heads[-1]}" if whole and len(heads) > 2 else ", ".join(map(str, heads))
 
 
 def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]:
@@ -73,7 +67,7 @@ def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -
     for head in heads:
         if head not in inspected:
             where = names_of([layer.inspected for layer in layers])
-            raise UsageError(f"head {head} is not in {where} of the record, with the heads {listed_numbers(inspected)}")
+            raise UsageError(f"head {head} is not in {where} of the record, with the heads {ranges(inspected)}")
 
 
 def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[HeadStatistics, ...]:
