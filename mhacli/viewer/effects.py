@@ -48,8 +48,9 @@ class EffectsScreen(HeadsScreen):
         removals = session.record.effects if self.shown.summary.verified.ok else ()
         self.ranked = sorted(removals, key=lambda effect: -abs(self.shown.summary.change_of(effect) or 0.0))
         self._together = [effect for effect in removals if effect.removed in ("heads", "spans")]
-        self._effects: list[Effect | None] = [effect for row in self.shown.rows for effect in row.heads]
-        self._effects += [edge for read in self.shown.texts for edge in read.edges] + self._together
+        self._effects: list[Effect | None] = [effect for row in self.shown.rows for effect in row.effects]
+        self._effects += [edge for read in self.shown.texts for edge in read.effects]
+        self._effects += self._together
         self._at = self._effects.index(self.ranked[0]) if removals else 0
 
     def compose(self) -> ComposeResult:
@@ -93,7 +94,7 @@ class EffectsScreen(HeadsScreen):
                 return f"{shown.word(effect):>{_NUMBER - 1 if is_numbered else 1}}"
             return "·" if colour else cell(shown.level(effect), colour=False, ramp=CHANGES)[0]
 
-        rows = [(f"{row.name:>{label}}", [word(effect) for effect in row.heads]) for row in shown.rows]
+        rows = [(f"{row.name:>{label}}", [word(effect) for effect in row.effects]) for row in shown.rows]
         rows += [(f"{read.name:>{label}}", list(read.tokens)) for read in shown.texts]
         rows += [("", [f"{removal_name(effect, shown.record)} {shown.word(effect)}"]) for effect in self._together]
         axis = f"{'head':>{label}}   {_head_axis(shown.n_columns, _NUMBER if is_numbered else 2)}" if shown.rows else ""

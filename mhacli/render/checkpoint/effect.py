@@ -24,7 +24,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.terminal import table
-from mhacli.render.checkpoint.effect_map import EffectMap, layer_of, removal_name
+from mhacli.render.checkpoint.effect_map import AT_POSITION, EffectMap, layer_of, measured_words, removal_name
 from mhacli.text.escape import token_label
 
 _MAX_ROWS = 7
@@ -35,10 +35,6 @@ _SMALL = 0.01
 """The relative change of the output vector below which a removal hardly matters."""
 _DROPPED = ("d_logit", "first_order", "kl", "d_logprob", "type", "rank", "d_output")
 """Columns from the one that a narrow screen leaves out last to that which it leaves out first."""
-_KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
-"""What a target is that is no token."""
-AT_POSITION = ("token", "tag", "vector")
-"""What is measured at one position."""
 _SIGNED = ("d_logit", "first_order", "d_logprob")
 """The numbers that can be below 0."""
 
@@ -55,7 +51,7 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
     shown = EffectMap.of(record)
     if shown.rows:
         yield from grids([head_grid(shown)], screen)
-    texts = [effect_grid(shown, [read.name], read.tokens, [read.edges]) for read in shown.texts]
+    texts = [effect_grid(shown, [read.name], read.tokens, [read.effects]) for read in shown.texts]
     yield from grids(texts, screen, form="numbers", everything=True)
     yield Text("")
     yield from table(effect_table(record, summary, None if options.everything else _MAX_ROWS), screen.width)
@@ -90,14 +86,6 @@ def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     return flowing([*parts, *map(Text, dict.fromkeys(map(_removed, record.effects)))], screen.width)
 
 
-def measured_words(summary: EffectSummary) -> str:
-    """The name of the measured logit, or difference of two logits."""
-    if summary.measured in ("score", "metric"):
-        return f"the {summary.measured}"
-    minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
-    return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target or '')}”{minus}"
-
-
 def _removed(effect: Effect) -> str:
     """The description of a removal."""
     if effect.removed == "edge":
@@ -118,9 +106,9 @@ def effect_grids(record: Record) -> list[Grid]:
     shown = EffectMap.of(record)
     drawn = [head_grid(shown)] if shown.rows else []
     for read in shown.texts:
-        for start in range(0, len(read.edges), _ACROSS):
+        for start in range(0, len(read.effects), _ACROSS):
             part = slice(start, start + _ACROSS)
-            drawn.append(effect_grid(shown, [read.name], read.tokens[part], [read.edges[part]]))
+            drawn.append(effect_grid(shown, [read.name], read.tokens[part], [read.effects[part]]))
     return drawn
 
 
@@ -133,7 +121,7 @@ def head_grid(shown: EffectMap) -> Grid:
     corner = "layer" if any(row.name for row in shown.rows) else "head"  # a layer of mha has no name
     width = max(len(corner), *(len(row.name) for row in shown.rows))
     names = [f"{row.name:>{width}}" for row in shown.rows]
-    return effect_grid(shown, names, [*map(str, range(shown.n_columns))], [row.heads for row in shown.rows], corner)
+    return effect_grid(shown, names, [*map(str, range(shown.n_columns))], [row.effects for row in shown.rows], corner)
 
 
 def effect_grid(
@@ -152,10 +140,6 @@ def effect_grid(
             if effect is not None and change is not None:
                 values[row, place] = change
                 words[row, place] = change_words(shown, effect)
-    meaning = shown.meaning
-    if shown.has_signs:
-        at = f" at {shown.summary.position}" if shown.summary.measured in AT_POSITION else ""
-        meaning = f"change of {measured_words(shown.summary)}{at} · negative: what was removed supports the target"
     return Grid(
         values=values,
         allowed=~np.isnan(values),
@@ -165,7 +149,7 @@ def effect_grid(
         scale="change",
         unit="brief",
         corner=corner,
-        meaning=meaning,
+        meaning=shown.meaning,
         has_all_rows=True,
         about=lambda row, place: words.get((row, place), ""),
     )

@@ -17,22 +17,20 @@ from mhacli.render.base.selection import short_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.tokens import AttentionKind
 
+_KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
+"""What a target is that is no token."""
+AT_POSITION = ("token", "tag", "vector")
+"""What is measured at one position."""
+
 
 @dataclass(frozen=True)
 class EffectRow:
-    """The heads of a layer with their effects, None for a head that was not removed."""
+    """The heads of a layer with their effects, None for a head that was not removed; or the `tokens` of a text, each with the
+    effect of the edge to it."""
 
     name: str
-    heads: tuple[Effect | None, ...]
-
-
-@dataclass(frozen=True)
-class ReadText:
-    """The keys of a query, and the effect of the edge to each."""
-
-    name: str
-    edges: tuple[Effect, ...]
-    tokens: tuple[str, ...]
+    effects: tuple[Effect | None, ...]
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,8 @@ class EffectMap:
     def meaning(self) -> str:
         """The meaning of a change."""
         if self.has_signs:
-            return "change of the logit; negative: what was removed supports the target"
+            at = f" at {self.summary.position}" if self.summary.measured in AT_POSITION else ""
+            return f"change of {measured_words(self.summary)}{at} · negative: what was removed supports the target"
         return "change of the output by the removal, relative to its length"
 
     def level(self, effect: Effect | None) -> int:
@@ -100,20 +99,28 @@ class EffectMap:
     @property
     def n_columns(self) -> int:
         """The heads of the widest row."""
-        return max((len(row.heads) for row in self.rows), default=0)
+        return max((len(row.effects) for row in self.rows), default=0)
 
     @cached_property
-    def texts(self) -> tuple[ReadText, ...]:
+    def texts(self) -> tuple[EffectRow, ...]:
         """The edges of each head, or of each layer if they were removed from all its heads together."""
         grouped: dict[str, list[Effect]] = {}
         for effect in self.record.effects:
             if effect.removed == "edge":
                 grouped.setdefault(removal_name(effect, self.record), []).append(effect)
-        return tuple(ReadText(name, tuple(edges), tuple(self._tokens(edges))) for name, edges in grouped.items())
+        return tuple(EffectRow(name, tuple(edges), tuple(self._tokens(edges))) for name, edges in grouped.items())
 
     def _tokens(self, edges: list[Effect]) -> Iterator[str]:
         _, keys = texts_of(edges[0].kind, self.record.sequences, self.record.context)
         yield from (token_label(keys[0].tokens[edge.key or 0]) for edge in edges)
+
+
+def measured_words(summary: EffectSummary) -> str:
+    """The name of the measured logit, or difference of two logits."""
+    if summary.measured in ("score", "metric"):
+        return f"the {summary.measured}"
+    minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
+    return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target or '')}”{minus}"
 
 
 def removal_name(effect: Effect, record: Record) -> str:
