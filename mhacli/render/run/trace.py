@@ -257,13 +257,12 @@ def _module_header(record: Record, module: UserModule, screen: Screen) -> Render
     environment, names = record.environment, [argument.name for argument in module.arguments]
     lines: list[RenderableType] = [Text(visible(module.target), style="bold")]
     for label, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
-        parts = [
-            Text(
-                f"{visible(argument.name)}={visible(argument.value)}{f' ({visible(argument.why)})' * bool(argument.why)}"
-            )
-            for argument in module.arguments
-            if argument.origin == origin and not any(name.startswith(f"{argument.name}.") for name in names)
-        ]
+        parts = []
+        for argument in module.arguments:
+            has_parts = any(name.startswith(f"{argument.name}.") for name in names)
+            if argument.origin == origin and not has_parts:
+                why = f" ({visible(argument.why)})" if argument.why else ""
+                parts.append(Text(f"{visible(argument.name)}={visible(argument.value)}{why}"))
         if parts:
             lines.append(flowing([Text(f"{label}: ").append_text(parts[0]), *parts[1:]], screen.width, ", "))
     lines.append(Text(f"called: {visible(module.called)}"))
