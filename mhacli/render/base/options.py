@@ -138,7 +138,7 @@ def chosen(request: Sequence[int] | None, count: int, room: int, everything: boo
 
 
 def sequences_to_draw(options: ViewOptions, count: int) -> Selection:
-    """The sequences of a checkpoint's record to draw. Raises `UsageError` for an index out of range."""
+    """The sequences of a record to draw. Raises `UsageError` for an index out of range."""
     return chosen(options.sequences, count, _MAX_SEQUENCES, options.everything, "sequence")
 
 

@@ -30,7 +30,7 @@ from mhacli.render.base.format import (
     weight_text,
 )
 from mhacli.render.base.grids import grids
-from mhacli.render.base.options import Screen, ViewOptions, chosen
+from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import token_tables
@@ -39,8 +39,6 @@ from mhacli.render.heads.head_map import where
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
-
-MAX_SEQUENCES = 4
 
 
 def heads_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -53,7 +51,7 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     of_heads = heads_table(record, listed, options)
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), _checks(record, survey, options, screen))
-    drawn = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
+    drawn = sequences_to_draw(options, len(record.sequences))
     sequences = drawn.shown
     sections: list[RenderableType] = [
         Group(configuration(record, screen.width), _summary(record, survey, screen)),
