@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import exp, inf, prod
+from math import exp, inf, nan, prod
 from pathlib import PurePath
 
 from rich.console import Group, RenderableType
@@ -179,11 +179,11 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     yield from _score(cell, screen)
     yield _row_table(record, cell, key, screen)
     yield vector(f"v[{cell.key}]", cell.v)
-    weight, before = cell.share or 0.0, cell.pattern_row[cell.key]
+    weight, before = cell.share, cell.pattern_row[cell.key]
     dropped = "" if cell.share == before else f" (after dropout; before it {number_text(before)})"
     term = f"{number_text(cell.share)}{dropped} × v[{cell.key}]"
     yield Text(f"z[{cell.query}] = Σ attention weight × v over the keys; {key} adds {term}:")
-    yield vector("added", [None if x is None else weight * x for x in cell.v])
+    yield vector("added", [None if x is None or weight is None else weight * x for x in cell.v])
     yield vector(f"z[{cell.query}]", cell.z)
 
 
@@ -204,15 +204,17 @@ def _score(cell: Cell, screen: Screen) -> Iterator[RenderableType]:
         (visible(part.name), _KINDS[part.kind], -inf if part.kind == "given" and part.value is None else part.value)
         for part in cell.parts
     ]
-    total = -inf if is_masked_by_bias else sum(part.value or 0.0 for part in cell.parts)
+    values = {kind: sum(nan if p.value is None else p.value for p in cell.parts if p.kind == kind) for kind in _KINDS}
+    total = -inf if is_masked_by_bias else sum(values.values())
     columns: list[Column[tuple[str, str, float | None]]] = [
         Column(heading="of the score", value=lambda part: part[0], wraps=True),
         Column(heading="comes from", value=lambda part: part[1]),
         Column(heading="", value=lambda part: "−∞" if part[2] == -inf else number_text(part[2]), unit="id"),
     ]
     yield bare(Table(columns=columns, rows=rows, foot=[("sum", "", total)]), screen.width)
-    totals = {kind: sum(p.value or 0.0 for p in cell.parts if p.kind == kind) for kind in _KINDS}
-    words = [f"{_KINDS[kind]} {number_text(total)}" for kind, total in totals.items() if total or kind in _ALWAYS]
+    if is_masked_by_bias:
+        del values["given"]
+    words = [f"{_KINDS[kind]} {number_text(value)}" for kind, value in values.items() if value or kind in _ALWAYS]
     masked = "" if cell.allowed or is_masked_by_bias else " (before the mask, which makes the score −∞)"
     yield Text(f"in all: {', '.join(words)}{masked}", style="italic")
 
@@ -220,10 +222,12 @@ def _score(cell: Cell, screen: Screen) -> Iterator[RenderableType]:
 def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> RenderableType:
     """The softmax over the query's row: exp of each score minus the largest, divided by their sum. A row has the name of its
     keys, and the cell's `own` is marked. Of a long row the top keys are listed."""
-    scores, weights = cell.scores_row, [weight or 0.0 for weight in cell.pattern_row]
+    scores, weights = cell.scores_row, [nan if weight is None else weight for weight in cell.pattern_row]
     largest = max((score for score in scores if score is not None), default=0.0)
-    exps = [0.0 if score is None else exp(score - largest) for score in scores]
-    order = sorted(range(len(weights)), key=lambda key: -weights[key])
+    exps = [
+        0.0 * weight if score is None else exp(score - largest) for score, weight in zip(scores, weights, strict=True)
+    ]
+    order = sorted(range(len(weights)), key=lambda key: -(cell.pattern_row[key] or 0.0))
     listed = sorted(order if len(order) <= _LONG_ROW else {cell.key, *order[:_LISTED]})
     rows = [(token_at(token_text(record.keys[cell.sequence], key), key), [key]) for key in listed]
     left = [key for key in order if key not in listed]
@@ -234,7 +238,9 @@ def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> Renderab
         if row in sums:
             return ""
         number = scores[row[1][0]]
-        return "−∞" if number is None else number_text(number)
+        if number is None:  # masked, or no number, and then its weight is none either
+            return "−∞" if weights[row[1][0]] == 0 else number_text(None)
+        return number_text(number)
 
     columns: list[Column[tuple[str, list[int]]]] = [
         Column(heading="", value=lambda row: "→" if row[0] == own else ""),

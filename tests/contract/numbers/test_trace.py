@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from support import oracle
 from support.layers import cells, expected, require_near, weights_of
+from support.mha import run
 
 TEXTS, CONTEXTS = ["the cat sat on the mat", "a cat"], ["some other words", "words that are some other"]
 SIZES = "--d-model 10 --heads 4 --kv-heads 2 --d-head 6 --d-v 3 --init uniform --dtype float64".split()  # noqa: SIM905
@@ -356,3 +358,16 @@ def test_a_trace_computes_what_a_run_computes(mha: Any, tmp_path: Path) -> None:
         right = expected(document, weights_of(tmp_path / "w.st"))
         require_near(document["pattern"], right.layer.attention.pattern, 1e-12)
         require_near(document["z"], right.layer.attention.z, 1e-12)
+
+
+def test_a_cell_shows_no_number_where_there_is_none(tmp_path: Path) -> None:
+    run(tmp_path, "run", "a b c", "--heads", "1", "--d-model", "4", "--save-weights", "w.st", "--view", "none")
+    with safe_open(tmp_path / "w.st", "pt") as file:
+        weights, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    weights["k_proj.weight"][0, 0] = torch.nan
+    save_file(weights, tmp_path / "w.st", metadata)
+    shown = run(tmp_path, "trace", "a b c", "--weights", "w.st", "--cell", "0,1,1", "--allow-nonfinite").stdout
+    rows = [line.replace("→", "").split() for line in shown.splitlines()]
+    (first,) = (number for number, words in enumerate(rows) if words[:2] == ["key", "score"])
+    assert [words[-3:] for words in rows[first + 1 : first + 5]] == [["nan"] * 3] * 3 + [["sum", "nan", "nan"]]
+    assert "−∞" not in shown
