@@ -283,7 +283,9 @@ def nothing_seen(
 ) -> MhaError:
     """The error where no requested attention of a model could be shown: others were met, or those requested are unfit."""
     if unfit:
-        return MhaError(f"no attention of {name} could be shown: {unfit_words(unfit)}", code="not-tokens")
+        words = unfit_words(unfit)
+        hint = "make a pass of each step with use_cache=False" if "beam search" in words else None
+        return MhaError(f"no attention of {name} could be shown: {words}", hint=hint, code="not-tokens")
     if chosen is not None and (layers := sorted({layer for _, layer in met})):
         hint = "layers with attention: " + ", ".join(map(str, layers))
         return MhaError(f"none of the layers {layer_words(chosen)} was seen in {name}", hint=hint, code="no-layer")

@@ -191,6 +191,9 @@ def load_model(
     if not allow_nonfinite:
         _require_finite(model, path)
     model = (model.to(found.target) if device_map is None else model).eval()
+    if device_map is not None:
+        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+        notes.append(f"the weights are on: {', '.join(sorted(devices or {str(device_of(model))}))}")
     return replace(found, config=model.config, model=model, notes=(*checkpoint.notes, *notes))
 
 
