@@ -18,14 +18,7 @@ import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import (
-    Sequences,
-    ask,
-    claim_of,
-    sequences_of_ids,
-    sequences_of_vectors,
-    with_zeros_drawn,
-)
+from mhacli.commands.check.behaviour import ask, claim_of
 from mhacli.commands.check.candidates import Candidate, candidates, intended_layer, source_of
 from mhacli.commands.check.diagnose import Diagnosis, PriorKnowledge, diagnose, forms_with_meaning
 from mhacli.commands.check.findings import by_other_sizes, contradictions, findings_of
@@ -46,6 +39,7 @@ from mhacli.commands.check.stepwise import examine_stepwise
 from mhacli.io.data import decode, finite
 from mhacli.usercode.arguments import parse_value
 from mhacli.usercode.call.find_call import find_modes
+from mhacli.usercode.call.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.call.signature import documented_meaning
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.process import Stage

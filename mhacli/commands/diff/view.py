@@ -393,14 +393,7 @@ def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions,
     panels = [
         whole,
         replace(whole, values=b.weights, allowed=b.is_open, title="B"),
-        replace(
-            whole,
-            values=change,
-            allowed=a.is_open | b.is_open,
-            top=largest,
-            scale="change",
-            title="B − A",
-        ),
+        replace(whole, values=change, allowed=a.is_open | b.is_open, top=largest, scale="change", title="B − A"),
     ]
     each = f" · each mark {a.block} × {a.block} tokens" * (a.block > 1)
     heading = Text(f"{' · '.join(title)} · largest change {number_text(largest)}{each}", style="bold")

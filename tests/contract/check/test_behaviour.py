@@ -106,6 +106,31 @@ def test_the_tokens_of_a_decoder_are_asked() -> None:
     assert (wrong.verdict, wrong.findings[0].code) == ("wrong", "sees-the-future")
 
 
+class Selecting(nn.Module):
+    """Of all keys of the text the longer half is seen: as small a change as rounding selects others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(65, 48), nn.Linear(48, 65)
+        self.layers = nn.ModuleList(nn.Linear(48, 144) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, n = self.tokens(ids), ids.shape[1]
+        for layer in self.layers:
+            q, k, v = (part.unflatten(-1, (4, 12)).transpose(1, 2) for part in layer(x).chunk(3, dim=-1))
+            best = k.norm(dim=-1).topk(max(1, n // 2)).indices
+            seen = torch.zeros_like(k[..., 0], dtype=torch.bool).scatter(2, best, True)[:, :, None]
+            seen = (seen | torch.eye(n, dtype=torch.bool)) & torch.ones(n, n, dtype=torch.bool).tril()
+            z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            x = x + z.transpose(1, 2).flatten(2)
+        return self.head(x)
+
+
+def test_what_rounding_hides_is_not_called_consistent() -> None:
+    report = mhacli.check(Selecting)
+    assert (report.verdict, report.behaviour[0].ok) == ("unknown", None)
+
+
 def test_a_selection_over_the_whole_text_is_never_consistent(tmp_path: Path) -> None:
     new = (
         "best = k.norm(dim=-1).topk(max(1, x.shape[1] // 2)).indices; allowed = torch.zeros_like(k[..., 0], dtype=torch.bool)"
