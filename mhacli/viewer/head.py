@@ -22,7 +22,6 @@ from mhacli.errors import first_names
 from mhacli.render.base import format as words
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, WEIGHTS, range_text
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph
-from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 from mhacli.viewer.matrix import TAKEN_SIGN, TIGHT, Matrix, Picture
@@ -405,7 +404,7 @@ def captions(picture: Picture, factor: int, *, has_numbers: bool, colour: bool) 
     shades, block = picture.at(factor), picture.base.block
     yield Text.assemble(f"scale {scale_words(picture, factor)} ", *WEIGHTS.swatches(8, colour=colour))
     yield Text(sink_words(picture))
-    if is_before_dropout(picture.head.record):
+    if picture.head.record.config.train:
         yield Text("before dropout", "bold yellow")
     if block > 1:
         yield Text(f"the record holds blocks of {block} × {block} tokens, no cells")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from rich.console import RenderableType
@@ -15,10 +16,11 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import fitted, percent_text, token_at, type_text
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
+from mhacli.render.base.selection import LayerView, first_produced, names_of, rows_in
 from mhacli.render.base.terminal import table
+from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
-from mhacli.render.heads.head_map import HeadPattern, kv_head_of, largest_of, where
+from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, where
 from mhacli.text.tokens import TokenSequence
 
 MAX_DRAWN = 8
@@ -51,38 +53,40 @@ def patterns_view(
         yield Text(f"the pattern of {names_of(missing)} {why}", style="yellow")
     heads = [head for layer in layers if layer.has_pattern for b in sequences for head in _of_layer(layer, b, options)]
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
-    shown = heads if is_requested else heads[:MAX_DRAWN]
-    titled = [(_title(head), head) for head in shown]
-    yield from patterns(titled, largest_of(shown), options, screen, n_more=len(heads) - len(shown))
-    if any(head.is_followed(row) for head in shown for row in range(len(head.weights))):
+    drawn = [(title, make()) for title, make in (heads if is_requested else heads[:MAX_DRAWN])]
+    maps = [cells for _, cells in drawn]
+    yield from patterns(drawn, largest_of_maps(maps), options, screen, n_more=len(heads) - len(drawn))
+    if any(cells.is_followed(row) for cells in maps for row in range(len(cells.weights))):
         yield Text("a → b: after query a the model generated token b", style="dim")
     if options.words:
         yield Text(WORDS_CAPTION, style="dim")
 
 
-def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[HeadPattern]:
-    """The requested heads of a layer, or all, with words in place of tokens on request."""
-    view, inspected = layer.record, layer.inspected
+def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[tuple[str, Callable[[], HeadMap]]]:
+    """The title of each requested head of a layer, or of all, and what makes its map, of words on request."""
+    view, inspected, text = layer.record, layer.inspected, layer.record.sequences[sequence]
     produced = first_produced(inspected.kind, None if view.model is None else view.model.generated, sequence)
-    rows = None if options.rows is None else rows_in(options.rows, view.sequences[sequence], produced)
+    rows = None if options.rows is None else rows_in(options.rows, text, produced)
     if options.words:
-        words = view.sequences[sequence].words
-        rows = None if rows is None else words_with(view.sequences[sequence], rows)
+        rows = None if rows is None else words_with(text, rows)
         if produced is not None:  # the word before the first generated word
-            produced = sum(word[0] <= produced for word in words) - 1
+            produced = sum(word[0] <= produced for word in text.words) - 1
         view = merge_words(view)
-    for head in view.heads:
+    doubt = "" if inspected.verified else " · NOT verified"
+    for place, head in enumerate(view.heads):
         if options.heads is None or head.head in options.heads:
-            (head_idx,) = places_of(view, [head.head])
-            yield HeadPattern(view, sequence, head_idx, "pattern", rows, produced, inspected)
+            name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
+            title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]} {type_text(head)}"
+            yield (
+                title,
+                partial(_map_of, DrawableHead(view, place, head.head, head, inspected), sequence, rows, produced),
+            )
 
 
-def _title(head: HeadPattern) -> str:
-    layer, statistics = head.layer, head.statistics
-    assert layer is not None, "a head of a checkpoint is of a layer"
-    name = where(head.record, head.sequence, layer.label, statistics.head) + kv_head_of(head.record, statistics.head)
-    doubt = "" if layer.verified else " · NOT verified"
-    return f"{name}{doubt} · {KIND_SIGNS[statistics.kind][0]} {type_text(statistics)}"
+def _map_of(head: DrawableHead, sequence: int, rows: tuple[int, ...] | None, produced: int | None) -> HeadMap:
+    """The pattern of a head, or its requested rows."""
+    cells = replace(pattern_map(head, sequence), produced=produced)
+    return cells if rows is None else cells.of_rows(rows)
 
 
 # ------------------------------------------------------------------------------------------------------ top keys of rows
@@ -103,37 +107,35 @@ def _top_keys_of_rows(
     first = self_layers[0]
     generated = None if first.record.model is None else first.record.model.generated
     for b in sequences:
-        head = HeadPattern(first.record, b, 0, "pattern")
+        cells, begin = pattern_map(DrawableHead(first.record, 0, 0), b), first.record.first_query(b)
         produced = first_produced(first.inspected.kind, generated, b)
-        means = np.mean(
-            [layer.record.arrays["pattern"][b, :, head.queries].mean(axis=0) for layer in self_layers], axis=0
-        )
-        rows = rows_in(options.rows, first.record.sequences[b], produced)
-        of_rows = _keys_table(head, means, rows, produced, options.top)
+        means = np.mean([layer.record.arrays["pattern"][b, :, begin:].mean(axis=0) for layer in self_layers], axis=0)
+        rows = rows_in(options.rows, cells.queries, produced)
+        of_rows = _keys_table(cells, means, rows, produced, options.top)
         title = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in self_layers])}"
         note = "a mean hides what single heads do: --layer N --head H draws one"
         yield from table(replace(of_rows, title=title), screen.width, note)
 
 
-def _keys_table(head: HeadPattern, means: Array, rows: Sequence[int], produced: int | None, top: int) -> Table[int]:
+def _keys_table(cells: HeadMap, means: Array, rows: Sequence[int], produced: int | None, top: int) -> Table[int]:
     """A row for each query, naming keys with their positions."""
-    first, n_keys = head.record.first_key(head.sequence), len(head.record.keys[head.sequence].tokens)
+    first, n_keys = -cells.first[1], len(cells.keys.tokens)
 
     def besides(row: int) -> str:
         order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(means[row, key]))
         keys = [key for key in order if means[row, key] > 0][:top]
-        names = (token_at(head.key_name(key), head.key_index(key), _NAME_WIDTH) for key in keys)
+        names = (token_at(cells.key_name(key), cells.key_index(key), _NAME_WIDTH) for key in keys)
         words = [f"{name} {percent_text(float(means[row, key]))}" for name, key in zip(names, keys, strict=True)]
         return ", ".join(words) or "nothing else"
 
     def made(row: int) -> str:
-        return fitted(head.query_name(row + 1), _NAME_WIDTH) if produced is not None and row >= produced else ""
+        return fitted(cells.query_token(row + 1), _NAME_WIDTH) if produced is not None and row >= produced else ""
 
     return Table(
         columns=[
             Column(
                 heading="query",
-                value=lambda row: token_at(head.query_name(row), row, _NAME_WIDTH),
+                value=lambda row: token_at(cells.query_token(row), row, _NAME_WIDTH),
                 style=lambda row: "bold",
             ),
             *([] if produced is None else [Column(heading="made", value=made, style=lambda row: "cyan")]),

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
 from rich.console import RenderableType
 
 from mhacli.record.heads import UNTYPED
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
-from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import RGB, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
-from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import fitted, type_text, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
@@ -22,8 +19,9 @@ from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.checkpoint.view import grid, listed_heads
 from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, terminal_part
 from mhacli.render.display.terminal import record_views
-from mhacli.render.heads.drawable import SHORT, DrawableHead, drawable_heads, scale_of
-from mhacli.render.heads.head_map import HeadMap, head_map
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of, usual_scale
+from mhacli.render.heads.grids import grid_of
+from mhacli.render.heads.head_map import HeadMap, cell_map, head_map
 from mhacli.render.heads.table import heads_table
 from mhacli.render.page import elements as html
 from mhacli.render.page.document import most_certain
@@ -108,39 +106,27 @@ def pattern_html(pattern: Pattern) -> str:
     if pattern.head is None:
         words = f"{pattern!r}: record.pattern(layer=…, head=…) shows one head"
         return fragment([("", tag("p", text(words)))])
-    allowed = pattern.allowed
-    cells = HeadMap(
-        queries=pattern.queries,
-        keys=pattern.keys,
-        weights=np.where(allowed, pattern.values.astype(np.float64), FORBIDDEN),
-        of_sinks=np.zeros(allowed.shape),
-        learned=None,
-        n_queries=np.asarray(allowed.any(axis=1), dtype=np.float64),
-        sinks=(),
-    )
-    scale: Scale = "linear" if len(pattern.key_tokens) <= SHORT else "log"
-    return fragment([("the matrix", _matrix(cells, scale, f"layer {pattern.layer} · head {pattern.head}"))])
+    cells = cell_map(pattern.queries, pattern.keys, pattern.values, pattern.allowed)
+    title = f"layer {pattern.layer} · head {pattern.head}"
+    return fragment([("the matrix", _matrix(cells, usual_scale([pattern.keys]), title))])
 
 
 def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
     """The cells of a pattern, or blocks of a long one, with tooltips that have one decimal more."""
-    shown = cells.fitting(_MOST_CELLS, _MOST_CELLS)
-    n_rows, n_columns = shown.weights.shape
-    rows, columns = [*map(shown.query_name, range(n_rows))], [*map(shown.key_name, range(n_columns))]
-    widest, n = _SHORT_NAME if n_columns > _FEW else _NAME, shown.block
+    blocks = cells.fitting(_MOST_CELLS, _MOST_CELLS)
+    of, n = grid_of(blocks, "", scale=scale), blocks.block
+    rows, columns = of.rows, of.columns
+    widest = _SHORT_NAME if len(columns) > _FEW else _NAME
     meaning = "a cell is the attention weight that a query (row) gives to a key (column)"
     if n > 1:
         meaning = f"a cell stands for {n} × {n} tokens, the mean weight that the queries of a row give to its keys"
-    of = Grid(
-        values=shown.weights,
-        allowed=shown.is_open,
+    of = replace(
+        of,
         rows=[fitted(name, _NAME) for name in rows],
         columns=[fitted(name, widest) for name in columns],
-        top=shown.largest or 1.0,
-        scale=scale,
         corner="query ↓ key →",
-        meaning=meaning + " · 0 is masked" * (not shown.is_open.all()),
-        about=lambda row, key: f"{rows[row]} → {columns[key]} {weight_text(float(shown.weights[row, key]), 3)}",
+        meaning=meaning + " · 0 is masked" * (not of.allowed.all()),
+        about=lambda row, key: f"{rows[row]} → {columns[key]} {weight_text(float(of.values[row, key]), 3)}",
     )
     return joined([tag("p", tag("b", text(title))), grid_table(of, _weight), legend([of], _weight)])
 

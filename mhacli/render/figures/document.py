@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from html import escape
 from importlib.util import find_spec
 
 from rich.cells import cell_len
+from rich.console import Group, RenderableType
 
 from mhacli.errors import MhaError, missing_library
 from mhacli.record.record import Record
 from mhacli.render.base.format import RECORD_BY, provenance
-from mhacli.render.base.options import Figure, ViewOptions
+from mhacli.render.base.options import Figure, Screen, ViewOptions
+from mhacli.render.base.terminal import bare
 from mhacli.render.figures.effects import effects_figure
 from mhacli.render.figures.heads import heads_figure
 from mhacli.render.figures.svg import (
@@ -24,19 +26,26 @@ from mhacli.render.figures.svg import (
     Piece,
     Sheet,
     element,
+    lines,
     paragraph,
     placed,
+    printed,
     rectangle,
     stacked,
     value_text,
     written,
 )
-from mhacli.render.figures.trace import trace_figure
 from mhacli.render.heads.drawable import drawable_heads
+from mhacli.render.run.decode import step_table
+from mhacli.render.run.steps import steps_table
+from mhacli.render.run.trace import closing, header
+from mhacli.text.escape import visible
 
 _MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
 _TITLE, _TITLE_EM, _ABOUT = 16.0, 0.68, 11.0
 """The sizes of the title and of the lines below it, and an upper bound of the width of bold characters in ems."""
+_MOST, _COLUMNS = 64, 160
+"""The most steps of a picture, and the columns of the terminal whose view it shows."""
 _DRAWING = ("heads", "sequences", "layers", "rows", "words", "map_scale", "hide_sinks", "precision")
 """The options of a picture."""
 
@@ -51,7 +60,7 @@ def figure(record: Record, options: ViewOptions) -> str:
     if kind == "effects":
         sheet = effects_figure(record)
     elif kind == "walk":
-        sheet = trace_figure(record)
+        sheet = _walk(record)
     else:
         sheet = heads_figure(record, options, kind)
     changed = (field.name for field in fields(options) if getattr(options, field.name) != field.default)
@@ -75,6 +84,25 @@ def _usual(record: Record, options: ViewOptions) -> Figure:
     if record.trace and not record.heads:
         return "walk"
     return "head" if len(drawable_heads(record, options)) == 1 else "grid"
+
+
+def _walk(record: Record) -> Sheet:
+    """The table of a record's steps as the terminal prints it. Raises `MhaError` if it has none."""
+    if not record.trace:
+        raise MhaError("the record has no steps to draw", hint="mha trace records them")
+    caches = [step.cache for step in record.trace if step.cache is not None]
+    view: RenderableType
+    if caches:
+        title, view = "decoding, step by step", bare(step_table(caches, range(len(record.sequences)), _MOST), _COLUMNS)
+    else:
+        title, steps = "attention, site by site", replace(steps_table(record, in_brief=True), most=_MOST, has_ends=True)
+        view = Group(bare(steps, _COLUMNS), closing(record, Screen(_COLUMNS, colour=False)))
+    return Sheet(
+        title=title,
+        about=[" ".join(printed(header(record, Screen(_COLUMNS, colour=False)), _COLUMNS))],
+        body=[lines(printed(view, _COLUMNS))],
+        drawn=[visible(step.site) for step in record.trace],
+    )
 
 
 def _document(sheet: Sheet, description: str, metadata: Mapping[str, object]) -> str:

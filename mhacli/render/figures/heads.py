@@ -19,56 +19,51 @@ from mhacli.render.checkpoint.patterns import merge_words, words_with
 from mhacli.render.figures.grids import grids, legend, scale_words
 from mhacli.render.figures.svg import Sheet
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
+from mhacli.render.heads.grids import grid_of
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of, largest_of_maps
 from mhacli.text.escape import visible
 
 _SIZES = ((1, 720.0, 512), (16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
 """By number of heads: the size of each map, and its most cells per side."""
-_COLUMNS, _ACROSS = ((12, 4), (1 << 30, 8)), 32
-"""By number of heads of one layer: the heads per row; and the most of one layer among several."""
+_ACROSS, _MANY, _ACROSS_MANY = 4, 12, 8
+"""The heads of one layer in a row, and in a row of more than so many."""
 _NAMED = 75
 """The most rows and columns with the names of tokens; more have positions."""
-_WIDEST = 80
-"""The most characters of a text that are shown."""
+_WIDEST, _MOST_SINKS = 80, 4
+"""The most characters of a text, and the most sinks that are named."""
 _KEEP = "--keep pattern keeps them, --keep-limit makes room"
-_MOST_SINKS = 4
 
 
 @dataclass(frozen=True)
 class _Picture:
-    """A head to draw: its `whole` map, and the map `shown`, without sinks if they are hidden; `rows` are the requested
-    queries, None for all."""
+    """A head to draw: its `whole` map, and the map `shown`, without sinks if they are hidden."""
 
     head: DrawableHead
-    sequence: int
+    label: str
     whole: HeadMap
     shown: HeadMap
-    rows: tuple[int, ...] | None
-
-    @property
-    def label(self) -> str:
-        """`layer 3 · head 5`, with the sequence if there are several."""
-        several = len(self.head.record.sequences) > 1
-        return f"{self.head.label} · sequence {self.sequence}" if several else self.head.label
 
 
 def heads_figure(record: Record, options: ViewOptions, kind: str) -> Sheet:
-    """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one `head` if several are chosen."""
-    heads = _heads(record, options)
+    """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one `head` if several are chosen, and
+    `MhaError` if the record has none of their patterns."""
+    heads = drawable_heads(record, options)
+    if not heads or (options.words and any("pattern" not in head.record.arrays for head in heads)):
+        what = "words" if options.words else "heads"
+        raise MhaError(f"the {what} cannot be drawn: the record does not have their patterns", hint=_KEEP)
     if kind == "head" and len(heads) > 1:
         hint = "try --layer 0 --head 0" if record.model is not None and options.layers is None else "try --head 0"
         raise UsageError(f"--figure head draws one head, and {len(heads)} are chosen", hint=hint)
+    sequences = chosen(options.sequences, len(record.sequences), 1, False, "sequence").shown
+    if options.sequences is not None and len(sequences) > 1:
+        raise UsageError(f"a picture shows one sequence, and --sequence names {', '.join(map(str, sequences))}")
     side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
-    sequence, scale = _sequence(record, options), scale_of(options, heads)
-    pictures = [_picture(head, sequence, options, most) for head in heads]
-    top = largest_of_maps([picture.shown for picture in pictures])
-    titles = [_short_title(picture, options) if len(heads) > 1 else "" for picture in pictures]
-    of_heads = [
-        _grid(picture, title, options, scale=scale, top=top) for picture, title in zip(pictures, titles, strict=True)
-    ]
+    pictures = [_picture(head, sequences[0], options, most) for head in heads]
+    top, scale = largest_of_maps(picture.shown for picture in pictures), scale_of(options, heads)
+    of_heads = [_grid(picture, options, scale, top=top, is_single=len(heads) == 1) for picture in pictures]
     return Sheet(
         title=_title(pictures),
-        about=[*_texts(pictures, options), *_types(pictures)],
+        about=[*_texts(pictures, options), *_types([head.statistics for head in heads if head.statistics is not None])],
         body=[grids([*_rows(pictures, of_heads)], side), legend(of_heads, "attention weight")],
         caption=[*_notes(record, pictures, options)],
         scale=scale_words(of_heads),
@@ -79,26 +74,9 @@ def heads_figure(record: Record, options: ViewOptions, kind: str) -> Sheet:
 # --------------------------------------------------------------------------------------------------------- what is drawn
 
 
-def _sequence(record: Record, options: ViewOptions) -> int:
-    """The sequence to draw: the requested one, or the first. Raises `UsageError` for several, or one out of range."""
-    shown = chosen(options.sequences, len(record.sequences), 1, False, "sequence").shown
-    if options.sequences is None or len(shown) == 1:
-        return shown[0]
-    raise UsageError(f"a picture shows one sequence, and --sequence names {', '.join(map(str, shown))}")
-
-
-def _heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
-    """The requested heads that can be drawn. Raises `MhaError` if the record has none of them."""
-    heads = drawable_heads(record, options)
-    has_cells = all("pattern" in head.record.arrays for head in heads)
-    if not heads or (options.words and not has_cells):
-        what = "words" if options.words else "heads"
-        raise MhaError(f"the {what} cannot be drawn: the record does not have their patterns", hint=_KEEP)
-    return heads
-
-
 def _picture(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> _Picture:
     """A head with its map in at most `most` cells per side. Raises `UsageError` for rows of a head stored in blocks."""
+    label = f"{head.label} · sequence {sequence}" if len(head.record.sequences) > 1 else head.label
     rows, text = None, head.record.sequences[sequence]
     if options.rows is not None:
         generated = None if head.record.model is None else head.record.model.generated
@@ -113,11 +91,11 @@ def _picture(head: DrawableHead, sequence: int, options: ViewOptions, most: int)
     if rows is None:
         whole = finest.fitting(most, most)
     elif finest.block == 1:
-        whole = finest.of_rows(rows, max(1, -(-finest.weights.shape[1] // most)))
+        whole = finest.of_rows(rows, -(-finest.weights.shape[1] // most))
     else:
         of_blocks = f"{finest.block} × {finest.block} tokens a cell"
         raise UsageError(f"--from needs whole patterns, and the record has a map of {of_blocks}", hint=_KEEP)
-    return _Picture(head, sequence, whole, whole.without_sinks() if options.hide_sinks else whole, rows)
+    return _Picture(head, label, whole, whole.without_sinks() if options.hide_sinks else whole)
 
 
 def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
@@ -131,42 +109,32 @@ def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
     return replace(head.statistics, sinks=tuple(sinks))
 
 
-def _grid(picture: _Picture, title: str, options: ViewOptions, *, scale: Scale, top: float) -> Grid:
-    """The map of a head. Beside the cells are the row sums, and the weights of hidden sinks and of a sink logit."""
+def _grid(picture: _Picture, options: ViewOptions, scale: Scale, *, top: float, is_single: bool) -> Grid:
+    """The map of a head. A single one has columns beside it; others have a title: their number and the sign of their type."""
     shown, statistics = picture.shown, picture.head.statistics
-    n_rows, n_columns = shown.weights.shape
-    if picture.rows is not None:
-        rows = [f"{place} {token_text(shown.queries, place)}" for place in picture.rows]
-    else:
-        rows = [shown.query_name(i) if n_rows <= _NAMED else str(shown.query_places(i)[0]) for i in range(n_rows)]
-    columns = [shown.key_name(j) if n_columns <= _NAMED else str(shown.key_places(j)[0]) for j in range(n_columns)]
-    taken = None
+    sign = "" if statistics is None else KIND_SIGNS[statistics.kind][0]
+    title = "" if is_single else f"head {picture.head.head} {sign}"
+    of = grid_of(shown, title, scale=scale, top=top, digits=options.precision)
+    if len(of.rows) > _NAMED:
+        of = replace(of, rows=[str(shown.query_places(row)[0]) for row in range(len(of.rows))])
+    if len(of.columns) > _NAMED:
+        of = replace(of, columns=[str(shown.key_places(key)[0]) for key in range(len(of.columns))])
     if shown.taken is not None and shown.block == 1:
-        taken = np.full(shown.weights.shape, np.nan)
-        sinks = [*shown.sinks]
-        taken[:, sinks] = np.where(picture.whole.is_open, picture.whole.weights, np.nan)[:, sinks]
-    return Grid(
-        title=title,
-        values=shown.weights,
-        allowed=shown.is_open,
-        rows=rows,
-        columns=columns,
-        top=top,
-        scale=scale,
-        digits=options.precision,
+        is_sink = np.isin(range(len(of.columns)), shown.sinks)
+        of = replace(of, taken=np.where(picture.whole.is_open & is_sink, picture.whole.weights, np.nan))
+    return replace(
+        of,
         corner="query ↓ key →",
         meaning=picture.label if statistics is None else f"{picture.label} · {_of_statistics(statistics)}",
-        beside=[*_beside(shown, options)] if not title else [],
-        taken=taken,
+        beside=[*_beside(shown, options.precision)] if is_single else [],
     )
 
 
-def _beside(shown: HeadMap, options: ViewOptions) -> Iterator[Column[int]]:
-    sums = np.where(shown.is_open, shown.weights, 0.0).sum(axis=1)
-    for heading, numbers in (("sinks", shown.taken), ("learned", shown.learned), ("Σ", sums)):
+def _beside(shown: HeadMap, digits: int) -> Iterator[Column[int]]:
+    """The weights of hidden sinks and of a sink logit, and the sum of the cells of each row."""
+    for heading, numbers in (("sinks", shown.taken), ("learned", shown.learned), ("Σ", shown.sums)):
         if numbers is not None:
-            texts = [weight_text(number, options.precision) for number in numbers.tolist()]
-            yield Column(heading=heading, value=texts.__getitem__)
+            yield Column(heading=heading, value=numbers.tolist().__getitem__, unit="weight", digits=digits)
 
 
 def _rows(pictures: Sequence[_Picture], of_heads: Sequence[Grid]) -> Iterator[tuple[str, Sequence[Grid]]]:
@@ -176,12 +144,12 @@ def _rows(pictures: Sequence[_Picture], of_heads: Sequence[Grid]) -> Iterator[tu
         layer = picture.head.layer
         name = "" if layer is None else layer.label + ("" if layer.verified else " !")
         layers.setdefault(name, []).append(of)
-    across = _ACROSS
-    if len(layers) == 1:
-        across = next(n for most, n in _COLUMNS if len(of_heads) <= most)
-    for name, row in layers.items():
-        for start in range(0, len(row), across):
-            yield name if len(layers) > 1 else "", row[start : start + across]
+    if len(layers) > 1:
+        yield from layers.items()
+        return
+    across = _ACROSS if len(of_heads) <= _MANY else _ACROSS_MANY
+    for start in range(0, len(of_heads), across):
+        yield "", of_heads[start : start + across]
 
 
 # -------------------------------------------------------------------------------------------------------------- in words
@@ -189,38 +157,26 @@ def _rows(pictures: Sequence[_Picture], of_heads: Sequence[Grid]) -> Iterator[tu
 
 def _title(pictures: Sequence[_Picture]) -> str:
     """The name of a single head, or the layers and the number of heads."""
-    first = pictures[0]
-    if len(pictures) == 1:
-        return first.label + kv_head_of(first.head.record, first.head.head)
-    layers = dict.fromkeys(layer for picture in pictures if (layer := picture.head.layer) is not None)
-    parts = [names_of([*layers]), count_of(len(pictures), "head")]
-    parts += [f"sequence {first.sequence}"] if len(first.head.record.sequences) > 1 else []
+    heads = [picture.head for picture in pictures]
+    if len(heads) == 1:
+        return pictures[0].label + kv_head_of(heads[0].record, heads[0].head)
+    layers = [*dict.fromkeys(head.layer for head in heads if head.layer is not None)]
+    _, _, sequence = pictures[0].label.partition(" · sequence ")
+    parts = [names_of(layers), count_of(len(heads), "head"), f"sequence {sequence}" if sequence else ""]
     return " · ".join(filter(None, parts))
-
-
-def _short_title(picture: _Picture, options: ViewOptions) -> str:
-    """The number of a head with the sign of its type, and the weight of its hidden sinks."""
-    statistics = picture.head.statistics
-    title = f"head {picture.head.head} {'' if statistics is None else KIND_SIGNS[statistics.kind][0]}"
-    if picture.shown.taken is None or not picture.whole.sinks:
-        return title
-    return f"{title} {weight_text(picture.whole.sink_mass, options.precision)}"
 
 
 def _texts(pictures: Sequence[_Picture], options: ViewOptions) -> Iterator[str]:
     """A line for each text that is read: `5 tokens: “the cat …”`."""
-    pairs = [(picture.shown.queries, picture.shown.keys) for picture in pictures]
-    read = [text for pair in pairs for text in pair]
-    for place, text in enumerate(read):
-        if text not in read[:place]:
-            n_tokens = count_of(len(text.tokens), "word" if options.words else "token", grouped=True)
-            words = visible(" ".join(text.text.split()))
-            yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
+    read = [text for picture in pictures for text in (picture.shown.queries, picture.shown.keys)]
+    for text in (text for place, text in enumerate(read) if text not in read[:place]):
+        n_tokens = count_of(len(text.tokens), "word" if options.words else "token", grouped=True)
+        words = visible(" ".join(text.text.split()))
+        yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
 
 
-def _types(pictures: Sequence[_Picture]) -> Iterator[str]:
+def _types(found: Sequence[HeadStatistics]) -> Iterator[str]:
     """The types of heads with their signs, and the number of heads of each."""
-    found = [head.statistics for picture in pictures if (head := picture.head).statistics is not None]
     if len(found) == 1:
         yield f"{KIND_SIGNS[found[0].kind][0]} {_of_statistics(found[0])}"
     elif found:
@@ -237,7 +193,7 @@ def _of_statistics(statistics: HeadStatistics) -> str:
 
 def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -> Iterator[str]:
     """What a cell is, and what was pooled, left out, hidden or not verified."""
-    block, rows = max(picture.shown.block for picture in pictures), pictures[0].rows
+    block, rows = max(picture.shown.block for picture in pictures), pictures[0].shown.rows
     queries = "a query (row) gives" if block == 1 or rows is not None else f"{block} queries (a row) give on average"
     keys = "a key (column)" if block == 1 else f"{block} keys (a column) together"
     yield f"each cell: the attention weight that {queries} to {keys}"
@@ -248,29 +204,20 @@ def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -
         yield "words: weights are summed over the tokens of a key, averaged over those of a query; statistics are of tokens"
     if rows is not None:
         yield f"{len(rows)} of {len(pictures[0].shown.queries.tokens)} queries are drawn"
-    yield from _removed(pictures, options)
+    if options.hide_sinks:
+        yield _removed([picture.whole for picture in pictures], options.precision)
     for layer in dict.fromkeys(picture.head.layer for picture in pictures):
         if layer is not None and not layer.verified:
             yield f"! {layer.label}: NOT verified: {visible('; '.join(layer.unverified))}"
     yield from missing_notes(record, options)
 
 
-def _removed(pictures: Sequence[_Picture], options: ViewOptions) -> Iterator[str]:
-    """The weights of hidden sinks and of sink logits."""
-    maps = [picture.whole for picture in pictures if np.isfinite(picture.whole.sink_weights).all()]
-    sinks = [*dict.fromkeys(token_at(token_text(m.keys, place), place) for m in maps for place in m.sinks)]
-    done = "; the rest of each row is renormalised" if options.hide_sinks else ""
-    if options.hide_sinks and sinks:
-        taken = weight_text(_mean([(m.sink_mass, m) for m in maps]), options.precision)
-        yield f"sinks are taken out, {first_names(sinks, _MOST_SINKS)}, with {taken} of all attention{done}"
-    elif options.hide_sinks:
-        yield "no sink, so nothing is taken out"
-    learned = [(mass, m) for m in maps if (mass := m.learned_mass) is not None]
-    if learned:
-        yield f"sink logits, which are no keys, have {weight_text(_mean(learned), options.precision)} of all attention{done}"
-
-
-def _mean(masses: Sequence[tuple[float, HeadMap]]) -> float:
-    """The mean of parts of attention over all queries of the maps."""
-    counts = [max(1.0, float(m.n_queries.sum())) for _, m in masses]
-    return float(np.average([mass for mass, _ in masses], weights=counts))
+def _removed(maps: Sequence[HeadMap], digits: int) -> str:
+    """The sinks that are hidden, and the most attention that they and a sink logit have in a head."""
+    sinks = [*dict.fromkeys(token_at(token_text(cells.keys, place), place) for cells in maps for place in cells.sinks)]
+    sinks += ["sink logits, which are no keys"] if any(cells.learned is not None for cells in maps) else []
+    if not sinks:
+        return "no sink, so nothing is taken out"
+    most = max(cells.sink_mass + (cells.learned_mass or 0.0) for cells in maps)
+    named = f"sinks are taken out, {first_names(sinks, _MOST_SINKS)}"
+    return f"{named}, with at most {weight_text(most, digits)} of a head's attention; the rest of a row is renormalised"

@@ -11,17 +11,15 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from io import StringIO
 from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from mhacli.record.arrays import Array
-from mhacli.render.base.doc import Row, Table
-from mhacli.render.base.format import count_of
-from mhacli.render.base.options import balanced
 
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 INK, SOFT, FAINT, PAPER = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff"
@@ -92,13 +90,26 @@ def stacked(pieces: Sequence[Piece], gap: float) -> Piece:
     return Piece(content, max(piece.width for piece in pieces), max(0.0, y - gap))
 
 
+def lines(texts: Sequence[str], *, size: float = 10.0, fill: str = INK) -> Piece:
+    """Lines of monospaced text."""
+    content = ""
+    for place, text in enumerate(texts, 1):
+        content += written(0, place * _LINE * size - 0.3 * size, text, size, fill=fill)
+    return Piece(content, max(mono_width(text, size) for text in texts), len(texts) * _LINE * size)
+
+
 def paragraph(text: str, width: float, *, size: float = 10.0, fill: str = INK) -> Piece:
     """Text in lines of at most this width."""
-    lines = [line.plain for line in Text(text).wrap(Console(), max(30, int(width / (MONO_EM * size))))]
-    content = "".join(
-        written(0, (place + 1) * _LINE * size - 0.3 * size, line, size, fill=fill) for place, line in enumerate(lines)
-    )
-    return Piece(content, max(mono_width(line, size) for line in lines), len(lines) * _LINE * size)
+    wrapped = Text(text).wrap(Console(), max(30, int(width / (MONO_EM * size))))
+    return lines([line.plain for line in wrapped], size=size, fill=fill)
+
+
+def printed(view: RenderableType, columns: int) -> list[str]:
+    """The lines of a terminal view without colour."""
+    console = Console(width=columns, file=StringIO(), color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(view)
+    return [line.rstrip() for line in captured.get().strip("\n").split("\n")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,43 +123,6 @@ class Sheet:
     caption: Sequence[str] = ()
     scale: str = ""
     drawn: Sequence[str]
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
-
-_SIZE, _ROW, _GAP = 10.0, 17.0, 2
-"""The size of the text of a table, the height of a row, and the characters between columns."""
-
-
-def table(of: Table[Row]) -> Piece:
-    """The table with all columns; of more than `most` rows the first and the last."""
-    selection = balanced(len(of.rows), len(of.rows) if of.most is None else of.most)
-    lines = [[column.text(of.rows[place]) for column in of.columns] for place in selection.shown]
-    headings = [column.heading for column in of.columns]
-    widths = [max(map(cell_len, cells)) for cells in zip(headings, *lines, strict=True)]
-    starts = [sum(widths[:place]) + place * _GAP for place in range(len(widths))]
-    cell = MONO_EM * _SIZE
-    width = (sum(widths) + _GAP * (len(widths) - 1)) * cell
-
-    def line(texts: list[str], y: float, fill: str) -> str:
-        parts = []
-        for text, column, start, size in zip(texts, of.columns, starts, widths, strict=True):
-            is_left = column.unit == "word"
-            x = start if is_left else start + size
-            anchor = None if is_left else "end"
-            parts.append(written(x * cell, y + 0.7 * _ROW, text, _SIZE, fill=fill, text_anchor=anchor))
-        return "".join(parts)
-
-    content, y = line(headings, 0, SOFT), _ROW
-    for place, texts in enumerate(lines):
-        if selection.hidden and place == selection.before:
-            more = f"⋮ {count_of(selection.hidden, 'row')} not drawn"
-            content += written(0, y + 0.7 * _ROW, more, _SIZE, fill=SOFT)
-            y += _ROW
-        content += element("line", x1=0, y1=y, x2=width, y2=y, stroke=FAINT, stroke_width=0.5)
-        content += line(texts, y, INK)
-        y += _ROW
-    return Piece(content, width, y)
 
 
 # -------------------------------------------------------------------------------------------------------------- images

@@ -11,11 +11,12 @@ from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions, chosen
 from mhacli.render.base.selection import chosen_layers, names_of, places_of, ranges, require_inspected_heads
 from mhacli.text.escape import visible
+from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.record.record import InspectedLayer
 
-SHORT = 64
+_SHORT = 64
 """The most keys for which a uniform attention weight is visible on a linear scale."""
 
 
@@ -62,25 +63,19 @@ def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, 
     )
 
 
-def _of_one_layer(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
+def _of_one_layer(record: Record, options: ViewOptions) -> Iterator[DrawableHead]:
     statistics_of = {head.head: head for head in record.heads}
     if "pattern" in record.arrays:
-        heads = chosen(options.heads, record.config.n_heads, 0, True, "head").shown
-        return [DrawableHead(record, head, head, statistics_of.get(head)) for head in heads]
-    if "map" not in record.arrays:
-        return []
-    places = range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
-    return [DrawableHead(record, place, record.heads[place].head, record.heads[place]) for place in places]
-
-
-def is_before_dropout(record: Record) -> bool:
-    """Whether the run was in training, so that the pattern drawn is the one before dropout."""
-    return record.config.train
+        for head in chosen(options.heads, record.config.n_heads, 0, True, "head").shown:
+            yield DrawableHead(record, head, head, statistics_of.get(head))
+    elif "map" in record.arrays:
+        for place in range(len(record.heads)) if options.heads is None else places_of(record, options.heads):
+            yield DrawableHead(record, place, record.heads[place].head, record.heads[place])
 
 
 def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
     """What pictures of a record's heads leave out."""
-    if is_before_dropout(record):
+    if record.config.train:
         p = record.config.dropout
         yield f"the pattern is drawn before dropout ({p:g}); the layer's output was computed after dropout"
     if record.facts.padded:
@@ -98,10 +93,11 @@ def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
     """The requested scale; else linear for cells of short texts, and log for long texts and blocks, which would be
     dark."""
-    is_linear = all(head.is_exact and usual_scale(head.record) == "linear" for head in heads)
-    return options.map_scale or ("linear" if is_linear else "log")
+    keys = (keys for head in heads for keys in head.record.keys)
+    is_exact = all(head.is_exact for head in heads)
+    return options.map_scale or (usual_scale(keys) if is_exact else "log")
 
 
-def usual_scale(record: Record) -> Scale:
-    """The scale of the cells of a record: linear for short texts, and log for long ones."""
-    return "linear" if all(len(keys.tokens) <= SHORT for keys in record.keys) else "log"
+def usual_scale(texts: Iterable[TokenSequence]) -> Scale:
+    """The scale of cells over these keys: linear for short texts, and log for long ones."""
+    return "linear" if all(len(keys.tokens) <= _SHORT for keys in texts) else "log"

@@ -18,8 +18,8 @@ from mhacli.render.base.grids import MAX_LINES, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
-from mhacli.render.heads.drawable import usual_scale
-from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, pattern_map, where
+from mhacli.render.heads.drawable import DrawableHead, usual_scale
+from mhacli.render.heads.head_map import HeadMap, block_map, where
 
 AXES = "keys from left to right, queries downward"
 """What runs along the axes of a picture of a head."""
@@ -30,8 +30,24 @@ _FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
 _SINK_WIDTH, _LONGEST, _LEAST_KEYS = 5, 28, 30
 
 
+def grid_of(cells: HeadMap, title: str, *, scale: Scale, top: float | None = None, digits: int | None = None) -> Grid:
+    """The cells or blocks of a head with the names of its queries and keys, up to `top` (None: its largest weight)."""
+    n_rows, n_columns = cells.weights.shape
+    return Grid(
+        title=title,
+        values=np.where(cells.is_open, cells.weights, 0.0),
+        allowed=cells.is_open,
+        rows=[cells.query_name(row) for row in range(n_rows)],
+        columns=[cells.key_name(key) for key in range(n_columns)],
+        places=[cells.key_index(key) for key in range(n_columns)],
+        top=top or cells.largest or 1.0,
+        scale=scale,
+        digits=digits,
+    )
+
+
 def patterns(
-    heads: Sequence[tuple[str, HeadPattern]],
+    heads: Sequence[tuple[str, HeadMap]],
     largest: float,
     options: ViewOptions,
     screen: Screen,
@@ -41,15 +57,16 @@ def patterns(
 ) -> Iterator[RenderableType]:
     """Patterns with their titles in the chosen view, on a scale with the top `largest`: as matrices, as shades, or as each
     query's top keys. Of more than `most` lines the first are drawn; `n_more` are left out before."""
-    drawn = [(title, head) for title, head in heads if len(head.weights)]
-    for title in (title for title, head in heads if not len(head.weights)):
+    drawn = [(title, cells) for title, cells in heads if len(cells.weights)]
+    for title in (title for title, cells in heads if not len(cells.weights)):
         yield Text(f"{title}: none of the chosen rows is in this text", style="yellow")
     if options.view == "top":
-        for title, head in drawn:
-            yield from table(_top_keys(title, head, options), screen.width)
+        for title, cells in drawn:
+            yield from table(_top_keys(title, cells, options), screen.width)
         return
+    scale = options.map_scale or usual_scale(cells.keys for _, cells in drawn)
     yield from grids(
-        [pattern_grid(title, head, largest, options) for title, head in drawn],
+        [_pattern_grid(title, cells, options, scale=scale, top=largest) for title, cells in drawn],
         screen,
         form=_FORMS.get(options.view, "auto"),
         everything=options.everything,
@@ -59,111 +76,90 @@ def patterns(
     )
 
 
-def pattern_grid(title: str, head: HeadPattern, largest: float, options: ViewOptions) -> Grid:
+def _pattern_grid(title: str, cells: HeadMap, options: ViewOptions, *, scale: Scale, top: float) -> Grid:
     """The cells of a pattern with padded keys; beside them the sum of each row, if one is not 1, and the entropy."""
-    weights, allowed = head.weights.astype(np.float64), head.allowed
-    width = _NAME if head.produced is None else _NAME_WITH_NEXT
-    rows, keys = [fitted(head.row_label(row), width) for row in range(len(weights))], range(weights.shape[1])
-    scale = options.map_scale or usual_scale(head.record)
-    strongest = np.where(allowed, weights, -1).argmax(axis=1)
+    width = _NAME if cells.produced is None else _NAME_WITH_NEXT
+    whole = grid_of(cells, title, scale=scale, top=top, digits=options.precision)
+    strongest = np.where(whole.allowed, whole.values, -1).argmax(axis=1)
+    n_rows, n_columns = whole.values.shape
+    names, keys = [fitted(name, width) for name in whole.rows], range(n_columns)
 
-    def smaller(n_rows: int, n_columns: int) -> Grid:
-        cells = pattern_map(head)
-        if head.rows is None:
-            return map_grid(cells.fitting(n_rows, n_columns), title, scale, options)
-        factor = max(1, -(-len(keys) // n_columns))  # requested rows are never pooled
-        return replace(map_grid(cells.of_rows(range(len(rows)), factor), title, scale, options), rows=rows)
+    def smaller(n_lines: int, n_cells: int) -> Grid:
+        if cells.rows is None:
+            return _map_grid(cells.of_tokens().fitting(n_lines, n_cells), title, scale, options)
+        blocks = cells.of_tokens().of_rows(range(n_rows), max(1, -(-n_columns // n_cells)))  # never pooled
+        return replace(_map_grid(blocks, title, scale, options), rows=names)
 
-    return Grid(
-        title=title,
-        values=weights,
-        allowed=allowed,
-        rows=rows,
-        columns=[head.key_name(key) for key in keys],
-        places=[head.key_index(key) for key in keys],
-        top=largest,
-        scale=scale,
-        digits=options.precision,
+    return replace(
+        whole,
+        rows=names,
         corner="query",
-        meaning=_MEANING + f" ({PADDING} padding)" * any(map(head.is_padding, keys)),
-        marked=(strongest[:, None] == keys) & allowed & np.isfinite(weights),
-        beside=[*_beside(head, options.precision)],
-        has_all_rows=options.everything or head.rows is not None,
+        meaning=_MEANING + f" ({PADDING} padding)" * (PADDING in whole.columns),
+        marked=(strongest[:, None] == keys) & whole.allowed & np.isfinite(whole.values),
+        beside=[*_beside(cells, options.precision)],
+        has_all_rows=options.everything or cells.rows is not None,
         smaller=smaller,
     )
 
 
-def _beside(head: HeadPattern, digits: int) -> Iterator[Column[int]]:
+def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
     """The sum of each row, if one is not 1, what a sink logit takes, and the entropy."""
-    sums = head.weights.sum(axis=1, dtype=np.float64)
+    sums, learned, entropy = cells.sums, cells.learned, cells.entropy
     if {weight_text(float(total), digits) for total in sums} != {weight_text(1.0, digits)}:
         yield Column(heading="Σ", value=lambda row: sums[row], unit="weight", digits=digits, meaning="sum of the row")
-    if head.has_learned_sink:
+    if learned is not None:
         yield Column(
             heading="s_aux",
-            value=head.learned_weight,
+            value=lambda row: learned[row],
             unit="weight",
             digits=digits,
             style=lambda row: "magenta",
             meaning="weight of the sink logit, which is no key",
         )
-    if head.site == "pattern" and "entropy" in head.record.arrays:  # after dropout a row is no distribution
-        entropy = head.entropy
+    if entropy is not None:
         yield Column(heading="H", value=lambda row: entropy[row], unit="nats", drop=1, meaning="entropy in nats")
 
 
-def map_grid(
-    shown: HeadMap, title: str, scale: Scale, options: ViewOptions, *, beside: Sequence[Column[int]] = ()
-) -> Grid:
+def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) -> Grid:
     """The cells or blocks of a map. A row has the name and the position of its first query."""
-    n, names, keys = shown.block, [], range(shown.weights.shape[1])
-    for row in range(len(shown.weights)):
-        place = str(shown.query_places(row)[0])
+    n, names = cells.block, []
+    for row in range(len(cells.weights)):
+        place = str(cells.query_places(row)[0])
         room = _NAME - len(place)
-        names.append(set_cell_size(fitted(token_text(shown.queries, int(place)), room - 1), room) + place)
+        names.append(set_cell_size(fitted(token_text(cells.queries, int(place)), room - 1), room) + place)
+    whole = grid_of(cells, title, scale=scale, digits=options.precision)
     of_cell = "the weight of a key" if n == 1 else f"the mean weight that {n} queries give to {n} keys"
-    return Grid(
-        title=title,
-        values=shown.weights,
-        allowed=shown.is_open,
-        rows=names,
-        columns=[shown.key_name(key) if n == 1 else "" for key in keys],
-        places=[key * n + shown.first[1] for key in keys],
-        top=shown.largest or 1.0,
-        scale=scale,
-        digits=options.precision,
-        meaning=f"{AXES}, each cell {of_cell}",
-        beside=beside,
-    )
+    columns = whole.columns if n == 1 else [""] * len(whole.columns)
+    return replace(whole, rows=names, columns=columns, meaning=f"{AXES}, each cell {of_cell}")
 
 
-def _top_keys(title: str, head: HeadPattern, options: ViewOptions) -> Table[int]:
+def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
     """Each query's top keys with their weights in descending order, and the weight of any sink logit."""
-    weights, allowed = head.weights, head.allowed
+    learned, digits = cells.learned, options.precision
 
     def keys_of(row: int) -> str:
-        order = np.argsort(-weights[row], kind="stable")
-        keys = order[allowed[row, order]][: options.top].tolist()
-        names = [token_at(head.key_name(key), head.key_index(key), _LONGEST) for key in keys]
-        numbers = [weight_text(weights[row, key], options.precision) for key in keys]
-        words = [f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
-        if head.has_learned_sink and words:
-            words.append(f"s_aux {weight_text(head.learned_weight(row), options.precision)}")
+        weights = cells.weights[row]
+        order = np.argsort(-weights, kind="stable")
+        words = [
+            f"{token_at(cells.key_name(key), cells.key_index(key), _LONGEST)} {weight_text(weights[key], digits)}"
+            for key in order[cells.is_open[row, order]][: options.top].tolist()
+        ]
+        if learned is not None and words:
+            words.append(f"s_aux {weight_text(learned[row], digits)}")
         return ", ".join(words) or "no visible key"
 
-    has_all = options.everything or head.rows is not None
     return Table(
         columns=[
             Column(
                 heading="query",
-                value=lambda row: f"{token_at(head.query_name(row), head.query_index(row), _LONGEST)} →",
+                value=lambda row: f"{token_at(cells.query_token(row), cells.query_places(row)[0], _LONGEST)} →",
                 style=lambda row: "bold",
             ),
             Column(heading="strongest keys", value=keys_of, least=_LEAST_KEYS, wraps=True),
         ],
-        rows=range(len(weights)),
+        rows=range(len(cells.weights)),
         title=title,
-        most=None if has_all else MAX_TOKEN_ROWS,
+        most=None if options.everything or cells.rows is not None else MAX_TOKEN_ROWS,
         has_ends=True,
     )
 
@@ -176,17 +172,20 @@ def head_map_view(
 ) -> RenderableType:
     """The map of a head of a sequence without its sink, which stands beside it. `layer` is an optional name."""
     lines = len(record.sequences[sequence].tokens) if options.everything else MAX_LINES * (2 if screen.colour else 1)
-    whole = block_map(record, place, sequence).fitting(lines, screen.width - _NAME - 1 - _SINK_WIDTH)
-    shown, head = whole.without_sinks(), record.heads[place]
-    title = f"{where(record, sequence, layer, head.head)} · {words_of_type(head.kind).name}"
-    sink: Column[int] = Column(
-        heading="sink",
-        value=lambda row: shown.sink_weights[row] if shown.n_queries[row] else None,
-        unit="fraction",
-        style=lambda row: "magenta",
-    )
-    grid = map_grid(shown, title, options.map_scale or "log", options, beside=[sink] if shown.sinks else [])
-    return Group(*grids([grid], screen, form="shades"), _taken(shown, options.precision))
+    head = DrawableHead(record, place, record.heads[place].head, record.heads[place])
+    whole = block_map(head, sequence).fitting(lines, screen.width - _NAME - 1 - _SINK_WIDTH)
+    cells = whole.without_sinks()
+    title = f"{where(record, sequence, layer, head.head)} · {words_of_type(record.heads[place].kind).name}"
+    grid = _map_grid(cells, title, options.map_scale or "log", options)
+    if cells.sinks:
+        sink: Column[int] = Column(
+            heading="sink",
+            value=lambda row: cells.sink_weights[row] if cells.n_queries[row] else None,
+            unit="fraction",
+            style=lambda row: "magenta",
+        )
+        grid = replace(grid, beside=[sink])
+    return Group(*grids([grid], screen, form="shades"), _taken(cells, options.precision))
 
 
 def _taken(shown: HeadMap, digits: int) -> Text:

@@ -1,4 +1,4 @@
-"""The rows of a head's pattern, and its map of cells or blocks.
+"""A head's attention weights as a map of cells or blocks.
 
 A map has the cells of the pattern if the record has them, else blocks. Both are the mean weight from the queries of a
 row to the keys of a column. So pooling cells and hiding sinks use the same arithmetic for both, and a head looks the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,117 +19,6 @@ from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.format import token_text
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.tokens import TokenSequence
-
-if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.record.record import InspectedLayer
-
-# ----------------------------------------------------------------------------------------------------- rows of a pattern
-
-
-@dataclass(frozen=True)
-class HeadPattern:
-    """The pattern of one head of one sequence: real queries × padded keys.
-
-    `place` is its index on the head axis. `rows` are the requested queries, None for all. From the query `produced` on,
-    the next token was generated. `layer` is None for mha's own layer.
-    """
-
-    record: Record
-    sequence: int
-    place: int
-    site: str = "pattern"
-    rows: tuple[int, ...] | None = None
-    produced: int | None = None
-    layer: InspectedLayer | None = None
-
-    @property
-    def statistics(self) -> HeadStatistics:
-        """The head's statistics, in a record with statistics for every head."""
-        return self.record.heads[self.place]
-
-    @property
-    def has_learned_sink(self) -> bool:
-        """Whether a sink logit takes part of each row."""
-        return self.layer is not None and self.layer.sinks
-
-    @property
-    def queries(self) -> slice | Array:
-        """The rows of the array for the sequence's own requested tokens."""
-        first = self.record.first_query(self.sequence)
-        if self.rows is not None:
-            return first + np.array(self.rows, dtype=int)
-        return slice(first, first + len(self.record.sequences[self.sequence].tokens))
-
-    @property
-    def weights(self) -> Array:
-        """The pattern `[query, key]`, with padded keys and without padded queries."""
-        return self._rows(self.record.arrays[self.site][self.sequence, self.place])
-
-    @property
-    def allowed(self) -> Array:
-        """The visible cells, `[query, key]`."""
-        allowed = self.record.arrays["allowed"]
-        return self._rows(allowed[self.sequence, min(self.place, allowed.shape[1] - 1)])
-
-    @property
-    def entropy(self) -> Array:
-        """The entropy of each row in nats."""
-        return self._rows(self.record.arrays["entropy"][self.sequence, self.place])
-
-    def _rows(self, array: Array) -> Array:
-        rows: Array = array[self.queries]
-        return rows
-
-    def learned_weight(self, row: int) -> float:
-        """The weight of a row's sink logit."""
-        return max(0.0, 1 - float(self.weights[row].sum(dtype=np.float64)))
-
-    def query_index(self, row: int) -> int:
-        """The index of a row's token in its sequence."""
-        return row if self.rows is None else self.rows[row]
-
-    def query_name(self, row: int) -> str:
-        """The query token of a row, or `is → Paris` if its next token was generated."""
-        index, sequence = self.query_index(row), self.record.sequences[self.sequence]
-        name = token_text(sequence, index)
-        return f"{name} → {token_text(sequence, index + 1)}" if self.is_followed(row) else name
-
-    def is_followed(self, row: int) -> bool:
-        """Whether the next token of a row was generated."""
-        last = len(self.record.sequences[self.sequence].tokens) - 1
-        return self.produced is not None and self.produced <= self.query_index(row) < last
-
-    def row_label(self, row: int) -> str:
-        """The name of a row, with its index unless all rows are drawn."""
-        return self.query_name(row) if self.rows is None else f"{self.query_index(row)} {self.query_name(row)}"
-
-    def key_index(self, column: int) -> int:
-        """The index of a column's token in its sequence; out of range for padding."""
-        return column - self.record.first_key(self.sequence)
-
-    def key_name(self, column: int) -> str:
-        """The key token of a column, or the sign for padding."""
-        return token_text(self.record.keys[self.sequence], self.key_index(column))
-
-    def is_padding(self, column: int) -> bool:
-        """Whether a column is padding."""
-        return not 0 <= self.key_index(column) < len(self.record.keys[self.sequence].tokens)
-
-
-def largest_weight(record: Record, site: str) -> float:
-    """The top of the common scale of all heads: the largest attention weight of a query that sees several keys."""
-    return _largest(record.arrays[site], record.arrays["allowed"]) or 1.0
-
-
-def largest_of(heads: Sequence[HeadPattern]) -> float:
-    """The top of the common scale of some heads, as `largest_weight`."""
-    return max((_largest(head.weights, head.allowed) for head in heads), default=0.0) or 1.0
-
-
-def _largest(weights: Array, allowed: Array) -> float:
-    choice = allowed.sum(axis=-1) > 1
-    rows = weights.max(axis=-1, where=np.isfinite(weights), initial=0.0)
-    return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0))
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
@@ -160,7 +48,8 @@ class HeadMap:
     tokens, starting at the positions `first`, which are negative for padding. `of_sinks` is the part of the weights
     that goes to the keys at `sinks`. `learned` `[row]` is the weight of a sink logit, None without one. `n_queries`
     `[row]` counts queries with a visible key. `taken` `[row]` is the weight removed from renormalised rows, None if
-    nothing was removed.
+    nothing was removed. `rows` are the positions of requested queries, None for all. From the query `produced` on, the
+    next token was generated. `entropy` `[row]` is that of single queries in nats, None if it is not known.
     """
 
     queries: TokenSequence
@@ -173,6 +62,9 @@ class HeadMap:
     block: int = 1
     first: tuple[int, int] = (0, 0)
     taken: Array | None = None
+    rows: tuple[int, ...] | None = None
+    produced: int | None = None
+    entropy: Array | None = None
 
     @property
     def is_open(self) -> Array:
@@ -189,6 +81,12 @@ class HeadMap:
             choices[:, [place - self.first[1] for place in self.sinks]] = False
         with_choice = choices.sum(axis=1, keepdims=True) > 1
         return float(np.where(with_choice & np.isfinite(self.weights), self.weights, 0.0).max(initial=0.0))
+
+    @property
+    def sums(self) -> Array:
+        """The sum of each row, `[row]`."""
+        sums: Array = np.where(self.is_open, self.weights, 0.0).sum(axis=1)
+        return sums
 
     @property
     def sink_weights(self) -> Array:
@@ -231,6 +129,7 @@ class HeadMap:
             n_queries=n_queries,
             block=self.block * factor,
             taken=taken,
+            entropy=None,
         )
 
     def without_sinks(self) -> HeadMap:
@@ -250,19 +149,23 @@ class HeadMap:
 
     def part(self, rows: slice | Array, columns: slice | Array = slice(None)) -> HeadMap:
         """The map of some rows and columns. Rows may be listed in any order and repeatedly. `first` stays."""
-        learned, taken = (None if rows_of is None else rows_of[rows] for rows_of in (self.learned, self.taken))
+        of_rows = {
+            name: numbers[rows]
+            for name in ("learned", "taken", "entropy")
+            if (numbers := getattr(self, name)) is not None
+        }
         return replace(
             self,
             weights=self.weights[rows, columns],
             of_sinks=self.of_sinks[rows, columns],
-            learned=learned,
             n_queries=self.n_queries[rows],
-            taken=taken,
+            **of_rows,
         )
 
-    def of_rows(self, rows: Sequence[int], factor: int) -> HeadMap:
-        """The map of some rows, each on its own, with `factor` columns per cell."""
-        return self.part(np.repeat(np.array(rows, dtype=int), factor)).pooled(factor)
+    def of_rows(self, rows: Sequence[int], factor: int = 1) -> HeadMap:
+        """The map of requested queries, each on its own, with `factor` columns per cell."""
+        repeated = self.part(np.repeat(np.array(rows, dtype=int), factor))
+        return replace(repeated.pooled(factor), rows=tuple(rows))
 
     def of_tokens(self) -> HeadMap:
         """The map without rows and columns of padding alone."""
@@ -277,6 +180,8 @@ class HeadMap:
 
     def query_places(self, row: int) -> tuple[int, int]:
         """The first and last position of a row's tokens."""
+        if self.rows is not None:
+            return self.rows[row], self.rows[row]
         return self._places(self.queries, row, self.first[0])
 
     def key_places(self, column: int) -> tuple[int, int]:
@@ -287,13 +192,29 @@ class HeadMap:
         begin = cell * self.block + first
         return max(0, begin), max(0, min(len(text.tokens), begin + self.block) - 1)
 
+    def query_token(self, row: int) -> str:
+        """The token of a query, or `is → Paris` if its next token was generated."""
+        place = self.query_places(row)[0]
+        name = token_text(self.queries, place)
+        return f"{name} → {token_text(self.queries, place + 1)}" if self.is_followed(row) else name
+
+    def is_followed(self, row: int) -> bool:
+        """Whether the next token of a row was generated."""
+        return self.produced is not None and self.produced <= self.query_places(row)[0] < len(self.queries.tokens) - 1
+
     def query_name(self, row: int) -> str:
-        """The token of a row, or its positions, such as `16–31`."""
-        return self._name(self.queries, row, self.first[0])
+        """The token of a row, of a requested query with its position; or positions, such as `16–31`."""
+        if self.rows is not None:
+            return f"{self.rows[row]} {self.query_token(row)}"
+        return self.query_token(row) if self.block == 1 else self._name(self.queries, row, self.first[0])
 
     def key_name(self, column: int) -> str:
         """The token of a column, or its positions."""
         return self._name(self.keys, column, self.first[1])
+
+    def key_index(self, column: int) -> int:
+        """The position of a column's first token; out of range for padding."""
+        return column * self.block + self.first[1]
 
     def _name(self, text: TokenSequence, cell: int, first: int) -> str:
         begin = cell * self.block + first
@@ -305,32 +226,60 @@ class HeadMap:
 
 def head_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head of a sequence, without padding: its cells if the record has them, else blocks."""
-    if "pattern" in head.record.arrays:
-        return pattern_map(HeadPattern(head.record, sequence, head.place), head.statistics)
-    return block_map(head.record, head.place, sequence).of_tokens()
+    of_head = pattern_map if "pattern" in head.record.arrays else block_map
+    return of_head(head, sequence).of_tokens()
 
 
-def pattern_map(head: HeadPattern, statistics: HeadStatistics | None = None) -> HeadMap:
-    """The cells of a pattern as a map without padding. Its sinks come from the statistics."""
-    record, sequence = head.record, head.sequence
+def pattern_map(head: DrawableHead, sequence: int, site: str = "pattern") -> HeadMap:
+    """The cells of a pattern, without padded queries and with padded keys. Its sinks come from the statistics."""
+    record, arrays = head.record, head.record.arrays
     queries, keys = record.sequences[sequence], record.keys[sequence]
-    first = record.first_key(sequence)
-    columns = slice(first, first + len(keys.tokens))
-    allowed, weights = head.allowed[:, columns], head.weights[:, columns].astype(np.float64)
-    n_queries = np.asarray(allowed.any(axis=1), dtype=np.float64)
-    has_learned = statistics is not None and statistics.learned_sink is not None
-    sinks = sink_places(statistics, sequence, keys)
+    begin = record.first_query(sequence)
+    rows = slice(begin, begin + len(queries.tokens))
+    allowed = arrays["allowed"]
+    cells = cell_map(
+        queries,
+        keys,
+        arrays[site][sequence, head.place, rows],
+        allowed[sequence, min(head.place, allowed.shape[1] - 1), rows],
+        first=(0, -record.first_key(sequence)),
+        sinks=sink_places(head.statistics, sequence, keys),
+    )
+    if site == "pattern" and "entropy" in arrays:  # after dropout a row is no distribution
+        cells = replace(cells, entropy=arrays["entropy"][sequence, head.place, rows])
+    return _with_learned(cells, head.statistics)
+
+
+def cell_map(
+    queries: TokenSequence,
+    keys: TokenSequence,
+    weights: Array,
+    allowed: Array,
+    *,
+    first: tuple[int, int] = (0, 0),
+    sinks: tuple[int, ...] = (),
+) -> HeadMap:
+    """Attention weights `[query, key]` as a map."""
+    columns, weights = [place - first[1] for place in sinks], np.where(allowed, weights.astype(np.float64), FORBIDDEN)
     of_sinks = np.zeros_like(weights)
-    of_sinks[:, sinks] = np.where(allowed, weights, 0.0)[:, sinks]
+    of_sinks[:, columns] = np.where(allowed, weights, 0.0)[:, columns]
     return HeadMap(
         queries=queries,
         keys=keys,
-        weights=np.where(allowed, weights, FORBIDDEN),
+        weights=weights,
         of_sinks=of_sinks,
-        learned=np.where(n_queries, np.clip(1 - weights.sum(axis=1), 0, None), 0.0) if has_learned else None,
-        n_queries=n_queries,
+        learned=None,
+        n_queries=np.asarray(allowed.any(axis=1), dtype=np.float64),
         sinks=sinks,
+        first=first,
     )
+
+
+def _with_learned(cells: HeadMap, statistics: HeadStatistics | None) -> HeadMap:
+    """The map with the weight of the sink logit that a head has: what rows lack to 1."""
+    if statistics is None or statistics.learned_sink is None:
+        return cells
+    return replace(cells, learned=np.where(cells.n_queries > 0, np.clip(1 - cells.sums, 0, None), 0.0))
 
 
 def sink_places(statistics: HeadStatistics | None, sequence: int, keys: TokenSequence) -> tuple[int, ...]:
@@ -339,9 +288,10 @@ def sink_places(statistics: HeadStatistics | None, sequence: int, keys: TokenSeq
     return tuple(sorted(place for place in sinks if 0 <= place < len(keys.tokens)))
 
 
-def block_map(record: Record, place: int, sequence: int) -> HeadMap:
+def block_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of blocks from head statistics, with padding. Of sinks it has only those that begin a text or document,
     because the weights of others per query are not kept."""
+    record, place = head.record, head.place
     assert record.survey is not None, "a map is of a record of heads"
     block, arrays = record.survey.block, record.arrays
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
@@ -351,20 +301,19 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
     keys = record.keys[sequence]
-    sinks = tuple(key for key in sink_places(record.heads[place], sequence, keys) if keys.places[key] == 0)
-    of_sinks = _first_tokens(record, sequence, sink, sinks, weights.shape) / np.maximum(n_queries, 1)[:, None]
-    has_learned = record.heads[place].learned_sink is not None
-    return HeadMap(
+    sinks = tuple(key for key in sink_places(head.statistics, sequence, keys) if keys.places[key] == 0)
+    cells = HeadMap(
         queries=record.sequences[sequence],
         keys=keys,
         weights=np.where(is_open, weights, FORBIDDEN),
-        of_sinks=of_sinks,
-        learned=np.where(n_queries > 0, np.clip(1 - weights.sum(axis=1), 0, None), 0.0) if has_learned else None,
+        of_sinks=_first_tokens(record, sequence, sink, sinks, weights.shape) / np.maximum(n_queries, 1)[:, None],
+        learned=None,
         n_queries=n_queries,
         sinks=sinks,
         block=block,
         first=(-record.first_query(sequence), -record.first_key(sequence)),
     )
+    return _with_learned(cells, head.statistics)
 
 
 def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, ...], shape: tuple[int, ...]) -> Array:
@@ -399,3 +348,9 @@ def sums(numbers: Array, size: int, axis: int = 0) -> Array:
 def largest_of_maps(maps: Iterable[HeadMap]) -> float:
     """The top of the common scale of some maps."""
     return max((each.largest for each in maps), default=0.0) or 1.0
+
+
+def largest_weight(record: Record) -> float:
+    """The top of the common scale of all heads of a layer's record."""
+    heads = [DrawableHead(record, place, place) for place in range(record.config.n_heads)]
+    return largest_of_maps(pattern_map(head, b) for head in heads for b in range(len(record.sequences)))

@@ -12,8 +12,9 @@ from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import bytes_text, count_of, new_tokens_text
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.terminal import table
+from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
-from mhacli.render.heads.head_map import HeadPattern, kv_head_of, largest_weight
+from mhacli.render.heads.head_map import kv_head_of, largest_weight, pattern_map
 from mhacli.render.run.trace import header
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
 from mhacli.sites import variants
@@ -59,9 +60,11 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     if is_whole and "pattern" in record.arrays:
         named = {b: f"sequence {b} · " if len(record.sequences) > 1 else "" for b in sequences}
         drawn = [
-            (f"{named[b]}head {h}{kv_head_of(record, h)}", HeadPattern(record, b, h)) for b in sequences for h in heads
+            (f"{named[b]}head {h}{kv_head_of(record, h)}", pattern_map(DrawableHead(record, h, h), b))
+            for b in sequences
+            for h in heads
         ]
-        sections.append(Group(*patterns(drawn, largest_weight(record, "pattern"), options, screen)))
+        sections.append(Group(*patterns(drawn, largest_weight(record), options, screen)))
     sections += [Group(*_costs(record, decoding)), self_check_line(check, compared)]
     return Group(*[part for section in sections for part in (section, Text(""))][:-1])
 

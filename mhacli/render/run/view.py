@@ -22,8 +22,9 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import token_tables
+from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
-from mhacli.render.heads.head_map import HeadPattern, kv_head_of, largest_weight
+from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_weight, pattern_map
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.render.heads.view import sinks_line
 from mhacli.render.run.steps import lines_table
@@ -147,32 +148,31 @@ def _patterns(
         return
     is_chosen = options.heads is not None or options.everything or options.verbose
     limit = len(heads) if is_chosen else MAX_HEADS
-    drawn = [each for b in sequences for head in heads[:limit] for each in _of_head(HeadPattern(record, b, head))]
+    drawn = [each for b in sequences for head in heads[:limit] for each in _of_head(record, b, head)]
     n_more = (len(heads) - limit) * len(sequences) if len(heads) > limit else 0
     most = None if is_chosen else room
-    yield from patterns(drawn, largest_weight(record, "pattern"), options, screen, most=most, n_more=n_more)
+    yield from patterns(drawn, largest_weight(record), options, screen, most=most, n_more=n_more)
     if "dropped" in record.arrays:
         yield _dropout_caption(record, sequences)
 
 
-def _of_head(head: HeadPattern) -> Iterator[tuple[str, HeadPattern]]:
+def _of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str, HeadMap]]:
     """The pattern of a head with its title; in training before and after dropout."""
     sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
-    if "dropped" not in head.record.arrays:
+    if "dropped" not in record.arrays:
         sites = {"pattern": ""}
-    sequence = f"sequence {head.sequence} · " if len(head.record.sequences) > 1 else ""
+    of_sequence = f"sequence {sequence} · " if len(record.sequences) > 1 else ""
     for site, note in sites.items():
-        title = f"{sequence}head {head.place}{kv_head_of(head.record, head.place)}{note}"
-        yield title, replace(head, site=site)
+        title = f"{of_sequence}head {head}{kv_head_of(record, head)}{note}"
+        yield title, pattern_map(DrawableHead(record, head, head), sequence, site)
 
 
 def _dropout_caption(record: Record, sequences: Sequence[int]) -> Text:
     """Why rows no longer sum to 1 after dropout, and the range of their sums."""
     p = record.config.dropout
     allowed, before, after = (record.arrays[name] for name in ("allowed", "pattern", "dropped"))
-    rows = np.concatenate(
-        [after[b, :, HeadPattern(record, b, 0, "dropped").queries].sum(axis=-1).ravel() for b in sequences]
-    )
+    heads = [DrawableHead(record, head, head) for head in range(record.config.n_heads)]
+    rows = np.concatenate([pattern_map(head, b, "dropped").sums for b in sequences for head in heads])
     cells = np.broadcast_to(allowed, before.shape) & (before > 0)
     part = float((after[cells] == 0).mean()) if cells.any() else 0.0
     return Text(
