@@ -132,13 +132,12 @@ def _offsets(own: Statistics, uniformly: Statistics, zero: int) -> Int[Tensor, "
 
 def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]) -> list[Averages]:
     """The means of every head, in float64. Where one head stands for all, there is one for each of the `offsets`."""
-    n_heads = len(offsets)
-    seen = (sums["mass"] > 0).expand(-1, n_heads, -1)
+    seen = sums["mass"] > 0
     n = seen.sum(dim=(0, 2)).double()
-    wide = {name: sums[name].double().expand(-1, n_heads, -1) for name in _PER_QUERY}
-    profile = sums["profile"].double().sum(dim=0).expand(n_heads, -1)
-    folded, entropy = distances_folded(profile, zero), wide["entropy"]
-    at_offset = profile.gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
+    wide = {name: sums[name].double() for name in _PER_QUERY}
+    profile, entropy = sums["profile"].double().sum(dim=0), wide["entropy"]
+    folded = distances_folded(profile, zero)
+    at_offset = profile.expand(len(offsets), -1).gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
     rows = {
         "entropy": _mean(entropy, seen),
         "entropy_share": _mean(entropy / visible.double().log().masked_fill(visible <= 1, 1.0), seen & (visible > 1)),
@@ -152,11 +151,11 @@ def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor,
         "near": folded[:, : NEAR + 1].sum(dim=1) / n,
         "at_offset": torch.where(offsets < 0, torch.nan, at_offset),
     }
-    rows |= {name: sums[name].sum(dim=0).expand(n_heads) / n for name in ("duplicate", "induction")}
-    matched = sums["matched"].sum(dim=0).expand(n_heads, -1) / n[:, None]
-    numbers = {name: row.tolist() for name, row in rows.items()}
-    windows = {name: _window_of(folded, weight).tolist() for name, weight in _WINDOWS.items()}
-    is_known = (n > 0) & folded.isfinite().all(dim=1)
+    rows |= {name: sums[name].sum(dim=0) / n for name in ("duplicate", "induction")}
+    matched = (sums["matched"].sum(dim=0) / n[:, None]).expand(len(offsets), -1)
+    numbers = {name: row.expand(len(offsets)).tolist() for name, row in rows.items()}
+    is_known = ((n > 0) & folded.isfinite().all(dim=1)).expand(len(offsets))
+    windows = {name: _window_of(folded, weight).expand(len(offsets)).tolist() for name, weight in _WINDOWS.items()}
     return [
         Averages(
             **{name: finite(row[head]) for name, row in numbers.items()},  # type: ignore[arg-type]
@@ -164,7 +163,7 @@ def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor,
             offset=None if offsets[head] < 0 else int(offsets[head]) - zero,
             patterns=tuple(map(finite, matched[head].tolist())),
         )
-        for head in range(n_heads)
+        for head in range(len(offsets))
     ]
 
 
@@ -489,9 +488,8 @@ class CheckOfZ:
     def __init__(self, reduced: Reduced, axes: Axes, largest: float) -> None:
         """`largest` is the size of the largest score."""
         attention = reduced.attention
-        is_single = (
-            axes.dtype != "float64" or attention.kernel == "eager"
-        )  # whose softmax is in float32 whatever the dtype
+        # eager attention has its softmax in float32 whatever the dtype
+        is_single = axes.dtype != "float64" or attention.kernel == "eager"
         of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
         self._rounding = max(_rounding(attention.dtype, largest), of_kernel) + TOLERANCES[axes.dtype].output
         self._reduced, self._axes, self._magnitude = reduced, axes, 0.0
@@ -515,14 +513,15 @@ class CheckOfZ:
         reduced, attention, (b, h) = self._reduced, self._reduced.attention, place
         assert attention.v is not None
         assert reduced.z is not None
-        values = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(weights.dtype)
+        own = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(attention.dtype)
         if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
-            values = values.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
+            own = own.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
+        values = own.to(weights.dtype)
         z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
         apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
         self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
         self._moved.append(_moved(reduced, place, queries, weights, values).cpu())
-        largest = (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item()
+        largest = (weights.to(own.dtype) @ own.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item()
         self._magnitude = max(self._magnitude, largest)
 
     def check(self) -> Check:

@@ -187,7 +187,8 @@ class ScoredAttention(_Attention):
         keys: Int[Tensor, " key"],
         lse: Float[Tensor, " query"],
     ) -> Float[Tensor, "query key"]:
-        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores."""
+        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores.
+        As many keys as there are, are all keys."""
         return self._cells(batch_head, queries, keys, dtype=exact_dtype(self.q.device), lse=lse)[2]
 
     def matrices(self) -> dict[str, Tensor]:
@@ -215,17 +216,19 @@ class ScoredAttention(_Attention):
         dtype: torch.dtype,
         lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The products, scores and weights of any queries and keys, which are all keys where the log-sum-exp is not given."""
+        """The products, scores and weights of any queries and keys, which are all keys where the log-sum-exp is not given: only
+        then are scores of masked cells −∞."""
         batch, head = batch_head
-        q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads), keys]
-        qk = q.to(dtype) @ k.to(dtype).mT
-        keep = own_cells(self.visible(queries, keys), batch, head)
-        scaled = (qk * self.scale)[None]
-        scores = self._finish(scaled, batch, range(head, head + 1), queries, keys)[0].masked_fill_(~keep, -torch.inf)
-        rows = scores.logsumexp(dim=-1) if lse is None else lse.to(dtype)
+        q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads)]
+        k = k if len(keys) == len(k) else k[keys]
+        qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~own_cells(self.visible(queries, keys), batch, head)
+        scores = self._finish((qk * self.scale)[None], batch, range(head, head + 1), queries, keys)[0]
+        if lse is None:
+            lse = scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
+        rows = lse.to(dtype)
         if self.sink_logits is not None:
             rows = torch.logaddexp(rows, self.sink_logits.expand(self.shape[:3])[batch, head, queries].to(dtype))
-        return qk, scores, torch.where(keep, (scores - rows[:, None]).exp(), 0.0)
+        return qk, scores, (scores - rows[:, None]).exp_().masked_fill_(hidden, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
