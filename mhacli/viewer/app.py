@@ -135,26 +135,37 @@ class Viewer(App[None]):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "mha"
     CSS = """
-    Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
-    Footer, FooterKey, FooterKey .footer-key--description { background: ansi_default; color: ansi_default; }
+    OptionList, Cells, Tokens, TextScreen {
+        scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-size: 1 1;
+    }
+    Screen, Footer, FooterKey, FooterKey .footer-key--description, OptionList, Cells, Tokens {
+        background: ansi_default; color: ansi_default;
+    }
+    Screen, OptionList, Tokens { overflow: hidden; }
     FooterKey .footer-key--key { background: ansi_default; color: ansi_cyan; }
+    Cells > .datatable--header, OptionList > .option-list--option-disabled { background: ansi_default; color: ansi_default; }
+    Cells > .datatable--cursor, Cells > .datatable--header-cursor, OptionList > .option-list--option-highlighted {
+        background: ansi_default; color: ansi_default; text-style: reverse;
+    }
+    Cells > .datatable--hover, OptionList > .option-list--option-hover { background: ansi_default; color: ansi_default; }
     #top, #note { height: 1; }
     #note, #prompt { display: none; }
-    #asked, #count { width: auto; }
     #read-out, #legend, #prompt { height: 2; }
     #numbers, #question, #signs, Overview #legend { height: auto; max-height: 50%; }
-    TextScreen { overflow-y: scroll; scrollbar-size-vertical: 1; }
     #pictures, #effects, #body { height: 1fr; }
-    Matrix, Items, #pictures, #numbers { border-top: solid ansi_bright_black; border-title-style: bold; }
-    Matrix:focus, Items:focus { border-top: heavy ansi_cyan; border-title-color: ansi_cyan; }
-    Items, TextScreen { background: ansi_default; scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; }
-    Items { scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
+    OptionList, Tokens, TextScreen { overflow-y: auto; }
+    Matrix, Tokens, OptionList, Cells, #pictures, #numbers {
+        border: none; border-top: solid ansi_bright_black; border-title-style: bold;
+    }
+    Matrix:focus, Tokens:focus, OptionList:focus {
+        border: none; border-top: heavy ansi_cyan; border-title-color: ansi_cyan;
+    }
     #pictures { layout: grid; grid-gutter: 0 1; }
     #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
     #body > *, Search { width: 1fr; height: 100%; }
     .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .-wide #body Matrix { row-span: 3; }
-    .-flat #legend, .-flat #pictures, .-flat #body Items, .-flat #numbers { display: none; }
+    .-flat #legend, .-flat #pictures, .-flat #body Tokens, .-flat #list, .-flat #numbers { display: none; }
     .-flat #read-out, .-flat #prompt { height: 1; }
     .-flat #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
     """

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.style import Style
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -19,7 +18,7 @@ from mhacli.render.base.format import flowing, number_text
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint.effect import effect_words, number_column, removal_words
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
-from mhacli.viewer.parts import PLAIN, HeadsScreen, Items, entitle, key
+from mhacli.viewer.parts import Cells, HeadsScreen, entitle, key
 from mhacli.viewer.session import Session
 
 _NUMBER = 6
@@ -42,95 +41,93 @@ class EffectsScreen(HeadsScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.shown = EffectMap.of(session.record)
-        self.items = Items(self._go, id="effects")
-        entitle(self.items, "effects")
+        self.cells = Cells(id="effects", cell_padding=0)
+        entitle(self.cells, "effects")
         self.question, self.numbers = Static(id="question"), Static(id="numbers")
-        removals = session.record.effects if self.shown.summary.verified.ok else ()
-        self.ranked = sorted(removals, key=lambda effect: -abs(self.shown.summary.change_of(effect) or 0.0))
-        self._together = [effect for effect in removals if effect.removed in ("heads", "spans")]
-        self._effects: list[Effect | None] = [effect for row in self.shown.rows for effect in row.effects]
-        self._effects += [edge for read in self.shown.texts for edge in read.effects]
-        self._effects += self._together
-        self._at = self._effects.index(self.ranked[0]) if removals else 0
+        self.removals: dict[tuple[int, int], Effect] = {}
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
-        yield from (self.question, self.items, self.numbers, self.note, self.footer)
+        yield from (self.question, self.cells, self.numbers, self.note, self.footer)
+
+    def _fill(self, width: int) -> None:
+        """Takes the removals, with the cursor on the one with the largest change."""
+        rows = [*self._rows(width)]
+        n_columns = max(len(effects) for _, effects, _ in rows)
+        headings = [f"{head:>{_NUMBER - 1}}" if self.shown.rows else "" for head in range(n_columns)]
+        self.cells.fill(headings, [(name, cells) for name, _, cells in rows])
+        for row, (_, effects, _) in enumerate(rows):
+            self.removals |= {(row, place): effect for place, effect in enumerate(effects) if effect is not None}
+        self.action_move("home")
+
+    def _rows(self, width: int) -> Iterator[tuple[str, Sequence[Effect | None], list[Text]]]:
+        """The names and removals: heads by layer, edges by text in parts that fit, then joint removals."""
+        shown = self.shown
+        for row in shown.rows:
+            yield (
+                row.name,
+                row.effects,
+                [self._cell(effect, f"{shown.word(effect):>{_NUMBER}}") for effect in row.effects],
+            )
+        for read in shown.texts:
+            widest = max(map(cell_len, read.tokens))
+            step = max(1, (width - cell_len(read.name) - 3) // (widest + 2))
+            for begin in range(0, len(read.tokens), step):
+                part = slice(begin, begin + step)
+                edges = zip(read.effects[part], read.tokens[part], strict=True)
+                yield read.name, read.effects[part], [self._cell(*edge) for edge in edges]
+        for effect in shown.record.effects:
+            if effect.removed in ("heads", "spans"):
+                yield removal_name(effect, shown.record), [effect], [self._cell(effect, shown.word(effect))]
+
+    def _cell(self, effect: Effect | None, words: str) -> Text:
+        """The words of a removal in the colour of its change, or without colours with its sign."""
+        sign, style = cell(self.shown.level(effect), colour=self.session.colour, ramp=CHANGES)
+        is_token = effect is not None and effect.removed == "edge"
+        return Text.assemble(f" {sign}" if is_token else "", (words, style))
 
     def draw(self) -> None:
-        """Redraws the screen."""
-        paper = Paper(self.size.width, self.session.colour)
+        """Redraws what was measured, and the numbers of the removal under the cursor."""
+        paper, shown = Paper(self.size.width, self.session.colour), self.shown
+        if not self.removals and shown.summary.verified.ok:
+            self._fill(paper.width)
+        effect = self.removals.get((self.cells.cursor_row, self.cells.cursor_column))
         words = effect_words(self.session.record, paper)
         self.question.update(Group(words[0]))
         below: list[RenderableType] = [words[-1]]
-        effect = self._effects[self._at] if self.ranked else None
         if effect is not None:
-            self._draw_items(paper.width)
             entitle(self.numbers, removal_words(effect, self.session.record))
-            below = [flowing([*self._numbers(effect)], paper.width, "  "), self._scale(paper), *below]
+            columns = map(number_column, numbers_of(self.session.record.effects))
+            numbers = [Text.assemble((f"{of.heading} ", "dim"), (of.text(effect), "bold")) for of in columns]
+            swatches = CHANGES.swatches(colour=paper.colour)
+            swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
+            ramp = Text.assemble(f"{shown.low} ", *swatches, f" {number_text(shown.largest)}")
+            below = [
+                flowing(numbers, paper.width, "  "),
+                flowing([ramp, Text(shown.meaning, "dim")], paper.width),
+                *below,
+            ]
         self.numbers.update(Group(*below))
 
-    def _numbers(self, effect: Effect) -> Iterator[Text]:
-        """All numbers of a removal."""
-        for column in map(number_column, numbers_of(self.session.record.effects)):
-            yield Text.assemble((f"{column.heading} ", "dim"), (column.text(effect), "bold"))
-
-    def _scale(self, paper: Paper) -> Text:
-        """The scale of changes, in colours or in the signs used without them, and its meaning."""
-        shown, swatches = self.shown, Text.assemble(*CHANGES.swatches(colour=paper.colour))
-        swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
-        ramp = Text(f"{shown.low} ").append_text(swatches).append(f" {number_text(shown.largest)}")
-        return flowing([ramp, Text(shown.meaning, "dim")], paper.width)
-
-    def _draw_items(self, width: int) -> None:
-        """Draws the removals: heads by layer, edges by text, then joint removals."""
-        shown, colour = self.shown, self.session.colour
-        names = ("layer", *(row.name for row in shown.rows), *(read.name for read in shown.texts))
-        label = max(map(cell_len, names))
-        is_numbered = label + 2 + shown.n_columns * _NUMBER < width
-
-        def word(effect: Effect | None) -> str:
-            if is_numbered or effect is None:
-                return f"{shown.word(effect):>{_NUMBER - 1 if is_numbered else 1}}"
-            return "·" if colour else cell(shown.level(effect), colour=False, ramp=CHANGES)[0]
-
-        rows = [(f"{row.name:>{label}}", [word(effect) for effect in row.effects]) for row in shown.rows]
-        rows += [(f"{read.name:>{label}}", list(read.tokens)) for read in shown.texts]
-        rows += [("", [f"{removal_name(effect, shown.record)} {shown.word(effect)}"]) for effect in self._together]
-        axis = f"{'head':>{label}}   {_head_axis(shown.n_columns, _NUMBER if is_numbered else 2)}" if shown.rows else ""
-        self.items.fill((width, shown), lambda: rows, axis)
-
-        def look(item: int) -> tuple[str, Style, Style]:
-            effect = self._effects[item]
-            sign, style = cell(shown.level(effect), colour=colour, ramp=CHANGES)
-            is_word = effect is not None and effect.removed != "head"
-            return sign if is_word and not colour else " ", PLAIN, style
-
-        self.items.show(range(self._at, self._at + 1), look)
-
-    def _go(self, item: int) -> None:
-        self._at = item
+    def on_data_table_cell_highlighted(self) -> None:
+        """Draws the numbers of another removal."""
         self.draw()
 
     def action_move(self, direction: str) -> None:
-        """Selects another removal."""
-        if self.ranked:
-            ends = {"home": self.ranked[0], "end": self.ranked[-1]}
-            self._go(self._effects.index(ends[direction]) if direction in ends else self.items.moved(direction))
+        """Moves to another removal."""
+        if self.removals and direction in ("home", "end"):
+            ranked = sorted(self.removals, key=lambda at: -abs(self.shown.summary.change_of(self.removals[at]) or 0.0))
+            row, column = ranked[0 if direction == "home" else -1]
+            self.cells.move_cursor(row=row, column=column)
+        elif self.removals:
+            self.cells.move(direction)
 
     def action_open(self) -> None:
         """Opens the removed head."""
-        effect = self._effects[self._at] if self.ranked else None
+        effect = self.removals.get((self.cells.cursor_row, self.cells.cursor_column))
         for place, head in self.session.heads.items():
             layer = (None, None) if head.layer is None else (head.layer.kind, head.layer.layer)
             if effect is not None and head.head == effect.head and layer in ((None, None), (effect.kind, effect.layer)):
                 self.open_head(place)
                 return
         self.action_say("no single head was removed here")
-
-
-def _head_axis(n_heads: int, width: int) -> str:
-    """The head numbers above their columns; every fifth if the cells are narrow."""
-    if width == _NUMBER:
-        return "".join(f"{head:>{width - 1}} " for head in range(n_heads)).rstrip()
-    return "".join(f"{head:<{5 * width}}" for head in range(0, n_heads, 5)).rstrip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -16,7 +16,8 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
 
 from mhacli.errors import first_names
 from mhacli.render.base import format as words
@@ -25,7 +26,7 @@ from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 from mhacli.viewer.matrix import TAKEN_SIGN, TIGHT, Matrix, Picture
-from mhacli.viewer.parts import PLAIN, HeadsScreen, Items, doubts, entitle, key, kind_sign, one_line
+from mhacli.viewer.parts import PLAIN, HeadsScreen, Tokens, doubts, entitle, key, kind_sign, one_line
 from mhacli.viewer.session import Session
 
 Axis = Literal["query", "key"]
@@ -67,11 +68,11 @@ class HeadScreen(HeadsScreen):
         super().__init__(session)
         self.picture: Picture | None = None
         self.matrix = Matrix(self.go, colour=session.colour)
-        self.list = Items(self._go_to_listed, id="list")
-        self.keys, self.queries = (Items(partial(self._go_to, axis), id=axis) for axis in AXES)
+        self.list = OptionList(id="list", compact=True, markup=False)
+        self.keys, self.queries = (Tokens(partial(self._go_to, axis), id=axis) for axis in AXES)
         self.read_out, self.legend = Static(id="read-out"), Static(id="legend")
-        self.asked, self.count, self.search = Static(id="asked"), Static(id="count"), Search(compact=True)
-        self.prompt = Horizontal(self.asked, self.search, self.count, id="prompt")
+        self.asked, self.search = Static(id="asked"), Search(compact=True)
+        self.prompt = Horizontal(self.asked, self.search, id="prompt")
         self._places = (0, 0)
         self._most: int | None = None
         self._listed: list[int] = []
@@ -115,19 +116,24 @@ class HeadScreen(HeadsScreen):
         self.legend.update(Group(words.flowing([*legend], self.size.width)))
 
     def _draw_list(self, picture: Picture, row: int, column: int) -> None:
-        """Draws the strongest keys of the row, as many as fit if no number was chosen."""
-        keys, size = picture.top_keys(row), self.list.size
-        room = max(1, size.height - (picture.base.learned is not None))
+        """Draws the strongest keys of the row, as many as fit if no number was chosen, then what the others and a sink logit
+        get."""
+        keys, learned, size = picture.top_keys(row), picture.base.learned, self.list.size
+        room = max(1, size.height - (learned is not None))
         most = self._most or (room if len(keys) <= room else max(1, room - 1))
         self._listed = [listed for listed, _ in keys[:most]]
         noun = "key" if picture.base.block == 1 else "block"
         none = f"no {noun} but sinks" if picture.is_taken[row].any() else f"no visible {noun}"
         entitle(self.list, f"top {len(self._listed)} of {words.count_of(len(keys), noun)}" if keys else none)
-        self.list.fill(
-            (picture, row, most, size), lambda: [("", [line]) for line in key_lines(picture, row, most, size.width)]
-        )
-        at = self._listed.index(column) if column in self._listed else -1
-        self.list.show(range(at, at + 1) if at >= 0 else range(0), lambda item: (" ", PLAIN, PLAIN))
+        others = []
+        if len(keys) > most:
+            rest = sum(weight for _, weight in keys[most:])
+            others.append(f" {len(keys) - most} more get {words.weight_text(rest, DECIMALS)}")
+        if learned is not None and not picture.hides_sinks:
+            others.append(f" sink logit {words.weight_text(float(learned[row]), DECIMALS)}")
+        lines = [Option(line) for line in key_lines(picture, keys[:most], size.width)]
+        self.list.set_options([*lines, *(Option(line, disabled=True) for line in others)])
+        self.list.highlighted = self._listed.index(column) if column in self._listed else None
 
     def _heading(self) -> Iterator[tuple[str, str | Style]]:
         """The head, its type, its sequence, and doubts."""
@@ -146,15 +152,15 @@ class HeadScreen(HeadsScreen):
         of_row, of_column = cells[row].tolist(), cells[:, column].tolist()
         entitle(self.keys, f"keys of query {picture.query_name(row)}")
         entitle(self.queries, f"queries of key {picture.key_name(column)}")
-        self.keys.fill(base.keys, lambda: _tokens(base.keys))
-        self.queries.fill(base.queries, lambda: _tokens(base.queries))
         first, last = base.key_places(column)
         self.keys.show(
-            range(first, last + 1), lambda place: token_look(of_row[picture.column_of(place)], colour=colour)
+            base.keys, range(first, last + 1), lambda place: token_look(of_row[picture.column_of(place)], colour=colour)
         )
         first, last = base.query_places(row)
         self.queries.show(
-            range(first, last + 1), lambda place: token_look(of_column[picture.row_of(place)], colour=colour)
+            base.queries,
+            range(first, last + 1),
+            lambda place: token_look(of_column[picture.row_of(place)], colour=colour),
         )
 
     # -------------------------------------------------------------------------------------------------------- cursor
@@ -171,22 +177,19 @@ class HeadScreen(HeadsScreen):
         elif self.picture is not None:
             self.go(self.picture.row_of(place), self.matrix.column)
 
-    def _go_to_listed(self, item: int) -> None:
-        if self._listed:
-            self.go(self.matrix.row, self._listed[min(item, len(self._listed) - 1)])
+    def on_option_list_option_highlighted(self) -> None:
+        """Moves the cursor to a key of the list."""
+        listed = self.list.highlighted
+        if listed is not None and self._listed[listed] != self.matrix.column:
+            self.go(self.matrix.row, self._listed[listed])
 
     def action_move(self, direction: str) -> None:
         """Moves the cursor in the focused pane."""
-        is_step = direction in ("up", "down", "left", "right")
-        if self.picture is None:
-            return
-        if self.focused is self.list and direction in ("up", "down"):
-            self._go_to_listed(self.list.moved(direction) if self.list.cursor else 0)
-        elif self.focused is self.keys and is_step:
-            self._go_to("key", self.keys.moved(direction))
-        elif self.focused is self.queries and is_step:
-            self._go_to("query", self.queries.moved(direction))
-        else:
+        axis: Axis = "key" if self.focused is self.keys else "query"
+        text = self.keys if axis == "key" else self.queries
+        if self.focused is text and direction in ("up", "down", "left", "right"):
+            self._go_to(axis, text.moved(direction))
+        elif self.picture is not None:
             self.go(*self.matrix.moved(direction))
 
     # ------------------------------------------------------------------------------------------------------ what is drawn
@@ -252,10 +255,10 @@ class HeadScreen(HeadsScreen):
         text = self.picture.base.keys if self._axis == "key" else self.picture.base.queries
         self.matrix.row, self.matrix.column = self._before
         self._found = matches(text, typed, self._places[self._axis == "key"])
-        self.asked.update(Text(asked := f"to a {self._axis}: ", "bold"))
+        count = words.count_of(len(self._found), "match")
+        asked = f"{count} · to a {self._axis}: " if typed else f"to a {self._axis}: "
+        self.asked.update(Text(asked, "bold"))
         self.asked.styles.width = len(asked)
-        count = "no match" if typed else "token or place"
-        self.count.update(f"1 of {len(self._found)}" if self._found else count)
         if self._found:
             self._go_to(self._axis, self._found[0])
         else:
@@ -331,39 +334,25 @@ def matches(text: TokenSequence, typed: str, begin: int) -> list[int]:
 DECIMALS, _MOST_NAME = 5, 18
 
 
-def key_lines(picture: Picture, row: int, most: int, width: int) -> list[str]:
-    """A line for each of a row's strongest keys with its weight and a bar, then for the others and for a sink logit."""
-    keys, learned = picture.top_keys(row), picture.base.learned
+def key_lines(picture: Picture, keys: Sequence[tuple[int, float]], width: int) -> Iterator[str]:
+    """A line for each key of a row with its weight and a bar."""
     largest = max((weight for _, weight in keys), default=0.0) or 1.0
     label = min(_MOST_NAME, max(6, width - DECIMALS - 12))
-    lines = []
-    for column, weight in keys[:most]:
+    for column, weight in keys:
         name = set_cell_size(words.fitted(picture.key_name(column), label), label)
         number = f" {name} {words.weight_text(weight, DECIMALS):>{DECIMALS + 2}} "
         part = np.nan_to_num(weight / largest)
-        lines.append(number + "█" * round(part * (width - cell_len(number) - 2)))
-    if len(keys) > most:
-        rest = sum(weight for _, weight in keys[most:])
-        lines.append(f" {len(keys) - most} more get {words.weight_text(rest, DECIMALS)}")
-    if learned is not None and not picture.hides_sinks:
-        lines.append(f" sink logit {words.weight_text(float(learned[row]), DECIMALS)}")
-    return lines
+        yield number + "█" * round(part * (width - cell_len(number) - 2))
 
 
 # --------------------------------------------------------------------------------------------- words around the matrix
 
 
-def _tokens(text: TokenSequence) -> list[tuple[str, list[str]]]:
-    return [("", [words.token_text(text, place) for place in range(len(text.tokens))])]
-
-
-def token_look(level: int, *, colour: bool) -> tuple[str, Style, Style]:
-    """The sign before a token, its style, and the token's, for the level of its weight."""
-    if level == NOT_A_NUMBER:
-        return NAN_SIGN, PLAIN, EMPTY
+def token_look(level: int, *, colour: bool) -> tuple[str, Style]:
+    """The sign before a token, and its style, for the level of its weight."""
     if level < 0:
-        return " ", PLAIN, EMPTY
-    return (" ", PLAIN, WEIGHTS.style(level)) if colour else (glyph(level), PLAIN, PLAIN)
+        return NAN_SIGN if level == NOT_A_NUMBER else " ", EMPTY
+    return (" ", WEIGHTS.style(level)) if colour else (glyph(level), PLAIN)
 
 
 def read_out(picture: Picture, row: int, column: int, width: int) -> Iterator[Text]:
@@ -419,7 +408,8 @@ def captions(picture: Picture, factor: int, *, has_numbers: bool, colour: bool) 
 def scale_words(picture: Picture, factor: int) -> str:
     """The scale and its range."""
     shades = picture.at(factor)
-    return f"{picture.scale}, {range_text(picture.scale, shades.top, is_exceeded=shades.is_exceeded)}"
+    is_exceeded = bool((shades.map.weights > shades.top).any())
+    return f"{picture.scale}, {range_text(picture.scale, shades.top, is_exceeded=is_exceeded)}"
 
 
 def sink_words(picture: Picture) -> str:

@@ -7,7 +7,6 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 from textual.app import ComposeResult
@@ -21,14 +20,14 @@ from mhacli.render.base import format as words
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
-from mhacli.viewer.parts import PLAIN, HeadsScreen, Items, doubts, entitle, key, kind_sign, one_line
-from mhacli.viewer.session import Session
+from mhacli.viewer.parts import Cells, HeadsScreen, doubts, entitle, key, kind_sign, one_line
+from mhacli.viewer.session import Place, Session
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
     from mhacli.viewer.matrix import Matrix
 
-_LEAST, _MOST_NAME = (8, 3), 16
-"""The least columns and lines of a picture, and the most columns of a layer's name."""
+_LEAST = (8, 3)
+"""The least columns and lines of a picture."""
 _PAUSE_S = 0.01
 """The pause before numpy is imported, in which the first screen appears."""
 
@@ -44,20 +43,29 @@ class Overview(HeadsScreen):
         super().__init__(session)
         self.pictures = Container(id="pictures")
         self._matrices: dict[int, Matrix] = {}
-        self.signs = Items(self._go, id="signs")
-        self.signs.can_focus = False
+        self.signs = Cells(id="signs", cell_padding=0)
         self.numbers, self.legend = Static(id="numbers"), Static(id="legend")
-        numbers = sorted({number for _, number in session.heads})
-        self._places = [(row, number) for row in range(len(session.rows)) for number in numbers]
-        self._numbers = numbers
+        self._numbers = sorted({number for _, number in session.heads})
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
         yield from (self.top_line, self.pictures, self.signs, self.numbers, self.legend, self.note, self.footer)
 
     def on_mount(self) -> None:
-        """Draws the pictures after the first screen, because importing numpy takes long."""
+        """Draws the signs, and the pictures after the first screen, because importing numpy takes long."""
+        session = self.session
+        of_layers = f" (columns) in {len(session.rows)} layers (rows)" if len(session.rows) > 1 else ""
+        entitle(self.signs, words.count_of(len(session.heads), "head") + of_layers)
+        rows = [
+            (name, [self._sign((row, number)) for number in self._numbers]) for row, name in enumerate(session.rows)
+        ]
+        self.signs.fill([*map(str, self._numbers)], rows, len(str(self._numbers[-1])) + 1)
+        self.signs.move_cursor(row=session.place[0], column=self._numbers.index(session.place[1]))
         self.set_timer(_PAUSE_S, self._add_pictures)
+
+    def _sign(self, place: Place) -> Text:
+        head = self.session.heads.get(place)
+        return Text() if head is None else Text(*kind_sign(head.statistics))
 
     def _add_pictures(self) -> None:
         with uncollected():
@@ -72,9 +80,10 @@ class Overview(HeadsScreen):
     def draw(self) -> None:
         """Redraws the screen."""
         session, width = self.session, self.size.width
+        row, number = session.place
+        self.signs.move_cursor(row=row, column=self._numbers.index(number))
         self.top_line.update(one_line(*_record_words(session)))
         self._draw_pictures()
-        self._draw_signs()
         entitle(self.numbers, f"{session.head.label} · numbers (if uniform)")
         self.numbers.update(Group(words.flowing([*_numbers(session.head)], width, "  ")))
         self.legend.update(Group(words.flowing([*self._legend()], width, "  ")))
@@ -99,25 +108,6 @@ class Overview(HeadsScreen):
                 entitle(matrix, f"{mark}{number} {kind_sign(head.statistics)[0]} {kind}")
                 matrix.show(picture, -1, -1)
 
-    def _draw_signs(self) -> None:
-        session, numbers = self.session, self._numbers
-        of_layers = f" (columns) in {len(session.rows)} layers (rows)" if len(session.rows) > 1 else ""
-        entitle(self.signs, words.count_of(len(session.heads), "head") + of_layers)
-        names = [words.fitted(name, _MOST_NAME) for name in session.rows]
-        indent = max(map(cell_len, names)) + 2 if any(names) else 0
-        width = max(len(str(number)) for number in numbers)
-        heads = map(session.heads.get, self._places)
-        statistics = [None if head is None else head.statistics for head in heads]
-        signs = [
-            " " * width if place not in session.heads else f"{kind_sign(of)[0]:<{width}}"
-            for place, of in zip(self._places, statistics, strict=True)
-        ]
-        rows = [(name, signs[row * len(numbers) :][: len(numbers)]) for row, name in enumerate(names)]
-        header = " " * indent + "".join(f" {number:<{width}}" for number in numbers)
-        self.signs.fill(session, lambda: rows, header)
-        at = self._places.index(session.place)
-        self.signs.show(range(at, at + 1), lambda item: (" ", PLAIN, kind_sign(statistics[item])[1]))
-
     def _legend(self) -> Iterator[Text]:
         """The shading of pictures, and the signs of the types that occur."""
         session = self.session
@@ -131,20 +121,29 @@ class Overview(HeadsScreen):
 
     # ------------------------------------------------------------------------------------------------------------ moving
 
-    def _go(self, item: int) -> None:
+    def _go_in_layer(self, number: int, *cell: int) -> None:
         """Moves to a head; opens it if the cursor is there."""
-        if self._places[item] == self.session.place:
+        if number == self.session.place[1]:
             self.action_open()
-        self.session.place = self._places[item]
+        else:
+            self.session.place = self.session.place[0], number
+            self.draw()
+
+    def on_data_table_cell_highlighted(self) -> None:
+        """Moves to another head."""
+        place = self.signs.cursor_row, self._numbers[self.signs.cursor_column]
+        if place in self.session.heads and self.is_current:
+            self.session.place = place
         self.draw()
 
-    def _go_in_layer(self, number: int, *cell: int) -> None:
-        self._go(self._places.index((self.session.place[0], number)))
+    def on_data_table_cell_selected(self) -> None:
+        """Opens the head under the cursor, which was clicked."""
+        self.action_open()
 
     def action_move(self, direction: str) -> None:
         """Moves to another head."""
-        self.session.place = self._places[self.signs.moved(direction)]
-        self.draw()
+        self.signs.move(direction)
+        self.on_data_table_cell_highlighted()
 
     def action_open(self) -> None:
         """Opens the head under the cursor."""

@@ -1,4 +1,4 @@
-"""A head's picture: its map on the common scale, with or without sinks, at any zoom; and the pane that draws it."""
+"""A head's picture: its map on the common scale, with or without sinks, in cells of any size; and the pane that draws it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mhacli.io.data import finite
 from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, WEIGHTS, cell, half_cells, levels, ticks
 from mhacli.render.base.colours import EMPTY, glyph, picked, ramp_paint
-from mhacli.render.base.format import fitted, token_text, weight_text
+from mhacli.render.base.format import fitted, weight_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map
@@ -34,12 +34,11 @@ TAKEN_SIGN = "–"
 
 @dataclass(frozen=True, eq=False)
 class Shades:
-    """A map with its cells as levels of 0 … 255 up to `top`, and whether cells exceed it. Removed cells look masked."""
+    """A map with its cells as levels of 0 … 255 up to `top`. Removed cells look masked."""
 
     map: HeadMap
     cells: Array
     top: float
-    is_exceeded: bool
 
 
 class Picture:
@@ -50,14 +49,11 @@ class Picture:
         self.whole = head_map(head, sequence)
         self.base = self.whole.without_sinks() if hides_sinks else self.whole
         self.n_rows, self.n_columns = map(int, self.base.weights.shape)
-        self.n_cells = self.n_rows * self.n_columns
         self.is_taken = np.zeros(self.base.weights.shape, dtype=bool)
         if hides_sinks and self.base.block == 1:
             columns = [place - self.base.first[1] for place in self.base.sinks]
             self.is_taken[:, columns] = self.base.weights[:, columns] == 0
         self.weights = np.where(self.is_taken, FORBIDDEN, self.base.weights)
-        begin = head.record.first_query(sequence)
-        self._entropies = head.record.arrays["entropy"][sequence, head.place, begin:]
         self._top = top
         self.at = cache(self._at)
 
@@ -66,8 +62,7 @@ class Picture:
         pooled = self.base.pooled(factor)
         weights = self.weights if factor == 1 else pooled.weights
         top = self._top if factor == 1 else max(self._top, pooled.largest)
-        strongest = float(weights.max(initial=0.0, where=np.isfinite(weights)))
-        return Shades(pooled, levels(weights, self.scale, top).astype(np.int16), top, strongest > top)
+        return Shades(pooled, levels(weights, self.scale, top).astype(np.int16), top)
 
     def row_of(self, place: int) -> int:
         """The row of a query's position."""
@@ -79,11 +74,13 @@ class Picture:
 
     def query_name(self, row: int) -> str:
         """A query in a sentence: `2 sat`, or `32–63`."""
-        return _name(self.base, self.base.queries, self.base.query_places(row))
+        name = self.base.query_name(row)
+        return name if self.base.block > 1 else f"{self.base.query_places(row)[0]} {name}"
 
     def key_name(self, column: int) -> str:
         """A key in a sentence."""
-        return _name(self.base, self.base.keys, self.base.key_places(column))
+        name = self.base.key_name(column)
+        return name if self.base.block > 1 else f"{self.base.key_places(column)[0]} {name}"
 
     @cached_property
     def widest_name(self) -> int:
@@ -99,10 +96,11 @@ class Picture:
 
     def entropy(self, row: int) -> float | None:
         """The mean entropy of a row's queries in nats, with sinks; None without visible keys."""
-        first, last = self.base.query_places(row)
         if not self.base.n_queries[row]:
             return None
-        nats = self._entropies[first : last + 1]
+        first, last = self.base.query_places(row)
+        begin = self.head.record.first_query(self.sequence)
+        nats = self.head.record.arrays["entropy"][self.sequence, self.head.place, begin + first : begin + last + 1]
         return float(nats.mean()) if self.base.block == 1 else float(np.nanmean(nats))
 
     def row_document(self, row: int) -> Mapping[str, Any]:
@@ -133,11 +131,6 @@ class Picture:
         }
 
 
-def _name(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> str:
-    first, last = places
-    return f"{first}–{last}" if base.block > 1 else f"{first} {token_text(text, first)}"
-
-
 def _json_place(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> dict[str, Any]:
     first, last = places
     if base.block > 1:
@@ -145,43 +138,37 @@ def _json_place(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> 
     return {"place": first, "token": without_surrogates(text.tokens[first])}
 
 
-# ---------------------------------------------------------------------------------------------------------------- zoom
+# --------------------------------------------------------------------------------------------------------------- cells
 
-HALF, TIGHT, LARGEST = 1, 4, 4
-"""The columns of a cell that is half a character high, and of one whose number has no frame; and the largest zoom."""
+HALF, TIGHT = 1, 4
+"""The columns of a cell that is half a character high, and of one whose number has no frame."""
 _DECIMALS = {TIGHT: 2, 6: 2, 8: 4}
 """The decimals of weights in cells of so many columns."""
+_CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
+"""The cursor's colour among half blocks, which is not in the ramp."""
 Cell = tuple[str, Style]
 
 
-def cell_size(zoom: int, *, colour: bool) -> tuple[int, int]:
-    """How many tokens a cell stands for in both directions, and its columns, which grow from zoom 0 on."""
+def _sizes(picture: Picture, *, colour: bool) -> list[tuple[int, int]]:
+    """The sizes of cells from the smallest on: how many tokens a cell stands for in both directions, and its columns."""
     widths = (HALF, 2, TIGHT, 6, 8) if colour else (2, 3, TIGHT, 6, 8)
-    return 1 << max(0, -zoom), widths[max(0, zoom)]
+    powers = range(max(picture.n_rows, picture.n_columns).bit_length(), 0, -1)
+    return [*((1 << power, widths[0]) for power in powers), *((1, width) for width in widths)]
 
 
-def fitting(picture: Picture, lines: int, columns: int, *, colour: bool) -> int:
-    """The largest zoom at which the whole map fits."""
-    zoom = LARGEST
-    while True:
-        factor, width = cell_size(zoom, colour=colour)
-        n_rows, n_columns = -(-picture.n_rows // factor), -(-picture.n_columns // factor)
-        n_lines = -(-n_rows // 2) if width == HALF else n_rows
-        if (n_lines <= max(1, lines) and n_columns * width <= max(1, columns)) or n_rows == n_columns == 1:
-            return zoom
-        zoom -= 1
-
-
-_CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
-"""The cursor's colour among half blocks, which is not in the ramp."""
+def _fits(picture: Picture, size: tuple[int, int], lines: int, columns: int) -> bool:
+    """Whether the whole map fits in cells of a size."""
+    factor, width = size
+    n_lines = -(-picture.n_rows // (factor * 2 if width == HALF else factor))
+    return n_lines <= lines and -(-picture.n_columns // factor) * width <= columns
 
 
 def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell:
     """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed."""
-    nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
-    number = nothing if level == FORBIDDEN else weight_text(weight, _DECIMALS[width])
-    shaded = WEIGHTS.style(level) if colour and level >= 0 else PLAIN
-    style = EMPTY if level < 0 else shaded
+    number = weight_text(weight, _DECIMALS[width])
+    if level == FORBIDDEN:
+        number = "0" if weight == FORBIDDEN else TAKEN_SIGN
+    style = EMPTY if level < 0 else WEIGHTS.style(level) if colour else PLAIN
     if width == TIGHT:  # 1.0 leaves a blank between numbers
         return f"{number[: TIGHT - 1]:>{TIGHT}}", style
     sign = " " if colour or level < 0 else glyph(level)
@@ -203,24 +190,26 @@ class Matrix(Widget, can_focus=True):
         self.picture: Picture | None = None
         self.row, self.column = 0, 0
         self.chosen: int | None = None
-        self.zoom = self.smallest = 0
+        self._zooms = range(-1, 0)
         self.factor, self.width, self.left, self.above = 1, HALF, 0, 0
         self.rows, self.columns = range(0), range(0)
 
     def show(self, picture: Picture, row: int, column: int) -> None:
-        """Draws a picture with the cursor on a cell of its finest map, at the chosen zoom or the largest that fits."""
+        """Draws a picture with the cursor on a cell of its finest map, in cells of the chosen size or the largest that fit."""
         self.picture, self.row, self.column = picture, row, column
         label = max(len("query"), min(_MOST_LABEL, picture.widest_name, self.size.width // 4))
         self.left, self.above = (0, 0) if self.is_small else (label + 2, 1)
         lines, room = max(1, self.size.height - self.above), max(1, self.size.width - self.left)
-        fits = min(fitting(picture, lines, room, colour=self.colour), LARGEST - self.is_small)
-        self.smallest = min(0, fits)
-        self.zoom = fits if self.chosen is None else max(self.smallest, self.chosen)
-        self.factor, self.width = cell_size(self.zoom, colour=self.colour)
-        shape = picture.at(self.factor).cells.shape
-        n_rows = lines * 2 if self.width == HALF else lines
-        self.rows = _held(self.rows.start, n_rows, row // self.factor, shape[0])
-        self.columns = _held(self.columns.start, max(1, room // self.width), column // self.factor, shape[1])
+        sizes = _sizes(picture, colour=self.colour)
+        fitting = [zoom for zoom in range(-len(sizes), 0) if _fits(picture, sizes[zoom], lines, room)]
+        fits = min(max(fitting, default=-len(sizes)), -1 - self.is_small)
+        self._zooms = range(min(fits, sizes.index((1, sizes[0][1])) - len(sizes)), 0)
+        zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen)
+        self.factor, self.width = sizes[zoom]
+        self._zoom = zoom
+        n_rows, n_columns = picture.at(self.factor).cells.shape
+        self.rows = _held(self.rows.start, lines * 2 if self.width == HALF else lines, row // self.factor, n_rows)
+        self.columns = _held(self.columns.start, max(1, room // self.width), column // self.factor, n_columns)
         if not self.is_small:
             entitle(self, self._title(picture.at(self.factor)))
         self.refresh()
@@ -233,46 +222,45 @@ class Matrix(Widget, can_focus=True):
             self._go(self.row, self.column)
 
     def zoomed(self, step: int) -> bool:
-        """Zooms in or out; False if that is not possible."""
-        is_possible = self.smallest <= self.zoom + step <= LARGEST
-        self.chosen = self.zoom + step if is_possible else self.chosen
+        """Chooses larger or smaller cells; False if there are none."""
+        is_possible = self._zoom + step in self._zooms
+        self.chosen = self._zoom + step if is_possible else self.chosen
         return is_possible
 
     def render_line(self, y: int) -> Strip:
         """The keys, or below them a line of cells with the name of its query."""
-        if self.picture is None:
-            return Strip.blank(self.size.width)
-        per_line = 2 if self.width == HALF else 1
-        begin = self.rows.start + (y - self.above) * per_line
-        is_axis = y < self.above
-        line = self._axis(self.picture) if is_axis else self._line(self.picture, range(begin, begin + per_line))
+        line: list[Cell] = []
+        if self.picture is not None and y < self.above:
+            line = self._axis(self.picture)
+        elif self.picture is not None:
+            per_line = 2 if self.width == HALF else 1
+            begin = self.rows.start + (y - self.above) * per_line
+            rows = range(begin, min(begin + per_line, self.rows.stop))
+            line = self._line(self.picture, rows) if rows else []
         return Strip([Segment(*piece) for piece in line]).adjust_cell_length(self.size.width)
 
     def _line(self, picture: Picture, rows: range) -> list[Cell]:
-        rows = range(rows.start, min(rows.stop, self.rows.stop))
-        if not rows:
-            return []
-        cursor, shades = (self.row // self.factor, self.column // self.factor), picture.at(self.factor)
-        is_own = cursor[0] in rows
-        first, last = shades.map.query_places(rows[0])[0], shades.map.query_places(rows[-1])[1]
-        other = picture.query_name(rows[0]) if self.factor == 1 else f"{first}–{last}"
-        cells = self._cells(shades, rows, cursor)
+        shades, is_own = picture.at(self.factor), self.row // self.factor in rows
+        cells = self._cells(shades, rows)
         if self.is_small:
             return cells
-        label = self.left - 2
-        name = set_cell_size(fitted(picture.query_name(self.row) if is_own else other, label), label)
-        return [(name, ACCENT if is_own else PLAIN), (" ▸" if is_own else "  ", ACCENT), *cells]
+        name = picture.query_name(self.row if is_own else rows[0])
+        if self.factor > 1 and not is_own:
+            name = f"{shades.map.query_places(rows[0])[0]}–{shades.map.query_places(rows[-1])[1]}"
+        label = set_cell_size(fitted(name, self.left - 2), self.left - 2)
+        return [(label, ACCENT if is_own else PLAIN), (" ▸" if is_own else "  ", ACCENT), *cells]
 
-    def _cells(self, shades: Shades, rows: range, cursor: tuple[int, int]) -> list[Cell]:
+    def _cells(self, shades: Shades, rows: range) -> list[Cell]:
         """A line of cells: one row, or two in cells that are half a character high."""
         part, width, colour = slice(self.columns.start, self.columns.stop), self.width, self.colour
-        at = cursor[1] - self.columns.start if cursor[0] in rows else -1
         upper, lower = shades.cells[rows[0], part].tolist(), shades.cells[rows[-1], part].tolist()
+        row = self.row // self.factor
+        at = self.column // self.factor - self.columns.start if row in rows else -1
         if width == HALF:
             lower = lower if len(rows) > 1 else [FORBIDDEN] * len(upper)
             cells = list(half_cells(upper, lower))
             if at >= 0:
-                sign, rest = ("▀", lower[at]) if cursor[0] == rows[0] else ("▄", upper[at])
+                sign, rest = ("▀", lower[at]) if row == rows[0] else ("▄", upper[at])
                 cells[at] = sign, Style(color=_CURSOR_COLOUR, bgcolor=ramp_paint(rest) if rest >= 0 else None)
             return cells
         if width in _DECIMALS:
@@ -314,15 +302,22 @@ class Matrix(Widget, can_focus=True):
         assert self.picture is not None
         row, column, step = self.row, self.column, self.factor
         last_row, last_column = self.picture.n_rows - 1, self.picture.n_columns - 1
-        seen = np.flatnonzero(self.picture.base.is_open[row])
-        ends = {"home": (row, 0), "top": (0, column), "bottom": (last_row, column)}
-        ends["end"] = (row, int(seen[-1]) if len(seen) else 0)
-        if direction in ends:
-            return ends[direction]
         down, right = max(1, len(self.rows) - 1) * step, max(1, len(self.columns) - 1) * step
-        rows = {"up": -step, "down": step, "pageup": -down, "pagedown": down}
-        columns = {"left": -step, "right": step, "pageleft": -right, "pageright": right}
-        to_row, to_column = row + rows.get(direction, 0), column + columns.get(direction, 0)
+        seen = np.flatnonzero(self.picture.base.is_open[row])
+        to_row, to_column = {
+            "up": (row - step, column),
+            "down": (row + step, column),
+            "left": (row, column - step),
+            "right": (row, column + step),
+            "pageup": (row - down, column),
+            "pagedown": (row + down, column),
+            "pageleft": (row, column - right),
+            "pageright": (row, column + right),
+            "home": (row, 0),
+            "end": (row, int(seen[-1]) if len(seen) else 0),
+            "top": (0, column),
+            "bottom": (last_row, column),
+        }[direction]
         return max(0, min(last_row, to_row)), max(0, min(last_column, to_column))
 
     def on_click(self, event: events.Click) -> None:
@@ -349,6 +344,6 @@ class Matrix(Widget, can_focus=True):
 
 def _held(begin: int, size: int, target: int, length: int) -> range:
     """The window of a size within `length`, moved as little as needed to hold `target`."""
-    begin = min(begin, target) if target < begin else max(begin, target - size + 1)
+    begin = max(min(begin, target), target - size + 1)
     begin = max(0, min(begin, length - size))
     return range(begin, min(length, begin + size))

@@ -1,4 +1,4 @@
-"""What the screens of the viewer share: styles, a pane of words to choose from, keys, and the screen over heads."""
+"""What the screens of the viewer share: styles, a pane of tokens and one of cells, keys, and the screen over heads."""
 
 from __future__ import annotations
 
@@ -19,130 +19,117 @@ from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Footer, Static
+from textual.widgets import DataTable, Footer, Static
 
 from mhacli.record.heads import HeadStatistics
 from mhacli.render.base.colours import EMPTY, type_sign
-from mhacli.render.base.format import fitted
+from mhacli.render.base.format import fitted, token_text
+from mhacli.text.tokens import TokenSequence
 from mhacli.viewer.session import Place, Session
 
 PLAIN, DIM = Style.null(), Style(dim=True)
 ACCENT = Style(color="cyan", bold=True)
 CURSOR = Style(reverse=True)
 """The style, never bold, of the cell under the cursor."""
-Look = Callable[[int], tuple[str, Style, Style]]
-"""The sign before an item, its style, and the style of the item."""
 
 
-class Items(ScrollView, can_focus=True, inherit_bindings=False):
-    """Rows of words, with a cursor on one or some of them. `go` chooses another; blank words cannot be chosen."""
+class Tokens(ScrollView, can_focus=True, inherit_bindings=False):
+    """The tokens of a text in lines, with a cursor on one or some of them. `go` chooses another."""
 
     def __init__(self, go: Callable[[int], None], *, id: str) -> None:
         super().__init__(id=id)
         self._go = go
-        self._of: object = None
-        self.rows: Sequence[tuple[str, Sequence[str]]] = ()
-        self.header = ""
-        self.cursor = range(0)
-        self._look: Look = lambda item: (" ", PLAIN, PLAIN)
-        self._labels: list[str] = []
+        self.text: TokenSequence | None = None
+        self.tokens: list[str] = []
+        self.cursor = range(1)
+        self.look: Callable[[int], tuple[str, Style]] = lambda token: (" ", PLAIN)
         self._columns: list[int] = []
-        self._lines: list[tuple[int, str]] = []
+        self._lines: list[range] = []
 
-    def fill(self, of: object, rows: Callable[[], Sequence[tuple[str, Sequence[str]]]], header: str = "") -> None:
-        """Takes the rows of something else under a header: each is a name and its words."""
-        if self._of != of:
-            self._of, self.rows, self.header = of, rows(), header
-            self._wrap()
-
-    def show(self, cursor: range, look: Look) -> None:
-        """Draws the items with a mark on those under the cursor, and scrolls there."""
-        is_other, self.cursor, self._look = cursor != self.cursor, cursor, look
+    def show(self, text: TokenSequence, cursor: range, look: Callable[[int], tuple[str, Style]]) -> None:
+        """Draws a text, each token with the sign before it and its style, and scrolls to those under the cursor."""
+        is_other, self.text, self.cursor, self.look = text is not self.text, text, cursor, look
         if is_other:
-            self._follow()
+            self.on_resize()
+        self.scroll_to_region(Region(0, self._line_of(cursor.start), 1, 1), animate=False, force=True)
         self.refresh()
 
     def on_resize(self) -> None:
-        """Wraps the rows for the new size."""
-        self._wrap()
-        self._follow()
+        """Breaks the text into lines of the new width."""
+        width, used, begins = max(4, self.scrollable_content_region.width), 0, [0]
+        text, self._columns = self.text, []
+        places = range(0 if text is None else len(text.tokens))
+        self.tokens = [] if text is None else [fitted(token_text(text, place), width - 1) for place in places]
+        for number, token in enumerate(self.tokens):
+            if used and used + 1 + cell_len(token) > width:
+                begins.append(number)
+                used = 0
+            self._columns.append(used + 1)
+            used += 1 + cell_len(token)
+        self._lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(self.tokens)], strict=True)]
+        self.virtual_size = Size(width, len(self._lines))
 
-    def _wrap(self) -> None:
-        """Places every item: its column, and the first item of each line with the name of the row that begins there."""
-        self._labels, self._columns, self._lines = [], [], []
-        indent = max((cell_len(name) for name, _ in self.rows), default=0)
-        indent += 2 if indent else 0
-        width = max(indent + 4, self.scrollable_content_region.width)
-        for name, words in self.rows:
-            at, shown = width, f"{name:>{indent - 2}}  " if indent else ""
-            for word in words:
-                label = fitted(word, width - indent - 1)
-                if at + 1 + cell_len(label) > width:
-                    self._lines.append((len(self._labels), shown))
-                    at, shown = indent, " " * indent
-                self._labels.append(label)
-                self._columns.append(at + 1)
-                at += 1 + cell_len(label)
-        self.virtual_size = Size(width, len(self._lines) + bool(self.header))
-        self.refresh(layout=True)
-
-    def _follow(self) -> None:
-        if self.cursor and self._lines and self.size.height:
-            above = 1 if self.header else 0
-            self.scroll_to_region(Region(0, self._line_of(self.cursor.start), 1, 1 + above), animate=False, force=True)
-
-    def _line_of(self, item: int) -> int:
-        return bisect_right(self._lines, item, key=lambda line: line[0]) - 1
-
-    def _items_of(self, line: int) -> range:
-        end = self._lines[line + 1][0] if line + 1 < len(self._lines) else len(self._labels)
-        return range(self._lines[line][0], end)
-
-    def _at(self, line: int, column: int) -> list[int]:
-        """The items of a line that can be chosen, the nearest to a column first."""
-        items = [item for item in self._items_of(line) if not self._labels[item].isspace()]
-        return sorted(items, key=lambda item: abs(self._columns[item] - column))
+    def _line_of(self, token: int) -> int:
+        return bisect_right(self._lines, token, key=lambda line: line.start) - 1
 
     def moved(self, direction: str) -> int:
-        """The item in a direction from the cursor, or the one at the cursor."""
-        step = -1 if direction in ("left", "up", "pageup", "home", "top") else 1
-        item = self.cursor.start if step < 0 else self.cursor.stop - 1
+        """The token beside the cursor, or the one nearest to it in the line above or below."""
+        token = self.cursor.start if direction in ("left", "up") else self.cursor.stop - 1
+        step = -1 if direction in ("left", "up") else 1
         if direction in ("left", "right"):
-            after = range(item + step, -1 if step < 0 else len(self._labels), step)
-            return next((other for other in after if not self._labels[other].isspace()), item)
-        if direction in ("home", "end"):
-            of_line = sorted(self._at(self._line_of(item), 0))
-            return of_line[0 if step < 0 else -1]
-        page, last = max(1, self.size.height - 2), len(self._lines) - 1
-        by = {"up": 1, "down": 1, "pageup": page, "pagedown": page}.get(direction, last)
-        target = max(0, min(last, self._line_of(item) + step * by))
-        lines = [*range(target, -1 if step < 0 else last + 1, step), *range(target, self._line_of(item), -step)]
-        return next((found[0] for line in lines if (found := self._at(line, self._columns[item]))), item)
+            return max(0, min(len(self.tokens) - 1, token + step))
+        line = self._line_of(token) + step
+        if not 0 <= line < len(self._lines):
+            return token
+        return min(self._lines[line], key=lambda other: abs(self._columns[other] - self._columns[token]))
 
     def render_line(self, y: int) -> Strip:
-        """The header, or a line of items below it."""
-        above, width = 1 if self.header else 0, self.size.width
-        line = y + self.scroll_offset.y - above
-        if above and y == 0:
-            return Strip([Segment(self.header, DIM)]).adjust_cell_length(width)
-        if not 0 <= line < len(self._lines):
-            return Strip.blank(width)
-        is_own = bool(self.cursor) and self._line_of(self.cursor.start) == line
-        pieces = [Segment(self._lines[line][1], ACCENT if is_own else DIM)]
-        for item in self._items_of(line):
-            sign, of_sign, style = self._look(item)
-            pieces.append(Segment("▸", ACCENT) if item in self.cursor else Segment(sign, of_sign))
-            pieces.append(Segment(self._labels[item], style))
-        return Strip(pieces).adjust_cell_length(width)
+        """A line of tokens, each behind its sign."""
+        line, pieces = y + self.scroll_offset.y, list[Segment]()
+        for token in self._lines[line] if line < len(self._lines) else ():
+            sign, style = self.look(token)
+            pieces.append(Segment("▸", ACCENT) if token in self.cursor else Segment(sign))
+            pieces.append(Segment(self.tokens[token], style))
+        return Strip(pieces).adjust_cell_length(self.size.width)
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses the item under the mouse."""
-        at, above = event.get_content_offset(self), 1 if self.header else 0
-        line = -1 if at is None or at.y < above else at.y + self.scroll_offset.y - above
-        if at is not None and 0 <= line < len(self._lines):
-            under = [i for i in self._at(line, at.x) if 0 <= at.x - self._columns[i] < cell_len(self._labels[i])]
-            if under:
-                self._go(under[0])
+        """Chooses the token under the mouse."""
+        at = event.get_content_offset(self)
+        if at is None or at.y + self.scroll_offset.y >= len(self._lines):
+            return
+        for token in self._lines[at.y + self.scroll_offset.y]:
+            if 0 <= at.x - self._columns[token] < cell_len(self.tokens[token]):
+                self._go(token)
+
+
+class Cells(DataTable[Text], inherit_bindings=False):
+    """Rows of cells with a cursor, which the keys of a screen keep off empty cells."""
+
+    def fill(
+        self, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Text]]], width: int | None = None
+    ) -> None:
+        """Takes rows, each with its name and cells, under headings."""
+        for heading in columns:
+            self.add_column(heading, width=width)
+        label = max(cell_len(name) for name, _ in rows)
+        for name, cells in rows:
+            missing = [Text()] * (len(columns) - len(cells))
+            self.add_row(*cells, *missing, label=Text(f" {name:>{label}}  ") if label else None)
+
+    def move(self, direction: str) -> None:
+        """Moves the cursor to the next cell in a direction that is not empty, or not at all."""
+        action = f"cursor_{direction}"
+        if direction in ("pageup", "pagedown"):
+            action = f"page_{direction.removeprefix('page')}"
+        elif direction in ("home", "end", "top", "bottom"):
+            action = f"scroll_{direction}"
+        begin, before = self.cursor_coordinate, None
+        while before != self.cursor_coordinate:
+            before = self.cursor_coordinate
+            getattr(self, f"action_{action}")()
+            if self.get_cell_at(self.cursor_coordinate).plain.strip():
+                return
+        self.move_cursor(row=begin.row, column=begin.column)
 
 
 # ----------------------------------------------------------------------------------------------------------------- keys
