@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from mhacli.errors import first_names
 from mhacli.io.files import format_size
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import Record
 from mhacli.render.base.format import (
     count_of,
     fitted,
-    percent_text,
     provenance,
 )
 from mhacli.render.base.options import ViewOptions, chosen
@@ -21,7 +19,6 @@ from mhacli.render.base.selection import chosen_heads, chosen_layers, names_of, 
 from mhacli.render.checkpoint.corpus import corpus_tables
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
-from mhacli.render.heads.view import key_name
 from mhacli.render.page.effects import effects
 from mhacli.render.page.elements import (
     WIDE,
@@ -29,6 +26,7 @@ from mhacli.render.page.elements import (
     content_policy,
     joined,
     lines_of,
+    page_part,
     page_script,
     page_style,
     preformatted,
@@ -37,8 +35,8 @@ from mhacli.render.page.elements import (
     text,
     whole,
 )
-from mhacli.render.page.payload import LIMIT_BYTES, PageMap, PageMaps, PageView, page_maps, payload
-from mhacli.render.page.tables import statistics
+from mhacli.render.page.payload import LIMIT_BYTES, PageMaps, PageView, page_maps, payload
+from mhacli.render.page.tables import head_statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.trace import header
 from mhacli.text.escape import visible
@@ -65,23 +63,21 @@ def page(record: Record, options: ViewOptions) -> str:
     title, script = _title(record), page_script()
     style = page_style(has_effects=record.effect is not None)
     policy = content_policy(script, style)
-    tables = [effects(record), _documents(record, options), statistics(record, options, heads), walkthrough(record)]
-    beside = [
-        Html(whole(title, policy, style, Html(""))),
-        *_top(record, title),
-        *tables,
-        _provenance(record),
-        Html(script),
-        payload(view, PageMaps()),
-    ]
-    room = max(LIMIT_BYTES - _RESERVE - len("".join(beside).encode()), _LEAST_ROOM)
-    maps = page_maps(view, inf if options.full else room)
+    statistics, orders = head_statistics(record, options, heads)
+    tables = [effects(record), _documents(record, options), statistics, walkthrough(record)]
+
+    def whole_page(maps: PageMaps, sections: Sequence[Html]) -> str:
+        content = tag("script", payload(view, maps, orders), type="application/json", id="record")
+        parts = [*_top(record, title), tag("main", joined(sections)), content, tag("script", Html(script))]
+        return whole(title, policy, style, joined(parts))
+
+    fixed = [page_part("explore.html"), *tables, _provenance(record)]
+    room = LIMIT_BYTES - _RESERVE - len(whole_page(PageMaps(), fixed).encode())
+    maps = page_maps(view, inf if options.full else max(room, _LEAST_ROOM))
     sentences = [*notes(record, options, view, maps)]
-    sections = _script_sections() if heads else [_nothing_section(sentences.pop(0))]
-    sections += [*tables, *([_notes_section(sentences)] if sentences else []), _provenance(record)]
-    content = tag("script", payload(view, maps), type="application/json", id="record")
-    body = joined([*_top(record, title), tag("main", joined(sections)), content, tag("script", Html(script))])
-    return whole(title, policy, style, body)
+    first = page_part("explore.html") if heads else _nothing_section(sentences.pop(0))
+    noted = [_notes_section(sentences)] if sentences else []
+    return whole_page(maps, [first, *tables, *noted, _provenance(record)])
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
@@ -111,31 +107,18 @@ def _title(record: Record) -> str:
 
 
 def _top(record: Record, title: str) -> list[Html]:
-    """The head of the page: title, configuration, and room for controls."""
+    """The head of the page: title, configuration, and controls."""
     origin = tag("div", *(tag("p", line) for line in lines_of(header(record, WIDE), WIDE.width)), id="origin")
-    skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip", data_script="", hidden="")
-    controls = tag("div", id="controls", hidden="")
+    skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip scripted")
     return [
         skip,
-        tag("header", tag("h1", tag("bdi", text(title))), origin, controls, id="top"),
+        tag("header", tag("h1", tag("bdi", text(title))), origin, page_part("controls.html"), id="top"),
         tag("noscript", tag("p", text(_NO_SCRIPT), class_="warning")),
     ]
 
 
 def _nothing_section(why: str) -> Html:
     return tag("section", tag("p", sentence(why), class_="warning"), id="nothing")
-
-
-def _script_sections() -> list[Html]:
-    """The sections that the script fills: small maps of all heads, the chosen head, its tokens."""
-    readout = tag("p", id="readout", role="status", aria_live="polite")
-    story = tag("div", id="story")
-    chosen_one = [tag("h2", id="chosen-title"), tag("div", id="matrix-area"), readout, story]
-    return [
-        tag("section", tag("h2", text("heads")), tag("div", id="thumbnails"), id="heads", data_script="", hidden=""),
-        tag("section", *chosen_one, id="chosen", data_script="", hidden=""),
-        tag("section", tag("h2", text("tokens")), tag("div", id="tokens-area"), id="tokens", data_script="", hidden=""),
-    ]
 
 
 def _documents(record: Record, options: ViewOptions) -> Html:
@@ -165,21 +148,17 @@ def _provenance(record: Record) -> Html:
 # --------------------------------------------------------------------------------------------------------------- notes
 
 
-_MOST_SINKS = 6
-
-
 def notes(record: Record, options: ViewOptions, view: PageView, maps: PageMaps) -> Iterator[str]:
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if maps.maps:
         yield _cell(maps)
         yield _exactness(view, maps)
-        yield from _sinks(view, maps)
-        yield from _signs(maps)
+        yield from _signs(view, maps)
     yield from _missing(record, options, view)
 
 
 def _cell(maps: PageMaps) -> str:
-    blocks = sorted({each.block for each in maps.maps})
+    blocks = sorted({each["block"] for each in maps.maps})
     if blocks == [1]:
         return "a cell is the attention weight that a query (row) gives to a key (column)"
     sizes = " or ".join(f"{n} × {n}" for n in blocks)
@@ -197,39 +176,17 @@ def _exactness(view: PageView, maps: PageMaps) -> str:
     return f"the page has the means of blocks{also}, {limit}; --full stores every cell"
 
 
-def _sinks(view: PageView, maps: PageMaps) -> Iterator[str]:
-    """Which keys count as sinks, and the weights of sinks and of sink logits beside uniform attention."""
-    drawn = [each for each in maps.maps if each.n_queries and not each.missing]
-    pairs = [(head, sequence) for head in view.heads for sequence in view.sequences]
-    named = (key_name(head.record, b, key) for (head, b), of in zip(pairs, maps.maps, strict=True) for key in of.sinks)
-    names = [*dict.fromkeys(named)]
-    of_blocks = "in maps of blocks, only sinks at the first token can be recognised"
-    if not names:
-        yield "no key is a sink" + (f": {of_blocks}" if not all(head.is_exact for head in view.heads) else "")
-    elif drawn:
-        got, uniform = (_mean(drawn, name) for name in ("removed", "uniform"))
-        yield (
-            f"sinks, {first_names(names, _MOST_SINKS)}, get {percent_text(got)} of all attention drawn, "
-            f"{percent_text(uniform)} if it were uniform; where they are taken out, the rest of the row is renormalised, and "
-            "their weight stands in a separate column"
-        )
-    learned = [each for each in drawn if each.learned_mass is not None]
-    if learned:
-        taken = f"sink logits, which are not keys, take {percent_text(_mean(learned, 'learned_mass'))} of the attention"
-        yield f"{taken} of their heads: such rows sum to less than 1, and entropy counts them as one more key"
-
-
-def _mean(maps: Sequence[PageMap], name: str) -> float:
-    """The mean of a part of attention, weighted by the numbers of queries."""
-    n_queries = sum(of.n_queries for of in maps)
-    return float(sum(getattr(of, name) * of.n_queries for of in maps) / n_queries)
-
-
-def _signs(maps: PageMaps) -> Iterator[str]:
-    """The cells without an attention weight, and what they mean."""
-    if any(each.masked for each in maps.maps):
+def _signs(view: PageView, maps: PageMaps) -> Iterator[str]:
+    """Which cells are no plain attention weight, and what they mean."""
+    if not any(each["sinks"] for each in maps.maps):
+        yield "no key is a sink"
+    elif view.hide_sinks:
+        yield "sinks are taken out: the rest of the row is renormalised, and their weight stands in a separate column"
+    if any(each["learned"] for each in maps.maps):
+        yield "rows of heads with a sink logit sum to less than 1, and entropy counts it as one more key"
+    if any(each["masked"] for each in maps.maps):
         yield "grey cells are masked, which is different from a small weight"
-    missing = sum(each.missing for each in maps.maps)
+    missing = sum(each["missing"] for each in maps.maps)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
 
@@ -243,7 +200,7 @@ def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[s
     if record.model is None and not view.heads:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
     if any(not head.is_exact for head in view.heads):
-        yield "mha heads stores means of blocks, never whole matrices; mha run stores every cell if the text is short enough"
+        yield "mha heads stores means of blocks, which show sinks only at the first token; mha run stores every cell"
     if options.words:
         yield "tokens are drawn as they are; words are merged in the terminal only"
     yield from _left_out(record, options, view)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from io import StringIO
 from itertools import takewhile
 from typing import NewType
@@ -129,7 +130,6 @@ def _class_names(style: Style) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- style and script
 
 
-_OF_EFFECTS = "32-effects.css"
 _CHANGES = 32
 """The number of colours of changes."""
 
@@ -142,7 +142,12 @@ def page_script() -> str:
 def page_style(*, has_effects: bool = False) -> str:
     """All styles in order of file name; on request also those of changes (`c0` …)."""
     changes = map(_change, range(_CHANGES + 1)) if has_effects else ()
-    return "".join([_assets(".css", left_out=() if has_effects else (_OF_EFFECTS,)), *changes])
+    return "".join([_assets(".css"), *changes])
+
+
+def page_part(name: str) -> Html:
+    """A part of every page that the script fills, from an asset."""
+    return Html(_compact(_folder().joinpath(name).read_text(encoding="utf-8")))
 
 
 def change_class(level: int) -> str:
@@ -152,7 +157,7 @@ def change_class(level: int) -> str:
 
 def _change(number: int) -> str:
     colour = change_colour(round(510 * number / _CHANGES))
-    return f"#effects .c{number} {{ background: {hex_of(colour)}; color: {ink_on(colour)}; }}\n"
+    return f".c{number} {{ background: {hex_of(colour)}; color: {ink_on(colour)}; }}\n"
 
 
 def content_policy(script: str, style: str) -> str:
@@ -161,11 +166,13 @@ def content_policy(script: str, style: str) -> str:
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _assets(suffix: str, left_out: Sequence[str] = ()) -> str:
-    folder = files("mhacli.render.page").joinpath("assets")
-    named = (file for file in folder.iterdir() if file.name.endswith(suffix) and file.name not in left_out)
-    assets = sorted(named, key=lambda file: file.name)
-    return "".join(_compact(file.read_text(encoding="utf-8")) for file in assets)
+def _folder() -> Traversable:
+    return files("mhacli.render.page").joinpath("assets")
+
+
+def _assets(suffix: str) -> str:
+    named = sorted((file for file in _folder().iterdir() if file.name.endswith(suffix)), key=lambda file: file.name)
+    return "".join(_compact(file.read_text(encoding="utf-8")) for file in named)
 
 
 def _compact(source: str) -> str:

@@ -9,25 +9,29 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
 
+from mhacli.errors import first_names
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
 from mhacli.render.base.cells import DECADES, FORBIDDEN
-from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import token_text
+from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, is_dark, ramp_colour
+from mhacli.render.base.format import fitted, number_text, percent_text, token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
+from mhacli.render.heads.view import key_name
 from mhacli.render.page.elements import Html
 from mhacli.text.tokens import TokenSequence
 
 SCHEMA = "mha.page/1"
+PageMap = Mapping[str, Any]
+"""A map as the script reads it; see `_page_map`."""
 LIMIT_BYTES = 1 << 20
 """The largest size of a page if possible: small enough for a mail, a ticket, a chat."""
 PARTS = ("scores", "qk", "z", "v")
@@ -59,51 +63,11 @@ class PageView:
 
 
 @dataclass(frozen=True)
-class StrongestKeys:
-    """The `k` strongest keys of every query with their weights, both `[query, k]`, packed. `_NO_KEY` fills rows with fewer
-    visible keys."""
-
-    k: int
-    keys: str
-    shares: str
-
-
-@dataclass(frozen=True)
-class PageMap:
-    """A map, named as the script reads it, with packed arrays.
-
-    `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, `of_sinks` `[row, sink column]` is taken
-    from the cells, the rest of a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a sink
-    logit. `removed` is the weight of sinks, and `uniform` that under uniform attention.
-    """
-
-    rows: int
-    columns: int
-    block: int
-    first: tuple[int, int]
-    cells: str
-    sinks: tuple[int, ...]
-    sink_columns: tuple[int, ...]
-    of_sinks: str
-    left: str
-    taken: str
-    learned: str | None
-    removed: float
-    uniform: float
-    learned_mass: float | None
-    masked: int
-    missing: int
-    n_queries: float
-    top: StrongestKeys | None
-    parts: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class PageMaps:
     """The maps of a page in order, blocks of `factor` × `factor` cells with the `n_keys` strongest keys of every query. The
     tops of the scale are with and without sinks."""
 
-    maps: tuple[PageMap, ...] = ()
+    maps: Sequence[PageMap] = ()
     factor: int = 1
     n_keys: int = 0
     tops: tuple[float, float] = (1.0, 1.0)
@@ -131,11 +95,14 @@ def page_maps(view: PageView, room: float) -> PageMaps:
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
         without = blocks.without_sinks()
-        maps.append(_page_map(head, sequence, cells, (blocks, without), n_keys, parts))
+        about = _about_sinks(head, sequence, cells)
+        strongest = _strongest_keys(cells, n_keys) if n_keys and "pattern" in head.record.arrays else None
+        packed_parts = dict(_parts(head, sequence, parts))
+        maps.append(_page_map(blocks, without) | {"about": about, "top": strongest, "parts": packed_parts})
         largest, rest = max(largest, blocks.largest), max(rest, without.largest)
         most = max(most, float(np.nanmax(blocks.weights, initial=0.0)))
     is_exceeded = most > largest * (1 + _ALIKE)
-    return PageMaps(tuple(maps), factor, n_keys, (largest or 1.0, rest or 1.0), is_exceeded)
+    return PageMaps(maps, factor, n_keys, (largest or 1.0, rest or 1.0), is_exceeded)
 
 
 _ALIKE = 1e-4
@@ -156,40 +123,46 @@ def _n_numbers(head: DrawableHead, sequence: int, name: str) -> int:
     return 0 if array is None else int(np.prod(array.shape[2:]))
 
 
-def _page_map(
-    head: DrawableHead,
-    sequence: int,
-    cells: HeadMap,
-    blocks: tuple[HeadMap, HeadMap],
-    n_keys: int,
-    parts: Sequence[str],
-) -> PageMap:
-    """A map in blocks, with and without sinks, as the page has it."""
-    shown, without = blocks
+def _page_map(shown: HeadMap, without: HeadMap) -> dict[str, Any]:
+    """A map with and without sinks, its arrays packed.
+
+    `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, `of_sinks` `[row, sink column]` is taken
+    from the cells, the rest of a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a sink
+    logit.
+    """
     rest = np.where(shown.is_open, np.clip(shown.weights - shown.of_sinks, 0, None), 0.0).sum(axis=1)
     columns = np.flatnonzero((shown.of_sinks != 0).any(axis=0))
     has_queries = shown.n_queries > 0
-    return PageMap(
-        rows=len(shown.weights),
-        columns=shown.weights.shape[1],
-        block=shown.block,
-        first=shown.first,
-        cells=packed(shown.weights),
-        sinks=shown.sinks,
-        sink_columns=tuple(columns.tolist()),
-        of_sinks=packed(shown.of_sinks[:, columns]),
-        left=packed(np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf))),
-        taken=packed(np.where(has_queries, without.sink_weights, FORBIDDEN)),
-        learned=None if shown.learned is None else packed(np.where(has_queries, shown.learned, FORBIDDEN)),
-        removed=shown.sink_mass,
-        uniform=_uniform_weight(head, sequence, cells),
-        learned_mass=shown.learned_mass,
-        masked=int((~shown.is_open).sum()),
-        missing=int(np.isnan(shown.weights).sum()),
-        n_queries=float(shown.n_queries.sum()),
-        top=_strongest_keys(cells, n_keys) if n_keys and "pattern" in head.record.arrays else None,
-        parts=dict(_parts(head, sequence, parts)),
-    )
+    return {
+        "rows": len(shown.weights),
+        "columns": shown.weights.shape[1],
+        "block": shown.block,
+        "first": shown.first,
+        "cells": packed(shown.weights),
+        "sinks": shown.sinks,
+        "sink_columns": columns.tolist(),
+        "of_sinks": packed(shown.of_sinks[:, columns]),
+        "left": packed(np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf))),
+        "taken": packed(np.where(has_queries, without.sink_weights, FORBIDDEN)),
+        "learned": None if shown.learned is None else packed(np.where(has_queries, shown.learned, FORBIDDEN)),
+        "masked": int((~shown.is_open).sum()),
+        "missing": int(np.isnan(shown.weights).sum()),
+    }
+
+
+def _about_sinks(head: DrawableHead, sequence: int, cells: HeadMap) -> str:
+    """The sinks of a map, and what they and a sink logit get of all its attention; empty without both."""
+    parts = []
+    if cells.sinks:
+        names = first_names([key_name(head.record, sequence, key) for key in cells.sinks], _MOST_SINKS)
+        uniform = percent_text(_uniform_weight(head, sequence, cells))
+        parts += [names, f"{percent_text(cells.sink_mass)} of all attention, {uniform} if uniform"]
+    if cells.learned_mass is not None:
+        parts.append(f"the sink logit, which is no key, gets {percent_text(cells.learned_mass)}")
+    return " · ".join(parts)
+
+
+_MOST_SINKS = 4
 
 
 _NOTHING = 1e-6
@@ -206,14 +179,15 @@ def _uniform_weight(head: DrawableHead, sequence: int, cells: HeadMap) -> float:
     return float(received[list(cells.sinks)].sum()) / max(1.0, float(cells.n_queries.sum()))
 
 
-def _strongest_keys(cells: HeadMap, k: int) -> StrongestKeys:
-    """The strongest keys of every query in descending order; none of rows with NaN."""
+def _strongest_keys(cells: HeadMap, k: int) -> Mapping[str, Any]:
+    """The `k` strongest keys of every query with their weights, both `[query, k]` in descending order. `_NO_KEY` fills rows
+    with fewer visible keys, and those with NaN."""
     weights = np.where(np.isnan(cells.weights).any(axis=1, keepdims=True), FORBIDDEN, cells.weights)
     keys = np.argsort(-weights, axis=1, kind="stable")[:, :k]
     shares = np.take_along_axis(weights, keys, axis=1)
     is_none = shares == FORBIDDEN
     named = np.where(is_none, _NO_KEY, keys).astype(np.uint32)
-    return StrongestKeys(keys.shape[1], packed(named), packed(np.where(is_none, 0.0, shares)))
+    return {"k": keys.shape[1], "keys": packed(named), "shares": packed(np.where(is_none, 0.0, shares))}
 
 
 def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -241,33 +215,50 @@ def packed(numbers: Array) -> str:
 # ------------------------------------------------------------------------------------------------------------ the JSON
 
 
-def payload(view: PageView, maps: PageMaps) -> Html:
-    """The content of the script element, in ASCII and safe against ending the element."""
+def payload(view: PageView, maps: PageMaps, orders: Sequence[Mapping[str, Any]]) -> Html:
+    """The content of the script element, in ASCII and safe against ending the element. `orders` are those of the table of
+    heads by each of its columns."""
     texts: dict[tuple[str, ...], int] = {}
     layers = {id(head.record): head for head in view.heads}
     places = {key: place for place, key in enumerate(layers)}
-    largest, rest = maps.tops
     document = {
         "schema": SCHEMA,
         "layers": [_layer(head, view.sequences, texts) for head in layers.values()],
         "terms": _terms(view),
         "texts": list(texts),
-        "sequences": len(view.sequences),
         "numbers": view.sequences,
+        "names": [_sequence_name(view, sequence) for sequence in view.sequences],
         "begin": view.begin,
         "heads": [_head(head, places[id(head.record)]) for head in view.heads],
-        "scale": {
-            "kind": view.scale,
-            "decades": DECADES,
-            "largest": largest,
-            "largest_without_sinks": rest,
-            "exceeded": maps.is_exceeded,
-        },
+        "scale": view.scale,
+        "scales": [_scale(top, is_exceeded=maps.is_exceeded) for top in maps.tops],
+        "decades": DECADES,
+        "ramp": [ramp_colour(level) for level in range(256)],
+        "ink_from": next(level for level in range(256) if not is_dark(ramp_colour(level))),
+        "lost": UNKNOWN,
         "hide_sinks": view.hide_sinks,
         "bits": view.bits,
-        "maps": [asdict(each) for each in maps.maps],
+        "orders": orders,
+        "maps": maps.maps,
     }
     return script_safe(json.dumps(document, separators=(",", ":"), allow_nan=False))
+
+
+def _scale(top: float, *, is_exceeded: bool) -> Mapping[str, Any]:
+    """The top of the scale, and the ends of both kinds of it in words."""
+    most = number_text(top) + " or more" * is_exceeded
+    return {"top": top, "linear": ["0", most], "log": [f"{number_text(top / 10**DECADES)} or less", most]}
+
+
+_NAME_WIDTH, _NAMED_TOKENS = 40, 8
+
+
+def _sequence_name(view: PageView, sequence: int) -> str:
+    """The number of a sequence and its first words."""
+    if not view.heads:
+        return str(sequence)
+    words = _labels(view.heads[0].record.sequences[sequence])[:_NAMED_TOKENS]
+    return fitted(f"{sequence}: {' '.join(words)}", _NAME_WIDTH)
 
 
 def script_safe(text: str) -> Html:
@@ -290,6 +281,7 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
         has_bias = layer.bias or bool(layer.extras)
     return {
         "label": "" if layer is None else layer.label,
+        "name": "" if layer is None else layer.label.replace("layer ", "").replace(" ", "-"),
         "verified": layer is None or layer.verified,
         "queries": places(head.record.sequences),
         "keys": places(head.record.keys),
@@ -312,24 +304,27 @@ def _why_absent(head: DrawableHead, name: str) -> str:
     return f"{name} was not kept; --keep qk,scores,pattern,z and --keep-limit make room"
 
 
-_EXPLAINED = (
-    "attention weight",
-    "attention scores",
-    "query",
-    "key",
-    "value",
-    "head output",
-    "sink",
-    "sink logit",
-    "softcap",
-)
+_EXPLAINED = {
+    "attention weight": "attention weight",
+    "weight": "attention weight",
+    "score": "attention scores",
+    "dot product": "attention scores",
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "head output": "head output",
+    "sinks": "sink",
+    "sink logit": "sink logit",
+    "softcap": "softcap",
+}
+"""The words that the script explains, and the terms of the glossary that they are."""
 
 
 def _terms(view: PageView) -> Mapping[str, str]:
     """The explanations that the script shows as tooltips."""
     types = {head.statistics.kind for head in view.heads if head.statistics is not None}
-    words = {word: words_of("glossary", "concept")[word].explanation for word in _EXPLAINED}
-    words["entropy"] = words_of("columns", "statistic")["entropy"].explanation
+    concepts = words_of("glossary", "concept")
+    words = {word: concepts[term].explanation for word, term in _EXPLAINED.items()}
     return words | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types}
 
 
@@ -338,14 +333,13 @@ def _labels(sequence: TokenSequence) -> tuple[str, ...]:
 
 
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
+    """A head with its type and entropy, which `about` says in words."""
+    label = head.label + kv_head_of(head.record, head.head)
+    numbers = {"layer": layer, "head": head.head, "label": label}
     statistics = head.statistics
-    return {
-        "layer": layer,
-        "head": head.head,
-        "label": head.label,
-        "kv": kv_head_of(head.record, head.head),
-        "kind": None if statistics is None else statistics.kind,
-        "type": None if statistics is None else words_of_type(statistics.kind).name,
-        "sign": "" if statistics is None else KIND_SIGNS[statistics.kind][0],
-        "entropy": None if statistics is None else statistics.entropy,
-    }
+    if statistics is None:
+        return numbers | {"kind": None, "entropy": None, "type": "", "sign": "", "about": ""}
+    name, sign = words_of_type(statistics.kind).name, KIND_SIGNS[statistics.kind][0]
+    entropy = "" if statistics.entropy is None else f" · entropy {statistics.entropy:#.3g} nats"
+    kind = {"kind": statistics.kind, "entropy": statistics.entropy, "type": name, "sign": sign}
+    return numbers | kind | {"about": f"{sign} {name}{entropy}"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mhacli.record.heads import in_order
 from mhacli.record.record import Record
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.heads.drawable import DrawableHead
@@ -17,13 +19,15 @@ _DECIMALS = 3
 """The least decimals of an attention weight, more than on a terminal."""
 
 
-def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHead]) -> Html:
-    """A section with a row per head, and uniform attention below; empty without heads."""
+def head_statistics(
+    record: Record, options: ViewOptions, heads: Sequence[DrawableHead]
+) -> tuple[Html, Sequence[Mapping[str, Any]]]:
+    """A section with a row per head and uniform attention below, empty without heads; and its orders by each column."""
     listed = [head for head in record.heads if options.heads is None or head.head in options.heads]
     if record.model is not None:
         listed = [*chosen_heads(chosen_layers(record, options), options)]
     if not listed:
-        return Html("")
+        return Html(""), ()
     exact = replace(options, precision=max(options.precision, _DECIMALS))
     places = {head_key(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
 
@@ -36,4 +40,18 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
         over = "documents; in each, over all queries that see a key"
     shown = replace(heads_table(record, in_order(listed, options.sort), exact), title=f"means over {over}")
     legend = tag("p", text(" · ".join(shown.meanings(shown.columns))), class_="dim")
-    return tag("section", tag("h2", text("statistics")), table(shown, of_row), legend, id="statistics")
+    body = [tag("h2", text("statistics")), table(shown, of_row), legend]
+    orders = [_order(shown, place, column) for place, column in enumerate(shown.columns)]
+    return tag("section", *body, id="statistics", class_="numbers"), orders
+
+
+def _order(of: Table[HeadRow], place: int, column: Column[HeadRow]) -> Mapping[str, Any]:
+    """The rows that have a value, in the order that a first click on the heading asks for: numbers from the largest down,
+    names from the first on, and the first column as listed."""
+    if place == 0:
+        return {"first": "ascending", "places": [*range(len(of.rows))]}
+    values = [column.value(row) for row in of.rows]
+    known = [row for row, value in enumerate(values) if value is not None and value == value]
+    is_number = column.unit not in ("word", "id")
+    known.sort(key=values.__getitem__, reverse=is_number)  # type: ignore[arg-type]  # a column has values of one type
+    return {"first": "descending" if is_number else "ascending", "places": known}

@@ -2,15 +2,18 @@
 // a cell of the matrix is such a place, or a block of tokens whose strongest weights are known.
 
 // The words of all places, and which of them are sinks.
-function readTexts(map, strongest, texts) {
-  const isOfBlocks = map.block > 1 && !strongest;
-  const names = (side) => Array.from({ length: side ? map.columns : map.rows }, (_, cell) => {
-    const from = cell * map.block + map.first[side];
-    return rangeText(Math.max(0, from), Math.min(texts[side].length, from + map.block) - 1);
+function readTexts(map, strongest) {
+  const layer = RECORD.layers[HEADS[choice.head].layer];
+  const texts = [layer.queries, layer.keys].map((family) => RECORD.texts[family[choice.sequence]]);
+  if (map.block === 1 || strongest) {
+    return { isOfBlocks: false, block: map.block, sinks: map.sinks, words: { query: texts[0], key: texts[1] } };
+  }
+  const blocks = (count, text, first) => range(0, count).map((cell) => {
+    const from = cell * map.block + first;
+    return rangeText(Math.max(0, from), Math.min(text.length, from + map.block) - 1);
   });
-  const [query, key] = isOfBlocks ? [names(0), names(1)] : texts;
-  const sinks = isOfBlocks ? map.sinks.map((place) => Math.floor((place - map.first[1]) / map.block)) : map.sinks;
-  return { isOfBlocks, words: { query, key }, sinks, block: isOfBlocks ? 1 : map.block };
+  const words = { query: blocks(map.rows, texts[0], map.first[0]), key: blocks(map.columns, texts[1], map.first[1]) };
+  return { isOfBlocks: true, block: 1, sinks: map.sinks.map((place) => Math.floor((place - map.first[1]) / map.block)), words };
 }
 
 const wordsOf = (side) => chosen.words[side];
@@ -36,18 +39,15 @@ function shareOf(query, key) {
   return chosen.block > 1 ? strongestOf(query).get(key) : chosen.map.cells[query * chosen.map.columns + key];
 }
 
-// What a query gives to keys, and what queries give to a key: places with their shares, as far as they are known.
-const rowOf = (query) => known(wordsOf("key"), (key) => shareOf(query, key));
-const columnOf = (key) => known(wordsOf("query"), (query) => shareOf(query, key));
-
-function known(words, share) {
-  return words.map((_, place) => ({ place, share: share(place) })).filter((entry) => entry.share !== undefined);
+// What a query gives to keys, or what queries give to a key: places with their shares, as far as they are known.
+function sharesOf(side, place) {
+  const share = side === "query" ? (key) => shareOf(place, key) : (query) => shareOf(query, place);
+  const other = side === "query" ? "key" : "query";
+  return wordsOf(other).map((_, at) => ({ place: at, share: share(at) })).filter((entry) => entry.share !== undefined);
 }
 
-function strongestKey(query) {
-  return rowOf(query).reduce((best, entry) => (entry.share > best.share ? entry : best), { share: 0, place: 0 }).place;
-}
+const largestOf = (entries) => entries.reduce((best, entry) => (entry.share > (best?.share ?? 0) ? entry : best), null);
+const strongestKey = (query) => largestOf(sharesOf("query", query))?.place ?? 0;
 
 // The record says which keys are sinks of a head; a map of blocks knows those that begin a text.
-const hasSinks = () => chosen.sinks.length > 0;
 const hasSink = ({ from, to }) => chosen.sinks.some((place) => place >= from && place <= to);

@@ -1,259 +1,163 @@
-// The chosen head as a picture: where its cells lie, and how they are drawn.
+// The chosen head as a picture that scrolls under the names of its rows and columns. Places are numbers of cells, which the
+// style sheet turns into pixels.
 
-const matrix = { view: null, layout: null, canvas: null, overlay: null };
-const LABELLED = 12, NUMBERED = 30, GRIDDED = 12, LARGEST_CELL = 76, STRIP_GAP = 6;
-// A window may have no width for a moment, while it opens or is printed.
-const NARROWEST = 240;
-const SMALL = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
-
-const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const NAMED = 12, NUMBERED = 30, LARGEST_CELL = 76, LETTER = 7, STRIP = 44;
+let layout = {};
 
 // What no key of the plot gets of a row stands beside it: what sinks had that were taken out, and what a sink logit takes.
-function stripsFrom(pen, left) {
-  const { map } = chosen, strips = [];
-  if (choice.hideSinks && hasSinks()) strips.push({ name: "sinks", shares: map.taken });
-  if (map.learned) strips.push({ name: "learned", shares: map.learned });
-  let x = left;
-  return strips.map((strip) => {
-    const width = Math.ceil(pen.measureText(strip.name).width) + 4, from = x;
-    x += width + STRIP_GAP;
-    return { ...strip, x: from, width };
-  });
+function strips() {
+  const { taken, learned, about } = chosen.map, found = [];
+  if (choice.hideSinks && about && chosen.sinks.length) found.push(["sinks", taken]);
+  if (learned) found.push(["learned", learned]);
+  return found;
 }
 
-function cellLabel(side, cell) {
+function cellName(side, cell) {
   const { from, to } = placesOf(side, cell);
   return chosen.block === 1 ? wordsOf(side)[from] : rangeText(from, to);
 }
 
-function cut(pen, text, width) {
-  if (pen.measureText(text).width <= width) return text;
-  const letters = [...text];
-  while (letters.length && pen.measureText(letters.join("") + "…").width > width) letters.pop();
-  return letters.join("") + "…";
-}
-
-function widestLabel(pen, side, limit) {
-  let widest = 0;
-  for (let cell = 0; cell < sizeOf(side) && widest < limit; cell++) {
-    widest = Math.max(widest, pen.measureText(cellLabel(side, cell).slice(0, 40)).width);
-  }
-  return Math.ceil(Math.min(widest, limit));
-}
-
 // Cells as large as fit; square, unless one side is much longer than the other.
-function fittingCells(map, width, height) {
-  const wide = Math.min(LARGEST_CELL, width / map.columns), high = Math.min(LARGEST_CELL, height / map.rows);
-  const least = Math.min(wide, high), ratio = Math.max(map.rows / map.columns, map.columns / map.rows);
-  const most = ratio > 3 ? Math.max(least, Math.min(24, least * ratio)) : least;
-  const whole = (size) => (size >= 4 ? Math.floor(size) : size);
-  return { wide: whole(Math.min(wide, most)), high: whole(Math.min(high, most)) };
+function fittingCells({ rows, columns }, width, height) {
+  const wide = Math.min(LARGEST_CELL, width / columns), high = Math.min(LARGEST_CELL, height / rows);
+  const least = Math.min(wide, high), isLong = Math.max(rows / columns, columns / rows) > 3;
+  const sizes = [wide, high].map((size) => (isLong ? Math.min(size, Math.max(least, 24)) : least));
+  return sizes.map((size) => (size >= 4 ? Math.floor(size) : size));
 }
 
-function marginsFor(pen, width, cells) {
-  if (cells && (cells.wide < LABELLED || cells.high < LABELLED)) {
-    return { left: 12 + Math.min(84, width / 6), top: 25 };
-  }
-  const column = widestLabel(pen, "key", 104), isFlat = cells && column + 6 <= cells.wide;
-  const number = pen.measureText(`${wordsOf("query").length} `).width; // on the plate of the chosen row
-  return { left: 12 + number + widestLabel(pen, "query", Math.min(132, width / 4)), top: isFlat ? 25 : column + 12, isFlat };
+// Names stand beside cells that are large enough for them, else numbers at every so many cells.
+function layOut() {
+  const { map } = chosen, area = byId("matrix").clientWidth, height = between(340, 720, innerHeight - 330);
+  const longest = (side) => Math.max(...range(0, sizeOf(side)).map((cell) => cellName(side, cell).length)) * LETTER;
+  const named = { left: Math.min(24 + longest("query"), 150, area / 3), top: Math.min(12 + longest("key"), 110) };
+  const ticked = { left: 56, top: 26 }, reserved = strips().length * STRIP + 8;
+  const fit = ({ left, top }) => fittingCells(map, area - left - reserved, height - top - 8);
+  const isSmall = (cells) => Math.min(...cells) < NAMED;
+  let cells = fit(named);
+  if (isSmall(cells)) cells = fit(ticked);
+  cells = cells.map((size) => size * zoom);
+  const [wide, high] = cells, isNamed = !isSmall(cells), isFlat = isNamed && longest("key") + 6 <= wide;
+  const { left, top } = isNamed ? named : ticked;
+  layout = { wide, high, left, top: isFlat ? ticked.top : top, height, isNamed, isFlat };
 }
 
-// As high as the first screen leaves room, where the plot begins there.
-function roomBelow() {
-  const begin = byId("matrix-area").getBoundingClientRect().top + window.scrollY, screen = window.innerHeight;
-  return Math.max(360, Math.min(760, screen - (begin < screen / 2 ? begin + 76 : 190)));
+function drawPlot() {
+  layOut();
+  const { map } = chosen, { wide, high, left, top, height, isNamed, isFlat } = layout, plot = byId("plot");
+  const sizes = { rows: map.rows, columns: map.columns, wide: `${wide}px`, high: `${high}px`, left: `${left}px`, top: `${top}px` };
+  for (const [name, size] of Object.entries(sizes)) plot.style.setProperty(`--${name}`, size);
+  plot.style.maxHeight = `${height + 4}px`;
+  plot.classList.toggle("gridded", isNamed);
+  plot.classList.toggle("tiny", Math.min(wide, high) < 1);
+  plot.classList.toggle("upright", isNamed && !isFlat);
+  const picture = byId("picture");
+  if (isStale(picture, choice.head, choice.sequence, choice.scale, choice.hideSinks)) paint(picture, map);
+  drawNames();
+  drawStrips();
+  drawNumbers();
+  drawPointed();
 }
 
-function layoutMatrix(pen) {
-  const { map } = chosen, width = Math.max(NARROWEST, byId("matrix-area").clientWidth);
-  const height = roomBelow();
-  const reserved = stripsFrom(pen, 0).reduce((sum, strip) => sum + strip.width + STRIP_GAP, 0);
-  let margins = marginsFor(pen, width);
-  const fit = () => fittingCells(map, width - margins.left - reserved - 2, height - margins.top - 2);
-  let cells = fit();
-  margins = marginsFor(pen, width, cells);
-  cells = fit();
-  if (matrix.view) {
-    const zoom = matrix.view.zoom;
-    cells = { wide: cells.wide * zoom, high: cells.high * zoom };
-    margins = marginsFor(pen, width, cells);
-  }
-  const left = margins.left + reserved, { top } = margins, { wide, high } = cells;
-  const plot = { width: Math.min(width - left - 1, map.columns * wide), height: Math.min(height - top - 1, map.rows * high) };
-  const x = clampedStart(matrix.view?.x ?? 0, map.columns, plot.width / wide);
-  const y = clampedStart(matrix.view?.y ?? 0, map.rows, plot.height / high);
-  if (matrix.view) Object.assign(matrix.view, { x, y }); // a view never runs ahead of what is seen
-  return {
-    left, top, margins, x, y, strips: stripsFrom(pen, margins.left), wide, high, plot,
-    width: Math.min(width, Math.ceil(left + plot.width) + 3),
-    height: Math.ceil(top + plot.height + 4), // the plate of the last row hangs over
-  };
+function label(at, text, kind = "") {
+  const element = make("span", { class: kind, title: text }, text);
+  element.style.setProperty("--at", at);
+  return element;
 }
 
-const clampedStart = (start, count, room) => Math.max(0, Math.min(start, count - room));
-
-// The cells that are in sight.
-function inSight(layout) {
-  const row = Math.floor(layout.y), column = Math.floor(layout.x);
-  return {
-    row, column,
-    rows: Math.min(chosen.map.rows, Math.ceil(layout.y + layout.plot.height / layout.high - 1e-6)) - row,
-    columns: Math.min(chosen.map.columns, Math.ceil(layout.x + layout.plot.width / layout.wide - 1e-6)) - column,
-  };
-}
-
-const xOf = (layout, column) => layout.left + (column - layout.x) * layout.wide;
-const yOf = (layout, row) => layout.top + (row - layout.y) * layout.high;
-
-function penOf(canvas, width, height) {
-  const ratio = window.devicePixelRatio || 1, pen = canvas.getContext("2d");
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-  pen.font = SMALL;
-  pen.textBaseline = "middle";
-  return pen;
-}
-
-function drawMatrix() {
-  const measure = matrix.canvas.getContext("2d");
-  measure.font = SMALL;
-  const layout = (matrix.layout = layoutMatrix(measure));
-  layout.cells = cellsOf(chosen.map);
-  const pen = penOf(matrix.canvas, layout.width, layout.height), sight = inSight(layout);
-  pen.save();
-  pen.beginPath();
-  pen.rect(layout.left, layout.top, layout.plot.width, layout.plot.height);
-  pen.clip();
-  drawCells(pen, layout, sight);
-  if (layout.wide >= NUMBERED && layout.high >= 16) drawNumbers(pen, layout, sight);
-  pen.restore();
-  drawAxes(pen, layout, sight);
-  drawStrips(pen, layout, sight);
-  tellGeometry(layout);
-}
-
-function drawCells(pen, layout, sight) {
-  const { left, top, plot, wide, high } = layout;
-  pen.fillStyle = themed("--masked");
-  pen.fillRect(left, top, plot.width, plot.height);
-  const { map } = chosen;
-  pen.imageSmoothingEnabled = wide < 1 || high < 1;
-  pen.drawImage(imageOf(map, layout.cells), xOf(layout, 0), yOf(layout, 0), map.columns * wide, map.rows * high);
-  blankTakenCells(pen, layout, sight);
-  if (wide < GRIDDED || high < GRIDDED) return;
-  pen.fillStyle = themed("--card");
-  for (let i = 0; i <= sight.columns; i++) pen.fillRect(xOf(layout, sight.column + i) - 1, top, 1, plot.height);
-  for (let i = 0; i <= sight.rows; i++) pen.fillRect(left, yOf(layout, sight.row + i) - 1, plot.width, 1);
-}
-
-// A cell that was taken out is not one with a small weight: it has no colour of the scale, and a dash where numbers are.
-const isTakenOut = (column) => choice.hideSinks && chosen.map.block === 1 && hasSink(placesOf("key", column));
-
-function blankTakenCells(pen, layout, sight) {
-  const { cells, wide, high } = layout;
-  pen.fillStyle = themed("--card");
-  for (let column = sight.column; column < sight.column + sight.columns; column++) {
-    if (!isTakenOut(column)) continue;
-    for (let row = sight.row; row < sight.row + sight.rows; row++) {
-      if (cells[row * chosen.map.columns + column] === FORBIDDEN) continue;
-      pen.fillRect(xOf(layout, column), yOf(layout, row), wide, high);
-    }
-  }
-}
-
-function drawNumbers(pen, layout, sight) {
-  const { cells, wide } = layout, digits = wide >= 44 ? 3 : 2, level = leveller();
-  pen.textAlign = "center";
-  for (let row = sight.row; row < sight.row + sight.rows; row++) {
-    for (let column = sight.column; column < sight.column + sight.columns; column++) {
-      const share = cells[row * chosen.map.columns + column];
-      if (share === FORBIDDEN) continue;
-      const isMissing = Number.isNaN(share), isTaken = isTakenOut(column);
-      pen.fillStyle = isTaken ? themed("--muted") : inkOn(isMissing ? NO_NUMBER : COLOURS[level(share)]);
-      const text = isTaken ? "–" : isMissing ? "?" : shareText(share, digits);
-      pen.fillText(text, xOf(layout, column + 0.5), yOf(layout, row + 0.5), wide - 2);
-    }
-  }
-}
-
-// Every so many cells get a number where there is no room for tokens.
+// The least round number of cells that have room for a number.
 function tickStep(size, room) {
-  for (let step = 1; ; step *= 10) for (const part of [1, 2, 5]) if (step * part * size >= room) return step * part;
+  const steps = range(0, 6).flatMap((power) => [1, 2, 5].map((part) => part * 10 ** power));
+  return steps.find((step) => step * size >= room) ?? 1;
 }
 
-function drawAxes(pen, layout, sight) {
-  const hasLabels = layout.wide >= LABELLED && layout.high >= LABELLED, x = layout.margins.left - 6;
-  const steps = hasLabels ? [1, 1] : [tickStep(layout.high, 26), tickStep(layout.wide, 44)];
-  pen.fillStyle = themed("--muted");
-  pen.textAlign = "right";
-  for (let row = sight.row; row < sight.row + sight.rows; row++) {
-    if (row % steps[0]) continue;
-    const text = hasLabels ? cut(pen, cellLabel("query", row), layout.margins.left - 10) : tickOf("query", row);
-    pen.fillText(text, x, Math.max(layout.top + 5, yOf(layout, row + 0.5)));
-  }
-  for (let column = sight.column; column < sight.column + sight.columns; column++) {
-    if (column % steps[1] === 0) drawColumnName(pen, layout, column, hasLabels);
-  }
-  if (hasSinks()) drawSinkMarks(pen, layout, sight);
+function namesOf(side, step) {
+  const first = chosen.map.first[side === "query" ? 0 : 1];
+  const tick = (cell) => String(Math.max(0, cell * chosen.map.block + first));
+  const cells = range(0, Math.ceil(sizeOf(side) / step)).map((i) => i * step);
+  return cells.map((cell) => (layout.isNamed ? label(cell, cellName(side, cell)) : label(cell, tick(cell), "tick")));
 }
 
-// The place in the text where a row or column begins.
-const tickOf = (side, cell) => String(Math.max(0, cell * chosen.map.block + chosen.map.first[side === "query" ? 0 : 1]));
-
-function drawColumnName(pen, layout, column, hasLabels) {
-  const x = xOf(layout, column + 0.5), { top } = layout;
-  if (!hasLabels || layout.margins.isFlat) {
-    pen.textAlign = "center";
-    const text = hasLabels ? cellLabel("key", column) : tickOf("key", column);
-    pen.fillText(text, Math.max(layout.left + pen.measureText(text).width / 2, x), top - 13);
-    return;
-  }
-  pen.save();
-  pen.translate(x, top - 6);
-  pen.rotate(-Math.PI / 2);
-  pen.textAlign = "left";
-  pen.fillText(cut(pen, cellLabel("key", column), top - 10), 0, 0);
-  pen.restore();
+function drawNames() {
+  const [down, right] = layout.isNamed ? [1, 1] : [tickStep(layout.high, 26), tickStep(layout.wide, 44)];
+  const marks = new Set(chosen.sinks.map((place) => cellOf("key", place)));
+  byId("row-names").replaceChildren(...namesOf("query", down));
+  byId("column-names").replaceChildren(...namesOf("key", right), ...[...marks].map((column) => label(column, "▾", "sink mark")));
 }
 
-// A triangle above each column of a sink.
-function drawSinkMarks(pen, layout, sight) {
-  pen.fillStyle = themed("--sink");
-  for (const place of chosen.sinks) {
-    const column = cellOf("key", place), x = xOf(layout, column + 0.5);
-    if (column < sight.column || column >= sight.column + sight.columns) continue;
-    pen.beginPath();
-    pen.moveTo(x - 4, layout.top - 6);
-    pen.lineTo(x + 4, layout.top - 6);
-    pen.lineTo(x, layout.top - 1);
-    pen.fill();
-  }
+function drawStrips() {
+  const drawn = strips();
+  byId("strip-names").replaceChildren(...drawn.map(([name]) => make("span", { class: "sink" }, name)));
+  byId("strips").replaceChildren(...drawn.map(([, shares]) => make("div", { class: "strip" }, ...stripCells(shares))));
 }
 
-function drawStrips(pen, layout, sight) {
-  pen.textAlign = "center";
-  for (const { name, shares, x, width } of layout.strips) {
-    for (let row = sight.row; row < sight.row + sight.rows; row++) {
-      const y = Math.max(layout.top, yOf(layout, row)), end = Math.min(layout.top + layout.plot.height, yOf(layout, row + 1));
-      if (shares[row] === FORBIDDEN) continue;
-      const colour = Number.isNaN(shares[row]) ? NO_NUMBER : sinkColour(shares[row]);
-      pen.fillStyle = css(colour);
-      pen.fillRect(x, y, width, end - y - (layout.high >= GRIDDED ? 1 : 0));
-      if (layout.high < 16) continue;
-      pen.fillStyle = inkOn(colour);
-      pen.fillText(shareText(shares[row]), x + width / 2, (y + end) / 2);
+function stripCells(shares) {
+  return Array.from(shares, (share, row) => {
+    if (share === FORBIDDEN) return "";
+    const cell = label(row, shareText(share), share > 0.8 ? "bright" : "dark");
+    cell.style.setProperty("--share", share || 0);
+    if (layout.high < NAMED) cell.textContent = "";
+    return cell;
+  });
+}
+
+// Numbers stand in the cells that are in sight; `dataset` tells programs where the cells lie.
+function drawNumbers() {
+  const { wide, high } = layout, plot = byId("plot"), spans = [];
+  const frame = plot.getBoundingClientRect(), box = byId("cells").getBoundingClientRect();
+  Object.assign(plot.dataset, { left: box.left - frame.left, top: box.top - frame.top, wide, high, column: 0, row: 0 });
+  if (wide >= NUMBERED && high >= 16) {
+    const cells = cellsOf(chosen.map), { rows, columns } = chosen.map;
+    const top = Math.floor(plot.scrollTop / high), left = Math.floor(plot.scrollLeft / wide);
+    for (let row = top; row < Math.min(rows, top + plot.clientHeight / high + 1); row++) {
+      for (let column = left; column < Math.min(columns, left + plot.clientWidth / wide + 1); column++) {
+        const share = cells[row * columns + column];
+        if (share !== FORBIDDEN) spans.push(numberIn({ row, column }, share));
+      }
     }
-    pen.fillStyle = themed("--sink");
-    pen.fillText(name, x + width / 2, layout.top - 13);
   }
+  byId("numbers").replaceChildren(...spans);
 }
 
-// Where cells lie, for whoever reads the picture by a program.
-function tellGeometry(layout) {
-  const { left, top, wide, high, x, y } = layout;
-  Object.assign(matrix.canvas.dataset, { left, top, wide, high, column: x, row: y });
+function numberIn(cell, share) {
+  const element = make("span", { class: "cell" });
+  put(element, cell);
+  if (share === TAKEN) element.append("–");
+  else {
+    element.append(Number.isNaN(share) ? "?" : shareText(share, layout.wide >= 44 ? 3 : 2));
+    element.classList.add(levelOf(share) < RECORD.ink_from || Number.isNaN(share) ? "dark" : "bright");
+    element.style.background = `rgb(${colourOf(share).slice(0, 3)})`;
+  }
+  return element;
+}
+
+function put(element, { row = 0, column = 0 }) {
+  element.style.setProperty("--row", row);
+  element.style.setProperty("--column", column);
+}
+
+// The frames of the chosen cell and of what the pointer rests on, and the names of its row and column.
+function drawFrames() {
+  const own = { row: cellOf("query", choice.query), column: cellOf("key", choice.key) };
+  const seen = cellInView() ?? { [pointed.side === "query" ? "row" : "column"]: cellOf(pointed.side, pointed.place) };
+  const frame = byId("pointed");
+  put(byId("cursor"), own);
+  put(frame, seen);
+  frame.classList.toggle("whole-row", seen.column === undefined);
+  frame.classList.toggle("whole-column", seen.row === undefined);
+  drawPlate(byId("row-plate"), "query", seen.row);
+  drawPlate(byId("column-plate"), "key", seen.column);
+}
+
+// The cell under the pointer, or else the chosen one; null while the pointer is at a token.
+function cellInView() {
+  if (pointed) return pointed.side === "cell" ? pointed : null;
+  return { side: "cell", row: cellOf("query", choice.query), column: cellOf("key", choice.key) };
+}
+
+function drawPlate(plate, side, cell) {
+  plate.hidden = cell === undefined;
+  if (plate.hidden) return;
+  const { from } = placesOf(side, cell);
+  plate.textContent = chosen.map.block === 1 ? `${from} ${wordsOf(side)[from]}` : cellName(side, cell);
+  plate.style.setProperty("--at", cell);
 }

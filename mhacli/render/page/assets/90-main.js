@@ -1,62 +1,67 @@
-// The beginning: everything is built once, and drawn anew after every choice.
+// The beginning: what Python wrote is connected once, and drawn anew after every choice.
 
 function drawAll() {
-  drawControls();
+  byId("scale").querySelector(`[value=${choice.scale}]`).checked = true;
+  byId("sinks").checked = choice.hideSinks;
+  byId("sequence").value = choice.sequence;
   drawTitle();
-  bringIntoView();
   drawPlot();
+  followCursor();
+  drawLegend();
   drawStory();
-  drawTokens();
   drawThumbnails();
   markStatistics();
-  writeFragment();
+  writeAddress();
 }
 
-function redraw() {
-  if (chosen.map === null) return;
-  sizeThumbnails();
-  drawPlot();
-  drawStory();
+// What depends on the pointer.
+function drawPointed() {
+  drawFrames();
+  drawReadout();
   drawTokens();
+}
+
+function listenToControls() {
+  const sequences = byId("sequence");
+  sequences.append(...RECORD.names.map((name, at) => new Option(name, at)));
+  sequences.parentElement.hidden = RECORD.names.length < 2;
+  sequences.addEventListener("change", () => choose({ sequence: Number(sequences.value), query: -1, key: -1 }));
+  byId("scale").addEventListener("change", ({ target }) => choose({ scale: target.value }));
+  byId("sinks").addEventListener("change", ({ target }) => choose({ hideSinks: target.checked }));
+  byId("previous").addEventListener("click", () => stepHead(-1));
+  byId("next").addEventListener("click", () => stepHead(1));
+  document.addEventListener("keydown", ({ key, target }) => {
+    if (key === "?" && !target.matches("select")) byId("help-text").showPopover();
+  });
 }
 
 function listenToWindow() {
   let wait = 0;
-  window.addEventListener("resize", () => {
+  addEventListener("resize", () => {
     cancelAnimationFrame(wait);
-    wait = requestAnimationFrame(redraw);
+    wait = requestAnimationFrame(() => choose({}));
   });
-  window.addEventListener("hashchange", () => choose({ query: -1, key: -1, side: "query", ...readFragment(location.hash) }));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-}
-
-function say(message) {
-  document.querySelector("main").prepend(make("p", { class: "warning", role: "alert" }, message));
-}
-
-// The parts to explore get a frame of their own, within which the matrix stays in sight.
-function showSections() {
-  for (const section of document.querySelectorAll("[data-script]")) section.hidden = false;
-  const explore = make("div", { class: "explore" });
-  byId("heads").before(explore);
-  explore.append(byId("heads"), byId("chosen"), byId("tokens"));
+  addEventListener("hashchange", () => choose(readAddress()));
 }
 
 async function start() {
-  buildControls();
+  const root = document.documentElement;
+  root.dataset.script = "true";
+  root.style.setProperty("--ramp", RECORD.ramp.filter((_, level) => level % 17 === 0).map((colour) => `rgb(${colour})`).join());
   buildStatistics();
   if (HEADS.length) {
-    if (typeof DecompressionStream === "undefined") throw new Error("it needs a browser of 2023 or later");
-    showSections();
-    buildTitle();
-    buildMatrix();
     buildThumbnails();
-    buildTokens();
-    await choose(readFragment(location.hash));
+    listenToControls();
+    listenToMatrix();
+    listenToTokens();
+    await choose(readAddress());
     listenToWindow();
   }
   performance.mark("mha-ready");
-  document.documentElement.dataset.ready = "true";
+  root.dataset.ready = "true";
 }
 
-start().catch((fault) => say(`The picture could not be drawn: ${fault.message}`));
+start().catch((fault) => {
+  const message = `The picture could not be drawn: ${fault.message}. It needs a browser of 2024 or later.`;
+  document.querySelector("main").prepend(make("p", { class: "warning", role: "alert" }, message));
+});

@@ -1,0 +1,80 @@
+// The chosen head and cell in words.
+
+// `query 5 “mat”`, or `queries 16–23`.
+function named(side, { from, to = from }) {
+  const words = wordsOf(side), plural = side === "query" ? "queries" : "keys";
+  if (from !== to) return [`${plural} ${rangeText(from, to)}`];
+  return chosen.isOfBlocks ? [`${plural} ${words[from]}`] : [`${side} ${from} “`, tokenElement(words[from]), "”"];
+}
+
+// A weight as it stands in the record; a mean in as many digits as say something.
+function valueParts(share, isMean = false) {
+  if (Number.isNaN(share)) return [make("strong", { class: "bad" }, "not a number")];
+  if (isMean) return [make("strong", {}, shareText(share, share < 0.01 ? 5 : 3))];
+  return [make("strong", {}, exactText(share)), RECORD.bits === 64 ? " rounded to 32 bits" : " exact"];
+}
+
+// Two lines of a fixed height, so that the matrix stays where it is under the pointer.
+function drawReadout() {
+  const cell = cellInView();
+  const [names, reading] = cell ? aboutCell(cell) : aboutPlace(pointed);
+  byId("readout").replaceChildren(make("span", { class: "names" }, ...names, ": "), make("span", { class: "reading" }, ...reading));
+}
+
+function aboutPlace({ side, place }) {
+  const strongest = largestOf(sharesOf(side, place)), name = named(side, { from: place });
+  if (!strongest) return [name, [side === "query" ? "sees no key" : "no query is known to see it"]];
+  const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", " is given most by "];
+  return [[...name, verb, ...named(to, { from: strongest.place })], valueParts(strongest.share, chosen.isOfBlocks)];
+}
+
+function aboutCell({ row, column }) {
+  const { map } = chosen, query = placesOf("query", row), key = placesOf("key", column), at = row * map.columns + column;
+  const names = [...named("query", query), " → ", ...named("key", key)], share = map.cells[at], left = cellsOf(map)[at];
+  if (share === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
+  const reading = valueParts(share, map.block > 1);
+  if (map.block > 1) reading.push(" of a query’s attention, the mean of this block", ...strongestWithin(query, key));
+  if (hasSink(key)) reading.push(make("span", { class: "sink" }, map.block > 1 ? " · holds a sink" : " · a sink"));
+  if (left === TAKEN) reading.push(make("span", { class: "sink" }, ", taken out"));
+  else if (strips().length && choice.hideSinks) reading.push(` · ${shareText(left, 3)} of what is left beside sinks`);
+  return [names, reading];
+}
+
+// The largest weight of a block that the page has.
+function strongestWithin(queries, keys) {
+  const within = range(queries.from, queries.to - queries.from + 1).flatMap((query) =>
+    [...strongestOf(query)].filter(([key]) => key >= keys.from && key <= keys.to).map(([key, share]) => ({ query, key, share })));
+  const best = largestOf(within);
+  if (!best) return [];
+  return [" · most: ", ...named("query", { from: best.query }), " → ", ...named("key", { from: best.key }), " ", ...valueParts(best.share)];
+}
+
+function drawTitle() {
+  const { label: name, about, type, layer } = HEADS[choice.head];
+  byId("chosen-title").textContent = name;
+  byId("facts").replaceChildren(type ? make("span", { class: "term", title: RECORD.terms[type] }, about) : about);
+  if (!RECORD.layers[layer].verified) byId("facts").append(make("span", { class: "bad" }, " · NOT verified"));
+  // Not `disabled`, which would take the focus away from whoever pressed the last one.
+  byId("previous").setAttribute("aria-disabled", choice.head === 0);
+  byId("next").setAttribute("aria-disabled", choice.head === HEADS.length - 1);
+  const sinks = choice.hideSinks ? ", sinks taken out" : "";
+  byId("plot").setAttribute("aria-label", `${name}: rows of queries, columns of keys, ${choice.scale} scale${sinks}`);
+}
+
+// What the colours mean, and which keys are sinks of this head.
+function drawLegend() {
+  const { map } = chosen, [least, most] = scaleNow()[choice.scale];
+  const entry = (kind, before, after = "") => make("span", {}, before, " ", make("span", { class: kind }), " ", after);
+  const parts = [
+    entry("ramp", least, most),
+    make("span", {}, ...marked(`{attention weight} · ${choice.scale}, one scale for all heads`)),
+  ];
+  if (map.block > 1) parts.push(make("span", {}, `a cell is ${map.block} × ${map.block} tokens`));
+  if (map.masked) parts.push(entry("swatch masked", "", "masked"));
+  if (map.missing) parts.push(entry("swatch lost", "", "not a number"));
+  if (strips().length) parts.push(entry("ramp of-sinks", "beside the plot: 0", "1"));
+  const taken = choice.hideSinks ? ", taken out" : "";
+  if (map.about) parts.push(make("span", { class: "sink" }, "▾ ", ...marked("{sinks}"), ` of this head${taken}: `, make("bdi", {}, map.about)));
+  else if (choice.hideSinks) parts.push(make("span", { class: "sink" }, "no sink here, none taken out"));
+  byId("legend").replaceChildren(...parts);
+}

@@ -1,0 +1,113 @@
+// The two texts side by side, and what flows between them.
+
+// Of texts with more tokens than this those around the chosen one are listed, and the strongest.
+const MOST_LISTED = 32, LISTED = 22, STRONGEST = 16;
+const LISTS = { query: byId("queries"), key: byId("keys") };
+
+function listenToTokens() {
+  for (const [side, list] of Object.entries(LISTS)) {
+    const placeOf = (event) => event.target.closest("[data-place]")?.dataset.place;
+    const follow = (event) => placeOf(event) && point({ side, place: Number(placeOf(event)) });
+    list.addEventListener("pointerover", follow);
+    list.addEventListener("pointerleave", () => point(null));
+    list.addEventListener("click", (event) => {
+      if (placeOf(event) && !String(getSelection())) keepToken(side, Number(placeOf(event))); // not while somebody copies text
+    });
+    list.addEventListener("keydown", (event) => pressOnTokens(event, side));
+  }
+}
+
+function pressOnTokens(event, side) {
+  const by = { ArrowUp: -1, ArrowDown: 1 }[event.key], other = { ArrowLeft: "query", ArrowRight: "key" }[event.key];
+  if (!by && !other) return;
+  event.preventDefault();
+  pointed = null;
+  if (by) keepToken(side, between(0, wordsOf(side).length - 1, choice[side] + by));
+  else LISTS[other].focus();
+}
+
+// The query or key whose lines are drawn.
+function focusOfTokens() {
+  if (pointed?.side === "cell") return { side: "query", place: placesOf("query", pointed.row).from };
+  return pointed ?? { side: choice.side, place: choice[choice.side] };
+}
+
+function drawTokens() {
+  const focus = focusOfTokens(), { side } = focus, other = side === "query" ? "key" : "query";
+  const entries = sharesOf(side, focus.place), open = entries.filter((entry) => entry.share !== FORBIDDEN);
+  const isTaken = (entry) => choice.hideSinks && isOfSink(focus, entry);
+  const largest = largestOf(open.filter((entry) => !isTaken(entry)))?.share ?? 0;
+  if (pointed?.side !== side) fillList(side, listed(side, focus.place, [])); // else it stays as it is under the pointer
+  fillList(other, listed(other, focus.place, open));
+  markPlaces(side, new Map(), 1, focus);
+  markPlaces(other, new Map(entries.map((entry) => [entry.place, { ...entry, isTaken: isTaken(entry) }])), largest);
+  drawLines(focus, LISTS[other], open, largest);
+  tellTokens(focus, open);
+}
+
+function isOfSink(focus, entry) {
+  return chosen.sinks.includes(focus.side === "query" ? entry.place : focus.place);
+}
+
+// All places, or of many the strongest and the nearest, in the order of the text.
+function listed(side, near, entries) {
+  const places = range(0, wordsOf(side).length);
+  if (places.length <= MOST_LISTED) return places;
+  const strongest = entries.toSorted((a, b) => b.share - a.share).slice(0, STRONGEST).map((entry) => entry.place);
+  const nearest = places.toSorted((a, b) => Math.abs(a - near) - Math.abs(b - near));
+  return [...new Set([...strongest, ...nearest])].slice(0, LISTED).sort((a, b) => a - b);
+}
+
+// New elements only where other places are listed, so that a word can be selected.
+function fillList(side, places) {
+  if (!isStale(LISTS[side], choice.sequence, chosen.isOfBlocks, ...places)) return;
+  const rows = places.map((place, i) => {
+    const word = wordsOf(side)[place], kind = i && places[i - 1] < place - 1 ? "after-gap" : "";
+    const token = make("li", { role: "option", "data-place": place, id: `${side}-${place}`, title: word, class: kind });
+    const [number, words] = chosen.isOfBlocks ? [word, ""] : [place, tokenElement(word)];
+    token.append(make("span", { class: "place" }, number), make("span", { class: "words" }, words), make("span", { class: "share" }));
+    return token;
+  });
+  LISTS[side].replaceChildren(...rows);
+}
+
+// The share of every place as a bar and a number; of the places in focus none.
+function markPlaces(side, shares, largest, focus = {}) {
+  LISTS[side].setAttribute("aria-activedescendant", `${side}-${choice[side]}`);
+  for (const row of LISTS[side].children) {
+    const place = Number(row.dataset.place), { share, isTaken } = shares.get(place) ?? {}, isMasked = share === FORBIDDEN;
+    const part = share > 0 && !isTaken ? Math.min(1, share / largest) : 0, digits = largest < 0.1 ? 3 : 2;
+    row.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
+    row.classList.toggle("current", place === focus.place);
+    row.classList.toggle("of-sink", side === "key" && chosen.sinks.includes(place));
+    row.setAttribute("aria-selected", place === choice[side] && side === choice.side);
+    row.lastChild.textContent = isMasked ? "–" : share === undefined ? "" : shareText(share, digits);
+  }
+}
+
+// A line's width follows the share, the largest of this picture being 9 pixels.
+function drawLines(focus, list, open, largest) {
+  const svg = byId("lines"), width = svg.clientWidth, middle = width / 2;
+  const rowOf = (side, place) => LISTS[side].querySelector(`[data-place="${place}"]`);
+  const heightOf = (row) => row.offsetTop - row.parentElement.offsetTop + row.offsetHeight / 2;
+  const other = focus.side === "query" ? "key" : "query", own = rowOf(focus.side, focus.place);
+  const lines = open.filter((entry) => own && largest && entry.share > 0 && rowOf(other, entry.place)).map((entry) => {
+    const ends = [own, rowOf(other, entry.place)].map(heightOf), [left, right] = focus.side === "query" ? ends : ends.reverse();
+    const part = Math.min(1, entry.share / largest), line = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    line.setAttribute("d", `M0 ${left}C${middle} ${left} ${middle} ${right} ${width} ${right}`);
+    line.style.setProperty("--strength", part);
+    line.classList.toggle("of-sink", isOfSink(focus, entry));
+    line.classList.toggle("taken", choice.hideSinks && isOfSink(focus, entry));
+    return line;
+  });
+  svg.replaceChildren(...lines);
+}
+
+function tellTokens({ side, place }, open) {
+  const parts = [...named(side, { from: place }), side === "query" ? ": what it gives to keys" : ": what queries give to it"];
+  if (chosen.block > 1) parts.push(side === "query" ? `, its ${open.length} strongest` : ", where it is among their strongest keys");
+  if (chosen.isOfBlocks) parts.push(", in means of blocks");
+  parts.push(". Widths follow attention weights, from the largest down.");
+  if (choice.hideSinks) parts.push(" Lines to what is taken out are thin and broken; weights are of all attention.");
+  byId("tokens-note").replaceChildren(...parts);
+}
