@@ -148,7 +148,8 @@ def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     with loading_torch():
         from mhacli.models.prepare import prepare_checkpoint
     with show_activity("loading the checkpoint"), uncollected():
-        return prepare_checkpoint(run)
+        _, prepared, notes = prepare_checkpoint(run)
+        return prepared, notes
 
 
 def computed(

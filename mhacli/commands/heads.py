@@ -131,10 +131,10 @@ def _of_checkpoint(
 
     with loading_torch():
         from mhacli.commands.effect.head_study import head_table
-        from mhacli.commands.effect.study import loaded_run
+        from mhacli.models.prepare import prepare_checkpoint
     if effect or control:
         with show_activity("loading the checkpoint"), uncollected():
-            loaded, prepared, notes = loaded_run(run, "predict" if effect else None)
+            loaded, prepared, notes = prepare_checkpoint(run, "predict" if effect else None)
     else:
         prepared, notes = load_checkpoint(run)
         loaded = prepared.loaded

@@ -112,15 +112,11 @@ class Call:
     def unread_mask(self) -> str | None:
         """The reason why its mask cannot be read, None if it can or there is none."""
         mask: Any = self.mask
-        if mask is None:
-            return None
-        if not isinstance(mask, Tensor):
-            return f"attention whose mask is of type {type(mask).__name__}, not a tensor"
-        is_of_keys = self.level != "sdpa" and mask.ndim == 2  # flash-attention has a mask for padding only
-        sizes = zip(reversed(mask.shape), reversed(self.shape), strict=False)
-        if is_of_keys or mask.ndim > len(self.shape) or any(n not in (1, of) for n, of in sizes):
-            return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
-        return None
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else (0,)
+        is_of_keys = self.level != "sdpa" and len(shape) == 2  # flash-attention has a mask for padding only
+        sizes = zip(reversed(shape), reversed(self.shape), strict=False)
+        is_read = not is_of_keys and len(shape) <= len(self.shape) and all(n in (1, of) for n, of in sizes)
+        return None if mask is None or is_read else "attention whose mask is no tensor of batch, head, query and key"
 
     def behind(self, n: int) -> Call:
         """The attention with `n` queries of zeros before its own."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.models.layer_names import first_position_of
 from mhacli.models.load import device_of
 from mhacli.record.record import SpanTokens
 from mhacli.settings import PaddingSide
@@ -35,39 +36,31 @@ class ModelInputs:
     notes: tuple[str, ...] = ()
 
 
-def make_inputs(
-    model: Any,
-    sequences: Sequence[TokenSequence],
-    context: Sequence[TokenSequence] | None,
-    side: PaddingSide,
-    pad_id: int,
-) -> ModelInputs:
-    """The inputs of one pass. Raises `UsageError` for a model that does not read text."""
+def make_inputs(model: Any, texts: ModelInputs, side: PaddingSide, pad_id: int) -> ModelInputs:
+    """The texts with the keywords of one pass. Raises `UsageError` for a model that does not read text."""
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or model.main_input_name != "input_ids":
         raise UsageError(f"the model reads {model.main_input_name}, not text (family {family})", hint=_FROM_PYTHON)
-    if hasattr(model, "vision_model") and hasattr(
-        model, "logit_scale"
-    ):  # the scale of the similarity of texts and images
+    if hasattr(model, "vision_model") and hasattr(model, "logit_scale"):  # it compares texts and images
         raise UsageError(f"the model needs pixel_values besides text (family {family})", hint=_FROM_PYTHON)
     is_pair, device = bool(model.config.is_encoder_decoder), device_of(model)
-    if context is not None and not is_pair:
+    if texts.context is not None and not is_pair:
         raise UsageError(
             f"--context does not work with {family}, which has no encoder",
             hint="put it into the text, or give the second text of a pair by --pair",
         )
     if is_pair:
-        encoder = _as_read_by(model.get_encoder(), context or ())
+        encoder = _as_read_by(model.get_encoder(), texts.context or ())
         keywords = _padded("", encoder, "right", pad_id, device)
-        keywords |= _padded("decoder_", sequences, "right", pad_id, device)
-        return ModelInputs(tuple(sequences), encoder, "right", keywords)
-    sequences = _as_read_by(model, sequences)
+        keywords |= _padded("decoder_", texts.sequences, "right", pad_id, device)
+        return replace(texts, context=encoder, side="right", keywords=keywords)
+    sequences = _as_read_by(model, texts.sequences)
     keywords = _padded("", sequences, side, pad_id, device)
     if side == "left" and "attention_mask" in keywords and "position_ids" in accepted:
         # tables of positions begin where the text does, as they do when the model generates
         places = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
-        keywords["position_ids"] = places + _first_position(model)
-    return ModelInputs(tuple(sequences), None, side, keywords)
+        keywords["position_ids"] = places + first_position_of(model.config)
+    return replace(texts, sequences=sequences, side=side, keywords=keywords)
 
 
 def n_vocabulary_of(config: Any) -> int:
@@ -77,13 +70,6 @@ def n_vocabulary_of(config: Any) -> int:
         message = f"the model has no vocabulary: it reads images or sound, not text (family {config.model_type})"
         raise UsageError(message, hint=_FROM_PYTHON)
     return n
-
-
-def _first_position(model: Any) -> int:
-    """The index of a text's first position, after the row for padding if the table has one."""
-    tables = (getattr(module, "position_embeddings", None) for module in model.modules())
-    rows = (getattr(table, "padding_idx", None) for table in tables)
-    return next((row + 1 for row in rows if row is not None), 0)
 
 
 def _as_read_by(model: Any, sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import index
 from time import perf_counter
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Stat
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 _NAME = "mhacli.inspecting"
-T = TypeVar("T")
 
 
 @contextmanager
@@ -59,13 +58,17 @@ def inspecting(
     for a model that hides its parts (compiled, scripted, DataParallel), and in a call from another thread.
     """
     require_open(model, _NAME)
-    wanted = Run(
-        model=ModelSettings(layers=None if layers is None else _argument("layers", layers, _layers)),
-        statistics=Statistics(heads=None if heads is None else _argument("heads", heads, _numbers)),
-        keep=_argument("keep", keep, _kept),
-        keep_limit=_argument("keep_limit", keep_limit, lambda n: _numbers([n])[0]),
-        allow_nonfinite=True,
-    )
+    try:
+        wanted = Run(
+            model=ModelSettings(layers=None if layers is None else _layers(layers)),
+            statistics=Statistics(heads=None if heads is None else _numbers(heads)),
+            keep=_kept(keep),
+            keep_limit=_numbers([keep_limit])[0],
+            allow_nonfinite=True,
+        )
+    except (TypeError, ValueError):
+        given = f"layers={layers!r}, heads={heads!r}, keep={keep!r}, keep_limit={keep_limit!r}"
+        raise UsageError(f"{_NAME} cannot take {given}", hint=_FORMS) from None
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
     try:
         with followed(model, seen, by=_NAME) as watch:
@@ -75,22 +78,10 @@ def inspecting(
         seen.close()
 
 
-_FORMS = {
-    "layers": 'numbers, or pairs such as ("cross", 2) of a kind and a number, one at least; kinds: '
-    + ", ".join(get_args(AttentionKind)),
-    "heads": "numbers from 0 on, one at least",
-    "keep": f"names of matrices among {', '.join(KEPT)}",
-    "keep_limit": "a number of bytes, 0 or more",
-}
-"""What the arguments of `inspecting` must be."""
-
-
-def _argument(name: str, value: Any, read: Callable[[Any], T]) -> T:
-    """What `read` makes of an argument. Raises `UsageError` for one of another form."""
-    try:
-        return read(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} {value!r} must be {_FORMS[name]}") from None
+_FORMS = (
+    'layers are numbers, or pairs such as ("cross", 2) of a kind and a number, one at least; heads are numbers from 0 on, one at '
+    f"least; keep names matrices among {', '.join(KEPT)}; keep_limit is a number of bytes"
+)
 
 
 def _numbers(values: Iterable[Any]) -> tuple[int, ...]:

@@ -105,15 +105,14 @@ def _place(name: str) -> tuple[str, int] | None:
 # ------------------------------------------------------------------------------------------------------------- the config
 
 
+_AFTER_PADDING = (
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
 QUIRKS: Mapping[str, str] = {
-    "bloom": "alibi",
-    "mpt": "alibi",
-    "codegen": "rope-interleaved",
-    "cohere": "rope-interleaved",
-    "gptj": "rope-interleaved",
-    "camembert": "positions after padding",
-    "roberta": "positions after padding",
-    "xlm-roberta": "positions after padding",
+    **dict.fromkeys(("bloom", "mpt"), "alibi"),
+    **dict.fromkeys(("codegen", "cohere", "gptj"), "rope-interleaved"),
+    **dict.fromkeys(_AFTER_PADDING, "positions after padding"),
     "hrm_text": "layers by run",
 }
 """What a family does that neither its config nor the names of its modules say: how it encodes positions; that positions count
@@ -199,9 +198,14 @@ def most_positions(config: Any) -> int | None:
     for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"):
         value = getattr(text, name, None)
         if isinstance(value, int) and value > 0:
-            pad = getattr(text, "pad_token_id", None) if quirks_of(text) == "positions after padding" else None
-            return value - (0 if pad is None else pad + 1)
+            return value - first_position_of(text)
     return None
+
+
+def first_position_of(config: Any) -> int:
+    """The index of a text's first position: in some families that after the row for padding."""
+    pad = getattr(config, "pad_token_id", None) if quirks_of(config) == "positions after padding" else None
+    return 0 if pad is None else pad + 1
 
 
 def rope_theta_of(config: Any, layer: int) -> float:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import takewhile
 from math import prod
 from typing import Any, Literal
@@ -114,13 +114,13 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
     """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named as in `--tokenizer`: two
     checkpoints with the same one compute the same.
 
-    Each file is read whole, once per process unless it changes. Raises `MhaError` for an unreadable file.
+    Each file is read whole. Raises `MhaError` for an unreadable file.
     """
 
     def digest(path: str) -> str:
         try:
-            status = os.stat(path)
-            return _digest_of(path, status.st_size, status.st_mtime_ns)
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as fault:
             raise MhaError(f"{path}: {fault.strerror or fault}", code="unreadable", path=path) from fault
 
@@ -129,13 +129,6 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
     words = [f"tokenizer {digest(tokenizer) if tokenizer and os.path.isfile(tokenizer) else tokenizer}"]
     words += [f"{name} {digest(path)}" for name, path in sorted(paths.items())]
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-@lru_cache
-def _digest_of(path: str, n_bytes: int, changed_ns: int) -> str:
-    """The digest of a file. The size and the time of change are keys of the cache."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_config(checkpoint: Checkpoint) -> Any:

@@ -36,26 +36,21 @@ from mhacli.text.tokens import TokenSequence
 
 
 @torch.no_grad()
-def prepare_checkpoint(request: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
-    """The run, and notes for the user. Raises `MhaError` as `read` does."""
-    began = perf_counter()
-    loaded, inputs = read(request, "generate" if request.n_generated else None)
-    generated, notes = None, (*loaded.notes, *inputs.notes)
-    if request.n_generated:
-        inputs, generated = _generate(loaded, inputs, request.n_generated)
-        loaded = replace(loaded, model=loaded.model.base_model)
-    run = CheckpointRun(loaded, inputs, request, generated)
-    run.seconds["loading"] = perf_counter() - began
-    return run, notes
-
-
-def read(request: Run, head: LanguageHead | None) -> tuple[Loaded, ModelInputs]:
-    """The checkpoint with its model, with a language `head` if requested, and the texts as its inputs. Raises `MhaError` for
-    requests that cannot work, if possible before the weights are loaded."""
+def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[Loaded, CheckpointRun, tuple[str, ...]]:
+    """The checkpoint with its model, with a language `head` if requested; its run of the texts without the head; and notes for
+    the user. Raises `MhaError` for requests that cannot work, if possible before the weights are loaded."""
+    began, generated = perf_counter(), None
+    head = "generate" if request.n_generated else head
     found = find(request.model, request.checkpoint)
     texts = make_texts(request, found)
     loaded = load_model(found, request.model, head, allow_nonfinite=request.allow_nonfinite)
-    return loaded, inputs_of(loaded, texts, request.model)
+    inputs = inputs_of(loaded, texts, request.model)
+    if request.n_generated:
+        inputs, generated = _generate(loaded, inputs, request.n_generated)
+    base = loaded if head is None else replace(loaded, model=loaded.model.base_model)
+    run = CheckpointRun(base, inputs, request, generated)
+    run.seconds["loading"] = perf_counter() - began
+    return loaded, run, (*loaded.notes, *inputs.notes)
 
 
 def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True) -> Loaded:
@@ -195,9 +190,7 @@ def inputs_of(loaded: Loaded, texts: ModelInputs, settings: ModelSettings) -> Mo
     if settings.padding == "left" and loaded.config.is_encoder_decoder:
         raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
     assert loaded.tokenizer is not None
-    side = settings.padding or loaded.tokenizer.side
-    made = make_inputs(loaded.model, texts.sequences, texts.context, side, loaded.pad_id)
-    return replace(made, spans=texts.spans, notes=texts.notes)
+    return make_inputs(loaded.model, texts, settings.padding or loaded.tokenizer.side, loaded.pad_id)
 
 
 # ------------------------------------------------------------------------------------------------------------- generation
@@ -232,8 +225,9 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
     if not new:
         message = "the model ends the text at once and generates no token"
         raise MhaError(message, hint="try another text", code="no-tokens")
-    whole = make_inputs(model, (joined(sequence, tokenizer.of_ids(new)),), inputs.context, inputs.side, pad_id)
+    whole = replace(inputs, sequences=(joined(sequence, tokenizer.of_ids(new)),))
+    whole = make_inputs(model, whole, inputs.side, pad_id)
     outputs = run_model(model, lambda: model(**whole.keywords, use_cache=False))
     predicted = outputs.logits[0, length - 1 : -1].argmax(dim=-1).tolist()
     repeated = sum(a == b for a, b in zip(predicted, new, strict=True))
-    return replace(whole, spans=inputs.spans), Generated((length,), len(new), repeated)
+    return whole, Generated((length,), len(new), repeated)

@@ -28,7 +28,7 @@ from mhacli.io import memory
 from mhacli.io.libraries import guarded
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import make_inputs, n_vocabulary_of
+from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of
 from mhacli.models.layer_names import is_attention, most_positions
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, load_model, own_tokenizer, require_ids
 from mhacli.models.prepare import find
@@ -415,8 +415,8 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
     Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is computed explicitly.
     """
     base = replace(loaded, model=loaded.model.base_model)
-    context = [row.context for row in rows if row.context is not None] or None
-    inputs = make_inputs(base.model, [row.tokens for row in rows], context, side, pad_id)
+    context = tuple(row.context for row in rows if row.context is not None) or None
+    inputs = make_inputs(base.model, ModelInputs(tuple(row.tokens for row in rows), context), side, pad_id)
     run = CheckpointRun(
         base, inputs, Run(model=ModelSettings(device=str(base.model.device)), keep=(), allow_nonfinite=True)
     )

@@ -22,7 +22,7 @@ from mhacli.io.data import finite
 from mhacli.io.progress import Progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
-from mhacli.models.inputs import make_inputs, outputs_of
+from mhacli.models.inputs import ModelInputs, make_inputs, outputs_of
 from mhacli.models.load import Loaded
 from mhacli.models.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
@@ -262,8 +262,8 @@ class ConsistencyChecks:
     def _stepwise(self, row: ModelText, prompt_len: int) -> PassOutputs | None:
         """A row read through the model's cache after a prompt; None if the model returns no cache."""
         model = self.passes.model
-        context = None if row.context is None else [row.context]
-        keywords = dict(make_inputs(model, [row.tokens], context, "right", self.passes.pad_id).keywords)
+        texts = ModelInputs((row.tokens,), None if row.context is None else (row.context,))
+        keywords = dict(make_inputs(model, texts, "right", self.passes.pad_id).keywords)
         name = "decoder_input_ids" if self.passes.is_pair else "input_ids"
         ids, past, parts = keywords.pop(name), None, []
         if self.passes.is_pair:
@@ -403,8 +403,8 @@ class Passes:
     def together(self, rows: Sequence[ModelText], side: PaddingSide = "right") -> PassOutputs:
         """All rows in one pass, padded on `side` if their lengths differ."""
         texts = [row.tokens for row in rows]
-        context = [row.context for row in rows if row.context is not None] or None
-        inputs = make_inputs(self.model, texts, context, side, self.pad_id)
+        context = tuple(row.context for row in rows if row.context is not None) or None
+        inputs = make_inputs(self.model, ModelInputs(tuple(texts), context), side, self.pad_id)
         outputs, calls = self.watched(lambda: outputs_of(self.model, inputs.keywords), len(rows))
         spans = [_span(texts, text, side) for text in texts]
         read = [_span(context, text, "right") for text in context] if context else spans

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import loaded_run, run_of, study_of, verified
+from mhacli.commands.effect.study import run_of, study_of, verified
 from mhacli.errors import UsageError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, own_tokenizer
 from mhacli.models.passes import require_open
-from mhacli.models.prepare import make_texts
+from mhacli.models.prepare import make_texts, prepare_checkpoint
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.heads import HeadStatistics, Kept
 from mhacli.record.record import Record
@@ -49,7 +49,7 @@ def heads(
         raise UsageError("no text is given", hint=f'{_NAME}(model, "the cat sat on the mat")')
     if isinstance(model, str | os.PathLike):
         request = Run(model=ModelSettings(path=os.fspath(model)), texts=given, keep=())
-        loaded, run, _ = loaded_run(request, "predict" if effect else None)
+        loaded, run, _ = prepare_checkpoint(request, "predict" if effect else None)
     else:
         require_open(model, _NAME)
         if not hasattr(model, "base_model") or tokenizer is None:

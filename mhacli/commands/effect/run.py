@@ -23,9 +23,10 @@ from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.rounding import TIMES_SHAKEN, dtype_of, shaken_parts
-from mhacli.models.runs.run import LEAST_ROWS, CheckpointRun
 from mhacli.record.checks import TOLERANCES, SelfCheck
 
+LEAST_ROWS = 2
+"""The rows of the smallest batch: one removal and an untouched row."""
 TOKENS_AT_ONCE = 4096
 """The largest number of tokens in a batch, all rows together."""
 PACKED_TOKENS = 512
@@ -63,7 +64,6 @@ class EffectRun:
     estimates: dict[int, float] = field(default_factory=dict)
     n_batches: int = 0
     verified: SelfCheck = SelfCheck.of(0.0, 0.0, n=0, identical=True)  # noqa: RUF009 - frozen
-    most_rows: int = TOKENS_AT_ONCE
     _floors: dict[str, float] = field(default_factory=dict)
     _errors: list[float] = field(default_factory=list)
     _vectors: dict[int, Tensor] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class EffectRun:
 
     @property
     def _rows_at_once(self) -> int:
-        """The largest number of rows in a pass, not considering memory."""
+        """The largest number of rows in a pass."""
         scores = self.untouched.scores
         n_logits = 1 if scores is None else scores.shape[1]
         return min(PACKED_TOKENS // self._width, _MOST_LOGITS // n_logits) if self.start else rows_at_once(self.inputs)
@@ -145,15 +145,9 @@ class EffectRun:
         """The change by which removals are ranked."""
         return "d_output" if self.target is None else "d_logit"
 
-    def fit(self, inspected: CheckpointRun, available: int) -> None:
-        """Sets the number of rows of a pass. Raises `MhaError` if not even the smallest batch fits in memory."""
-        scores = self.untouched.scores
-        n_logits = 0 if scores is None else scores.shape[1]
-        self.most_rows = inspected.rows_that_fit(self._rows_at_once, available, n_run=self._width, n_logits=n_logits)
-
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The items of each pass; in a batch, all begin at the same layer."""
-        n_items = min(self.most_rows, self._rows_at_once) - 1 - (self.start > 0)
+        n_items = self._rows_at_once - 1 - (self.start > 0)
         for _, alike in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
             while batch := list(islice(alike, max(1, n_items) if self.has_batches else 1)):
                 yield batch

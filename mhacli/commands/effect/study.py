@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
-from mhacli.attention.devices import free_bytes
 from mhacli.commands.effect.metric import Target, values
 from mhacli.commands.effect.removal import Removal
-from mhacli.commands.effect.run import EffectRun
+from mhacli.commands.effect.run import LEAST_ROWS, EffectRun
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey
-from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer
-from mhacli.models.prepare import inputs_of, read
+from mhacli.models.load import Loaded, ModelTokenizer
+from mhacli.models.prepare import inputs_of, prepare_checkpoint
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.record import Record
@@ -37,16 +35,6 @@ def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
     return CheckpointRun(base, inputs_of(loaded, texts, request.model), request)
 
 
-def loaded_run(request: Run, head: LanguageHead | None) -> tuple[Loaded, CheckpointRun, tuple[str, ...]]:
-    """A checkpoint that is loaded here, with a language `head` if requested; its run of the texts; and notes for the user. Raises
-    `MhaError` for a request that cannot work."""
-    began = perf_counter()
-    loaded, inputs = read(request, head)
-    run = CheckpointRun(replace(loaded, model=loaded.model.base_model), inputs, request)
-    run.seconds["loading"] = perf_counter() - began
-    return loaded, run, (*loaded.notes, *inputs.notes)
-
-
 def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, record: Record, request: Run) -> EffectStudy:
     """The study of one text of a checkpoint with its head, whose layers a run has inspected."""
     study = EffectStudy(loaded.model, run.inputs.keywords, settings, request=request, record=record)
@@ -57,7 +45,7 @@ def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, recor
 @torch.no_grad()
 def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user."""
-    loaded, run, notes = loaded_run(request, "predict")
+    loaded, run, notes = prepare_checkpoint(request, "predict")
     _require_one_text(len(run.inputs.sequences))
     run.wanted = replace(request, model=replace(request.model, layers=None), keep=())
     run.run()
@@ -116,8 +104,8 @@ class EffectStudy(EffectRun):
         self.position = self._position()
         self.target = self._target()
         self.plan = self._plan()
-        if self.inspected is not None:
-            self.fit(self.inspected, free_bytes(self.request.model.device))
+        if self.inspected is not None and not self.start:  # otherwise a batch is a single short row
+            self.inspected.require_room(max(LEAST_ROWS, self._rows_at_once))
         self.compute(report_progress)
         check = self.record.self_check.and_holds(self.verified.ok)
         table = EffectTable(self._effect(item) for item in sorted(self.results))

@@ -18,7 +18,6 @@ import torch
 
 import mhacli
 from mhacli.attention.statistics import is_compiled
-from mhacli.commands.effect.run import rows_at_once
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import run_of, study_of, verified
 from mhacli.commands.scan.command import Scan
@@ -149,12 +148,7 @@ class Worker:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
         study = study_of(self._loaded, run, settings, record, request)
-        effects = verified(study.run()).effects
-        if study.most_rows < rows_at_once(run.inputs.keywords):  # the size of batches decides the rounding of sums
-            message = "the removals of its heads need more memory than is free"
-            hint = "--max-tokens shortens documents, and fewer workers leave more memory to each"
-            raise MhaError(message, hint=hint, code="out-of-memory")
-        return replace(record, effects=effects)
+        return replace(record, effects=verified(study.run()).effects)
 
 
 def _rank(record: Record) -> tuple[bool, int]:

@@ -16,7 +16,6 @@ from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import FLOAT32_BYTES, require_room, statistics_bytes
 from mhacli.attention.scores import Attention
-from mhacli.io import memory
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
@@ -27,9 +26,6 @@ from mhacli.models.load import Loaded
 from mhacli.record.record import Generated, Record
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind
-
-LEAST_ROWS = 2
-"""The rows of the smallest batch of removals: one removal and an untouched row."""
 
 
 @dataclass
@@ -63,15 +59,11 @@ class CheckpointRun:
     def _size(self, name: str) -> int:
         return size_of(self.loaded.text_config, name) or 1
 
-    @property
-    def _item(self) -> int:
-        return int(self.loaded.model.dtype.itemsize)
-
     def pass_bytes(self, batch: int, length: int) -> int:
         """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
         assembled."""
-        n_heads, d_model, item = self._size("num_attention_heads"), self._size("hidden_size"), self._item
-        d_inner, cells, keep = self._size("intermediate_size"), batch * length * length, self.wanted.keep
+        n_heads, d_model, d_inner = map(self._size, ("num_attention_heads", "hidden_size", "intermediate_size"))
+        item, cells, keep = int(self.loaded.model.dtype.itemsize), batch * length * length, self.wanted.keep
         n_kept = self.n_layers * len(KEPT if keep is None else keep)
         kept_bytes = min(self.wanted.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
         builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
@@ -81,32 +73,12 @@ class CheckpointRun:
         statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
         return rows + matrices + 3 * cells + kept_bytes + statistics
 
-    def removal_bytes(self, n_rows: int, *, n_run: int, n_logits: int, length: int) -> int:
-        """The larger peak, without the weights, of the pass over `length` tokens and of a batch of `n_rows` removals from it.
-
-        A row runs `n_run` tokens and gives `n_logits`. Outputs of blocks and heads are kept twice, and keys and values once."""
-        item, n_run = self._item, min(n_run, length)
-        row_bytes, logit_bytes = length * self._size("hidden_size") * item, max(FLOAT32_BYTES, item) + 32
-        removals = self.pass_bytes(n_rows, length) * n_run // length + 2 * n_rows * row_bytes
-        kept = 5 * self.n_layers * row_bytes + n_rows * n_logits * logit_bytes
-        return max(self.pass_bytes(len(self.inputs.sequences), length), removals) + kept
-
-    def rows_that_fit(self, most: int, available: int, *, n_run: int, n_logits: int) -> int:
-        """The number of rows, at most `most`, that a batch of removals may have. Raises `MhaError` as `require_room` does if
-        `LEAST_ROWS` do not fit."""
-        needed = partial(self.removal_bytes, n_run=n_run, n_logits=n_logits)
-        require_room(
-            lambda n: needed(LEAST_ROWS, length=n),
-            self.length,
-            available,
-            what=f"{LEAST_ROWS} copies of {self._words}, {n_logits} logits",
-        )
-        rows = range(max(most, LEAST_ROWS), LEAST_ROWS, -1)
-        return next((n for n in rows if memory.fits(needed(n, length=self.length), available)), LEAST_ROWS)
-
-    @property
-    def _words(self) -> str:
-        return f"{self.length} tokens, {self._size('num_attention_heads')} heads"
+    def require_room(self, batch: int) -> int:
+        """The peak of a pass over `batch` texts in bytes. Raises `MhaError`, with the longest text that fits, if it does not fit
+        in memory."""
+        available, n_heads = free_bytes(str(self.loaded.device)), self._size("num_attention_heads")
+        what = f"{self.length} tokens, {n_heads} heads, batch {batch}"
+        return require_room(partial(self.pass_bytes, batch), self.length, available, what=what)
 
     # --------------------------------------------------------------------------------------------------------- the pass
 
@@ -122,12 +94,7 @@ class CheckpointRun:
         gets each requested attention before it is reduced. Raises `MhaError` if it does not fit into memory."""
         began, model, keywords = perf_counter(), self.loaded.model, self.inputs.keywords
         batch = len(self.inputs.sequences)
-        peak_bytes = require_room(
-            partial(self.pass_bytes, batch),
-            self.length,
-            free_bytes(str(self.loaded.device)),
-            what=f"{self._words}, batch {batch}",
-        )
+        peak_bytes = self.require_room(batch)
         self.layers = PassInspection(
             model,
             self.inputs,

@@ -303,12 +303,10 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
         raise UsageError("mha decode --model needs texts of one length", hint="decode each text in a run of its own")
     if not 0 <= prompt_len <= n:
         raise UsageError(f"--prompt-len {prompt_len} is out of range: the text has {n} tokens")
-    if run.wanted.keep is not None:
-        message = "--keep does not work with mha decode --model, which keeps the pattern"
-        raise UsageError(message, hint="leave out --keep")
     kind, number = (run.wanted.model.layers or ((None, 0),))[0]
     kind = kind or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
-    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, number),)), keep=("pattern",))
+    keep = tuple(dict.fromkeys(("pattern", *(run.wanted.keep or ()))))
+    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, number),)), keep=keep)
     run.run()
     record = run.record()
     if record.not_kept:
