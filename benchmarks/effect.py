@@ -22,6 +22,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from time import process_time
 from typing import Any, TypeVar
 
@@ -29,9 +30,11 @@ import torch
 from peak import peak_mib
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhacli.commands.effect.removal import Removal
-from mhacli.commands.effect.run import TOKENS_AT_ONCE, EffectRun
+import mhacli
 from mhacli.commands.effect.settings import EffectSettings
+from mhacli.commands.effect.study import TOKENS_AT_ONCE, EffectStudy
+from mhacli.record.record import Record
+from mhacli.run import Run
 
 Result = TypeVar("Result")
 N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12
@@ -57,13 +60,18 @@ def encoder() -> Any:
     return transformers.BertForMaskedLM(config).eval().requires_grad_(False)
 
 
-def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> EffectRun:
+@cache
+def inspected(model: Any, n_tokens: int) -> Record:
+    """The record of a pass, which a study begins with."""
+    with torch.no_grad(), mhacli.inspecting(model) as seen:
+        model(input_ids=torch.zeros(1, n_tokens, dtype=torch.int64), use_cache=False)
+    return seen.record
+
+
+def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> Record:
     """All heads removed, at one position or everywhere."""
-    run = EffectRun(model, {"input_ids": ids}, EffectSettings(at=at, verify=n_verified), LENGTH - 1)
-    run.plan = [(Removal(("self", layer), (head,), () if at is None else (at,)),) for layer, head in HEADS]
-    run.target = 7, None
-    run.compute()
-    return run
+    settings = EffectSettings(at=at, position=LENGTH - 1, target=7, verify=n_verified)
+    return EffectStudy(model, {"input_ids": ids}, settings, Run(), inspected(model, LENGTH)).run()
 
 
 def projection_of(model: Any, layer: int) -> Any:
@@ -169,14 +177,15 @@ def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds
         loops["loop"] = lambda: loop(model, ids, at, chosen, logits_to_keep=1)
     if bridge is not None:
         loops["loop of TransformerLens"] = lambda: loop_of_bridge(bridge, ids, at, chosen)
+    inspected(model, LENGTH)
     whole = (len(HEADS) + 1) / (len(chosen) + 1)  # each loop begins with a pass of the whole model
-    found, n_products = counted(lambda: effects(model, ids, at, 0).results)
+    found, n_products = counted(lambda: effects(model, ids, at, 0).effects)
     products = {}
     for name, run in loops.items():
         changes, n = counted(run)
         products[name] = n * whole / n_products
         for item, change in zip(range(0, len(HEADS), EVERY), changes, strict=True):
-            assert abs(float(found[item]["d_logit"]) - change) < 1e-4
+            assert abs((found[item].d_logit or 0.0) - change) < 1e-4
     ways: dict[str, Callable[[], object]] = {
         "removals": lambda: effects(model, ids, at, 0),
         "with proof": lambda: effects(model, ids, at, 4),

@@ -7,12 +7,11 @@ import io
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -34,7 +33,7 @@ def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     """The complete output of `mha bench`: the answer, the times of each family of sizes, what they mean, and the machine."""
     parts: list[RenderableType] = [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
     for family, rows in families(benchmark.rows).items():
-        parts += [Text(), Text(visible(family), style="bold"), *_times(rows, screen.width), *_reasons(rows)]
+        parts += [Text(), Text(visible(family), style="bold"), bare(_times(rows), screen.width), *_reasons(rows)]
     legend = filled([*_legend(benchmark)], screen.width) if any(row.interval for row in benchmark.rows) else []
     about = filled([*_machine(benchmark)], screen.width)
     parts += [Text(), Text("\n".join([*legend, *about]), style="dim")]
@@ -101,46 +100,36 @@ _COLUMNS: Sequence[Column[BenchRow]] = (
 """The numbers of a row beside its time, the most important first."""
 
 
-def _times(rows: Sequence[BenchRow], width: int) -> Iterator[RenderableType]:
-    """The times of the backends at each size, the fastest at the longest one first, and its other numbers. Sizes that are wider
-    than the screen continue in another table."""
+def _times(rows: Sequence[BenchRow]) -> Table[str]:
+    """The times of the backends at each size, the fastest at the longest one first, and its other numbers. Of sizes, a narrow
+    screen leaves out the shortest, after these numbers."""
     longest = {row.backend: row for row in sorted(_longest(rows), key=lambda row: row.median_s or 0.0)}
-    names = [*longest, *dict.fromkeys(row.backend for row in rows if row.interval and row.backend not in longest)]
-    sizes = [*dict.fromkeys(map(size_text, rows))]
+    timed = [row for row in rows if row.interval is not None]
+    names = [*dict.fromkeys([*longest, *(row.backend for row in timed)])]
     first = {name: _kernel_text([row for row in rows if row.backend == name]) for name in names}
-    widest = max(*map(len, sizes), len("99.9 ms")) + 2
-    per_table = max(1, (width - max(map(cell_len, ["backend", *first.values()]))) // widest)
-    for start in range(0, len(sizes) if names else 0, per_table):
-        columns: list[Column[str]] = [Column(heading="backend", value=first.__getitem__, least=_MOST)]
-        columns += [_size_column(rows, size) for size in sizes[start : start + per_table]]
-        if start + per_table >= len(sizes):
-            columns += [_spare_column(of, longest, place) for place, of in enumerate(_COLUMNS, 1)]
-        yield bare(Table(columns=columns, rows=names, gap=1), width)
+    times = {(row.backend, size_text(row)): _time(row) for row in timed}
+    sizes = [*dict.fromkeys(map(size_text, rows))]
+
+    def time_at(size: str) -> Callable[[str], str]:
+        return lambda name: times.get((name, size), "– ")
+
+    def number(of: Column[BenchRow]) -> Callable[[str], str | None]:
+        return lambda name: of.text(longest[name]) if name in longest else None
+
+    columns: list[Column[str]] = [Column(heading="backend", value=first.__getitem__, least=_MOST)]
+    for drop, size in enumerate(reversed(sizes)):
+        columns.insert(1, Column(heading=f"{size} ", value=time_at(size), unit="id", drop=drop))
+    for drop, of in enumerate(_COLUMNS, len(sizes)):
+        columns.append(Column(heading=of.heading, value=number(of), unit="id", drop=drop))
+    return Table(columns=columns, rows=names, gap=1)
 
 
 _MOST = 100
 """The widest name of a backend, which is never shortened."""
 
 
-def _size_column(rows: Sequence[BenchRow], size: str) -> Column[str]:
-    of_size = {row.backend: row for row in rows if size_text(row) == size}
-    return Column(heading=f"{size} ", value=lambda name: _time(of_size.get(name)), unit="id")
-
-
-def _spare_column(of: Column[BenchRow], longest: Mapping[str, BenchRow], place: int) -> Column[str]:
-    """A number beside the times, of the longest size; the less important is dropped first."""
-    return Column(
-        heading=of.heading,
-        value=lambda name: of.text(longest[name]) if name in longest else None,
-        unit="id",
-        drop=place,
-    )
-
-
-def _time(row: BenchRow | None) -> str:
+def _time(row: BenchRow) -> str:
     """The median, with a sign where the row is not certainly slower than the fastest."""
-    if row is None or row.ratio is None:
-        return "– "
     return f"{seconds_text(row.median_s)}{'*' if row.ratio == 1 or row.is_similar else ' '}"
 
 
@@ -174,9 +163,6 @@ def _legend(benchmark: Benchmark) -> Iterator[str]:
     yield f"median time of a call by number of tokens{batches}"
     yield "* fastest, or not certainly slower"
     yield f"ratio to the fastest, memory of torch's allocator, error against float64: at {', '.join(lengths)}"
-    is_on_cuda = benchmark.environment["device"].startswith("cuda")  # its clock excludes the overhead of calls
-    if not is_on_cuda and any((row.median_s or 0.0) < 1e-3 for row in timed):
-        yield "below a millisecond mostly the cost of calling torch"
     if not all(row.is_sure for row in timed):
         yield "too few rounds: intervals are the whole range of the times"
     if any(row.backend in LAYERS for row in timed):
@@ -200,18 +186,20 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
 def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """Each size's ratio to the baseline, the rows that cannot be compared, and the outcome."""
     yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
-    columns: list[Column[Mapping[str, Any]]] = [
-        Column(heading="backend", value=itemgetter("backend")),
-        Column(heading="then", value=itemgetter("baseline_s"), unit="seconds"),
-        Column(heading="now", value=itemgetter("median_s"), unit="seconds"),
-        Column(heading="now/then", value=itemgetter("ratio"), unit="short"),
-        Column(heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], short_text), unit="id"),
-        Column(heading="", value=itemgetter("verdict")),
-    ]
     colours = {"slower": "red", "faster": "green"}
-    coloured = [replace(column, style=lambda row: colours.get(row["verdict"], "")) for column in columns]
+    look: dict[str, Any] = {"style": lambda row: colours.get(row["verdict"], "")}
+    columns: list[Column[Mapping[str, Any]]] = [
+        Column(heading="backend", value=itemgetter("backend"), **look),
+        Column(heading="then", value=itemgetter("baseline_s"), unit="seconds", **look),
+        Column(heading="now", value=itemgetter("median_s"), unit="seconds", **look),
+        Column(heading="now/then", value=itemgetter("ratio"), unit="short", **look),
+        Column(
+            heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], short_text), unit="id", **look
+        ),
+        Column(heading="", value=itemgetter("verdict"), **look),
+    ]
     for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
-        yield from table(Table(columns=coloured, rows=[*changes], title=size), width)
+        yield from table(Table(columns=columns, rows=[*changes], title=size), width)
     alone = count_of(len(comparison["unmatched"]), "row") + " in one of the runs alone (--json)"
     notes = [*comparison["warnings"], *comparison["broken"], *([alone] if comparison["unmatched"] else [])]
     yield from (Text(visible(line), style="dim") for line in notes)

@@ -1,35 +1,42 @@
-"""`mha doctor --model`: examines a checkpoint in a few forward passes, with one check per question."""
+"""`mha doctor --model`, and what `mha check` asks of checkpoints besides their behaviour: finite weights, eager attention against
+the default, sums of attention weights, and the token at the beginning of a text."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.check.consistency_checks import (
+from mhacli.commands.check.behaviour import (
     CEILING,
-    ConsistencyChecks,
-    ModelText,
-    Passes,
-    PassOutputs,
-    implementation_of,
-    numbered,
+    CODES,
+    EFFECTS,
+    Asked,
+    Asker,
+    Pair,
+    Pass,
+    architectures_of,
+    asker_of,
+    claim_of,
+    is_of_transformers,
 )
-from mhacli.commands.check.result import ExaminedModel, HealthCheck
+from mhacli.commands.check.result import Behaviour, CheckRequest, ExaminedModel, Finding, HealthCheck, Tried
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.libraries import guarded
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of
-from mhacli.models.layer_names import is_attention, most_positions
+from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, outputs_of
+from mhacli.models.layer_names import LayerNumbers, most_positions
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, load_model, own_tokenizer, require_ids
 from mhacli.models.prepare import find
 from mhacli.models.rounding import TIMES_SHAKEN
@@ -40,63 +47,37 @@ from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import TokenSequence
+from mhacli.usercode.call.sequences import Sequences, Text, sequences_of_ids
+from mhacli.usercode.process import Stage
 
 ORDER = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
 )  # fmt: skip
-MEANINGS: Mapping[str, tuple[str, str]] = {
-    "finite": (
-        "Whatever reads these numbers is NaN or Inf as well.",
-        "compare the files with their source; if only outputs overflow, use --dtype float32 or bfloat16",
-    ),
-    "repeat": (
-        "No result of this model can be repeated, so nothing can be compared.",
-        "look for dropout that acts in evaluation, and for random numbers in the model's code",
-    ),
-    "causality": (
-        "The model sees the tokens that it should predict: its loss is too low, and what it generates does not match it.",
-        "check the mask that reaches this attention; a bidirectional model states it in its config (is_causal)",
-    ),
-    "left-padding": (
-        "A prompt gets other outputs in a padded batch than alone.",
-        "generate from prompts of one length, until positions and masks count from the first real token",
-    ),
-    "right-padding": (
-        "The outputs of a text depend on how long the others in its batch are.",
-        "run texts of one length together, until the mask for padding reaches this attention",
-    ),
-    "batch": (
-        "The outputs of a text depend on the other texts in its batch.",
-        "run texts alone; look for a reshape or a transpose that mixes rows, and for statistics over the batch",
-    ),
-    "cache": (
-        "Text that is generated token by token differs from what the model computes for the whole text.",
-        "generate with use_cache=False; check the positions of new tokens behind the cache, and the order of the cache",
-    ),
-    "eager": (
-        "The same weights give other numbers with another attn_implementation: one of the two is wrong.",
-        "mha run --model compares each layer with the definition and shows which: use the other implementation",
-    ),
-    "row-sums": (
-        "The outputs are scaled by the sum of the attention weights.",
-        "check what this attention does to its weights after the softmax: a mask, dropout or a cast",
-    ),
-    "bos": (
-        "A second token at the beginning, which the model never saw in training, changes every output.",
-        "remove it from the tokenizer's post-processor or from the chat template: one of them is enough",
-    ),
+ADVICE: Mapping[str, str] = {
+    "finite": "compare the files with their source; if only outputs overflow, use --dtype float32 or bfloat16",
+    "repeat": "look for dropout that acts in evaluation, and for random numbers in the model's code",
+    "causality": "check the mask that reaches this attention; a bidirectional model states it in its config (is_causal)",
+    "left-padding": "generate from prompts of one length, until positions and masks count from the first real token",
+    "right-padding": "run texts of one length together, until the mask for padding reaches this attention",
+    "batch": "run texts alone; look for a reshape or a transpose that mixes rows, and for statistics over the batch",
+    "cache": "generate with use_cache=False; check the positions of new tokens behind the cache, and the order of the cache",
+    "eager": "mha run --model compares each layer with the definition and shows which: use the other implementation",
+    "row-sums": "check what this attention does to its weights after the softmax: a mask, dropout or a cast",
+    "bos": "remove it from the tokenizer's post-processor or from the chat template: one of them is enough",
 }
-"""For each check, what a failure means and what to do."""
+"""For each check, what to do about a failure."""
+EAGER = "eager"
+_HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class _ModelToExamine:
-    """A loaded checkpoint with its input."""
+class _Admitted:
+    """A loaded checkpoint with its texts, and in an encoder-decoder those that its encoder reads."""
 
     loaded: Loaded
     tokenizer: ModelTokenizer | None
-    rows: tuple[ModelText, ...]
-    pad_id: int
+    texts: tuple[TokenSequence, ...]
+    context: tuple[TokenSequence, ...] | None
     notes: tuple[str, ...]
 
 
@@ -117,34 +98,41 @@ def examine_checkpoint(
 def examine_model(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int) -> Examined:
     """The examination of a copy of a transformers model in memory. Raises `MhaError` for other modules and models that
     read no text."""
-    config: Any = getattr(model, "config", None)
     name = type(model).__name__
-    if not hasattr(config, "get_text_config"):
+    if not is_of_transformers(model):
         raise UsageError(f"{name} is not a model of transformers", hint="mhacli.check examines other modules")
-    adapted_tokenizer = None if tokenizer is None else own_tokenizer(tokenizer)
-    notes = () if adapted_tokenizer else (_NO_TOKENIZER.format("the model came without a"),)
-    rows, cut = _rows(name, texts, adapted_tokenizer, config, seed)
-    loaded = Loaded(
-        source=name,
-        checkpoint=Checkpoint(name),
-        config=config,
-        target=device_of(model),
-        tokenizer=adapted_tokenizer,
-        model=copy.deepcopy(model).eval(),
-    )
-    admitted = _ModelToExamine(loaded, adapted_tokenizer, rows, loaded.pad_id, (*notes, *cut))
+    admitted = _admit_model(copy.deepcopy(model).eval(), tokenizer, texts, seed)
     return _examined(admitted, ModelSettings(path=name), seed, no_progress)
 
 
 _NO_TOKENIZER = "{} tokenizer: the texts are random token ids"
 
 
-def _examined(admitted: _ModelToExamine, settings: ModelSettings, seed: int, report_progress: Progress) -> Examined:
+def _examined(admitted: _Admitted, settings: ModelSettings, seed: int, report_progress: Progress) -> Examined:
     loaded, path = admitted.loaded, settings.path or ""
     dtype, stored_dtypes = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
-    passes = Passes(loaded, admitted.pad_id)
-    checks = _run_checks(admitted, passes, settings, seed, report_progress)
-    check_named = {check.name: check for check in checks}
+    sequences = _sequences_of(admitted, len(admitted.texts[0].ids), seed)
+    asker, checks = _asked(
+        admitted, sequences, path, seed, lambda part, doing: report_progress(0.1 + 0.4 * part, doing)
+    )
+    n_passes, is_finite = asker.n_passes, checks["finite"].ok is not False
+    report_progress(0.55, "row-sums")
+    checks |= _of_files(admitted, asker)
+    if dtype in _HALVES and is_finite and _has_room(loaded, settings.device):
+        report_progress(0.6, "float32")
+        loaded.model.float()
+        asker, wide = _asked(
+            admitted, sequences, path, seed, lambda part, doing: report_progress(0.6 + 0.4 * part, doing)
+        )
+        n_passes += asker.n_passes
+        checks = {name: widened(check, wide.get(name), dtype) for name, check in checks.items()}
+    report_progress(1.0, "done")
+    checks = _without_consequences(checks)
+    rule = (
+        f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is changed by one rounding step "
+        f"of {'float32' if loaded.dtype == 'float64' else loaded.dtype}, at least {CEILING[loaded.dtype]:g}"
+    )
+    judged = "" if loaded.dtype == dtype else f"; {dtype} is judged in {loaded.dtype}, where faults stand out"
     model = ExaminedModel(
         path=path,
         revision=loaded.revision,
@@ -155,50 +143,92 @@ def _examined(admitted: _ModelToExamine, settings: ModelSettings, seed: int, rep
         stored=tuple(name for name, _ in stored_dtypes.most_common()),
         implementation=implementation_of(loaded.model),
         device=str(loaded.model.device),
-        lengths=tuple(len(row.tokens.ids) for row in admitted.rows),
-        n_passes=passes.n_passes,
-        tolerance=tolerance_rule(dtype, loaded.dtype),
+        lengths=tuple(len(text.ids) for text in admitted.texts),
+        n_passes=n_passes,
+        tolerance=rule + judged,
     )
-    return model, tuple(_with_meaning(check_named[name]) for name in ORDER), (*loaded.notes, *admitted.notes)
+    return model, tuple(_with_meaning(checks[name]) for name in ORDER), (*loaded.notes, *admitted.notes)
 
 
-def tolerance_rule(dtype: str, judged: str) -> str:
-    """A sentence on how the tolerances of comparisons are chosen. `judged` is the dtype of the last comparison."""
-    rule = (
-        f"{TIMES_SHAKEN[judged]:g} × the change of the outputs when each part of the model is changed by one rounding step of "
-        f"{'float32' if judged == 'float64' else judged}, at least {CEILING[judged]:g}"
-    )
-    return rule if judged == dtype else f"{rule}; {dtype} is judged in {judged}, where faults stand out"
+@torch.no_grad()
+def ask_checkpoint(model: str | nn.Module, request: CheckRequest, stage: Stage) -> tuple[Asked, Sequences]:
+    """What a checkpoint, or a model of transformers, does with random texts, and its other checks as behaviours. A model in 16
+    bits is asked in float32, where rounding is no excuse, if memory allows. Raises `MhaError` as `examine_checkpoint`."""
+    stage("loading the model", limited=False)
+    if isinstance(model, str):
+        admitted = _admit(ModelSettings(path=model, device=request.device), (), request.seed)
+    else:
+        admitted = _admit_model(model.eval(), None, (), request.seed)
+    loaded, dtype = admitted.loaded, admitted.loaded.dtype
+    sequences = _sequences_of(admitted, request.length, request.seed)
+    in_own = sequences.run([sequences.draw(request.seed, sequences.length)])
+    if dtype in _HALVES and _has_room(loaded, request.device):
+        loaded.model.float()
+    asker = asker_of(sequences, claim_of(loaded.model, causal=request.states_causal), request.seed, stage)
+    answers = asker.all(eager=partial(eager, asker, loaded.model))
+    if loaded.dtype != dtype:
+        moved = asker.apart(Pair(Pass(lambda **_: in_own), asker.alone[0])).max().item()
+        answers["dtype"] = asker.noted(
+            "dtype", f"in {dtype}, its own, outputs change by {moved:.2g} of their size", moved
+        )
+    checks = {name: _health(asker, answer) for name, answer in answers.items()} | _of_files(admitted, asker)
+    for name in ("finite", "row-sums", "bos"):
+        check = _without_consequences(checks)[name]
+        if check.ok is False and (name not in answers or answers[name].ok is not False):
+            evidence = f"{check.value} was found, where at most {check.tolerance} is right"
+            asker.findings.append(Finding(CODES[name], check.message, evidence, ADVICE[name], EFFECTS[name]))
+        tried = None if check.ok is None else Tried(max(len(text.ids) for text in admitted.texts), 1)
+        reason = f"{'not asked: ' * (check.ok is None)}{check.message}"
+        answers[name] = Behaviour(
+            name=name, ok=check.ok, reason=reason, largest=check.value, tolerance=check.tolerance, tried=tried
+        )
+    return asker.asked, sequences
 
 
 # ---------------------------------------------------------------------------------------------------------------- loading
 
 
-def _admit(settings: ModelSettings, texts: Sequence[str], seed: int) -> _ModelToExamine:
+def _admit(settings: ModelSettings, texts: Sequence[str], seed: int) -> _Admitted:
     found = find(settings, needs_tokenizer=bool(texts))
     tokenizer, config = found.tokenizer, found.config
     notes = [] if tokenizer else [_NO_TOKENIZER.format("the checkpoint has no")]
-    rows, cut = _rows(found.source, texts, tokenizer, config, seed)
+    rows, context, cut = _rows(found.source, texts, tokenizer, config, seed)
 
     def load(*, head: bool) -> Loaded:
         return load_model(found, settings, "generate" if head else None, allow_nonfinite=True)
 
+    wants_head = any(_GENERATING.search(name) for name in architectures_of(config))
     try:
-        loaded = load(head=wants_head(config))
+        loaded = load(head=wants_head)
     except MhaError as fault:
-        if fault.code != "bad-file" or not wants_head(config):
+        if fault.code != "bad-file" or not wants_head:
             raise
         loaded = load(head=False)
         notes.append(
             "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
         )
-    return _ModelToExamine(loaded, tokenizer, rows, loaded.pad_id, (*notes, *cut))
+    return _Admitted(loaded, tokenizer, rows, context, (*notes, *cut))
+
+
+def _admit_model(model: Any, tokenizer: Any, texts: Sequence[str], seed: int) -> _Admitted:
+    name, own = type(model).__name__, None if tokenizer is None else own_tokenizer(tokenizer)
+    notes = () if own else (_NO_TOKENIZER.format("the model came without a"),)
+    rows, context, cut = _rows(name, texts, own, model.config, seed)
+    loaded = Loaded(
+        source=name,
+        checkpoint=Checkpoint(name),
+        config=model.config,
+        target=device_of(model),
+        tokenizer=own,
+        model=model,
+    )
+    return _Admitted(loaded, own, rows, context, (*notes, *cut))
 
 
 def _rows(
     path: str, texts: Sequence[str], tokenizer: ModelTokenizer | None, config: Any, seed: int
-) -> tuple[tuple[ModelText, ...], tuple[str, ...]]:
-    """The input texts, and notes on texts that were truncated."""
+) -> tuple[tuple[TokenSequence, ...], tuple[TokenSequence, ...] | None, tuple[str, ...]]:
+    """The texts, the longest first, those for an encoder beside them, and notes on texts that were truncated."""
     most, text = most_positions(config), config.get_text_config(decoder=True)
     n_vocabulary = n_vocabulary_of(config)
     notes: tuple[str, ...] = ()
@@ -215,61 +245,148 @@ def _rows(
         if texts and any(n_more for _, n_more in begun):
             notes = (f"texts are cut to their first {limit} tokens",)
         require_ids(list(sequences), n_vocabulary, path)
-    if not config.is_encoder_decoder:
-        return rows_of(sequences), notes
-    return rows_of(sequences[::-1], sequences), notes
+    rows = _of_lengths(sequences)
+    context = _of_lengths(sequences)
+    return rows, (*context[1:], *context[:1]) if config.is_encoder_decoder else None, notes
+
+
+def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
+    """Texts of at least two lengths if possible, the longest first: beginnings of the longest are added if there are too few."""
+    ordered = sorted(sequences, key=lambda text: -len(text.ids))
+    n, lengths = len(ordered[0].ids), {len(text.ids) for text in ordered}
+    if len(ordered) < 3 or len(lengths) < 2:
+        cuts = [cut for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
+        ordered += [ordered[0].first(cut) for cut in cuts]
+    return tuple(sorted(ordered, key=lambda text: -len(text.ids)))
+
+
+def random_sequences(n_vocabulary: int, most: int | None, avoid: set[int], seed: int) -> tuple[TokenSequence, ...]:
+    """Random ids, for a checkpoint without a tokenizer."""
+    generator = torch.Generator().manual_seed(seed)
+    candidates = [i for i in range(min(n_vocabulary, 4096)) if i not in avoid] or [0]
+    lengths = [min(n, most or n) for n in RANDOM_LENGTHS]
+    indices = [torch.randint(len(candidates), (n,), generator=generator).tolist() for n in lengths]
+    return tuple(_numbered([candidates[i] for i in places]) for places in indices)
+
+
+def _numbered(ids: Sequence[int]) -> TokenSequence:
+    """Tokens named by their ids."""
+    tokens = tuple(f"<{i}>" for i in ids)
+    return TokenSequence("", tokens, tuple(ids), tuple((0, 0) for _ in tokens))
+
+
+def _sequences_of(admitted: _Admitted, length: int | None, seed: int) -> Sequences:
+    """The model as a function of texts. Raises `MhaError` where it reads none, or its pass raises."""
+    loaded = admitted.loaded
+    first = ModelInputs(admitted.texts[:1], admitted.context and admitted.context[:1])
+    inputs = make_inputs(loaded.model, first, "right", loaded.pad_id)
+    guarded("the model", loaded.source, lambda: outputs_of(loaded.model, inputs.keywords))
+    found = sequences_of_ids(loaded.source, loaded.model, fixed={}, length=length, seed=seed)
+    if found is None:
+        raise UsageError(f"it is not known how {type(loaded.model).__name__} reads text")
+    return replace(found, pad=loaded.pad_id)
 
 
 # --------------------------------------------------------------------------------------------------------------- examining
 
 
-def _run_checks(
-    admitted: _ModelToExamine, passes: Passes, settings: ModelSettings, seed: int, report_progress: Progress
-) -> list[HealthCheck]:
-    """The results of every check in the model's dtype. Comparisons in 16 bits are repeated in float32 if memory allows."""
-    loaded, rows, path = admitted.loaded, admitted.rows, settings.path or ""
-    reason = why_not_causal(loaded)
+def _asked(
+    admitted: _Admitted, sequences: Sequences, path: str, seed: int, report_progress: Progress
+) -> tuple[Asker, dict[str, HealthCheck]]:
+    """What the model does with the texts, in its current dtype."""
+    loaded, device = admitted.loaded, admitted.loaded.device
+    claim = claim_of(loaded.model)
+    sources = [None] * len(admitted.texts) if admitted.context is None else admitted.context
+    texts = [
+        Text(torch.tensor(text.ids, device=device), None if read is None else torch.tensor(read.ids, device=device))
+        for text, read in zip(admitted.texts, sources, strict=True)
+    ]
+    n_steps = iter(range(10**6))
+
+    def stage(stage: str, *, limited: bool = True) -> None:
+        report_progress(1 - 0.97 ** next(n_steps), stage)
+
+    asker = guarded("the model", path, lambda: Asker(sequences, texts, claim, seed, stage))
     side = admitted.tokenizer.side if admitted.tokenizer else "right"
-
-    def make_checks() -> ConsistencyChecks:
-        return ConsistencyChecks(passes, rows, why_not_causal=reason, side=side, seed=seed)
-
-    dtype = loaded.dtype
-    report_progress(0.1, "each text alone")
-    first = guarded("the model", path, make_checks)
-    checks = first.checks(lambda part, doing: report_progress(0.1 + 0.4 * part, doing))
-    checks.append(check_finite(loaded.model, first.reference.alone))
-    report_progress(0.55, "row-sums")
-    padded: Any = "right" if loaded.config.is_encoder_decoder or reason is not None else "left"
-    checks.append(guarded("the model", path, lambda: check_row_sums(loaded, rows, padded, admitted.pad_id)))
-    checks.append(check_begin(admitted.tokenizer))
-    if dtype in ("float16", "bfloat16") and first.reference.alone.is_finite and _has_room(loaded, settings.device):
-        report_progress(0.6, "float32")
-        loaded.model.float()
-        in_float32 = {check.name: check for check in guarded("the model", path, make_checks).checks(
-            lambda part, doing: report_progress(0.6 + 0.4 * part, doing))}  # fmt: skip
-        checks = [widened(check, in_float32.get(check.name), dtype) for check in checks]
-    report_progress(1.0, "done")
-    return _without_consequences(checks)
+    asker.pads_left = claim.is_causal is not False or side == "left"
+    names = [name for name in ORDER if name not in ("eager", "row-sums", "bos")]
+    answers = asker.all([*names, "prefix"], eager=partial(eager, asker, loaded.model))
+    return asker, {name: _health(asker, answer) for name, answer in answers.items() if name in ORDER}
 
 
-def _without_consequences(checks: list[HealthCheck]) -> list[HealthCheck]:
+def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
+    """A behaviour as a check, with the layer of the first attention whose outputs differ."""
+    message, layer = answer.reason.removeprefix("not asked: "), None
+    if answer.at is not None and answer.at.attention is not None and asker.of.module is not None:
+        name, numbers = answer.at.attention, re.findall(r"\.(\d+)(?=\.|$)", answer.at.attention)
+        kind = LayerNumbers(asker.of.module).kind_of(name)
+        layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])
+        message += f"; first in {layer} ({name})"
+    elif answer.at is not None and answer.at.module is not None:
+        message += f"; first in {answer.at.module}"
+    is_caution = answer.name in asker.raised
+    advice = f"test {answer.name} in a script of your own" if is_caution else ""
+    tolerance = None if answer.largest is None else answer.tolerance
+    return HealthCheck(answer.name, answer.ok, message, answer.largest, tolerance, layer, is_caution, "", advice)
+
+
+def _of_files(admitted: _Admitted, asker: Asker) -> dict[str, HealthCheck]:
+    """The checks besides behaviour."""
+    loaded, claim = admitted.loaded, asker.claim
+    is_padded_left = not loaded.config.is_encoder_decoder and claim.is_causal is not False
+    side: PaddingSide = "left" if is_padded_left else "right"
+    finite = check_finite(loaded.model, _health(asker, asker.answers["finite"]))
+    sums = guarded("the model", loaded.source, lambda: check_row_sums(admitted, side))
+    return {check.name: check for check in (finite, sums, check_begin(admitted.tokenizer))}
+
+
+def eager(asker: Asker, model: Any) -> Behaviour:
+    """Whether the default implementation of attention gives what eager attention gives."""
+    name, within = implementation_of(model), partial(eager_in_place, model)
+    if name == EAGER:
+        return asker.unasked("eager", "eager is what runs by default")
+    with eager_in_place(model) as is_eager:
+        if not is_eager:
+            return asker.unasked("eager", f"this family cannot switch from {name} to eager")
+    pairs = [
+        Pair(alone, asker.passing(text, within=within)) for text, alone in zip(asker.texts, asker.alone, strict=True)
+    ]
+    if len({len(text.tokens) for text in asker.texts}) > 1:
+        mask = next(iter(asker.of.masks), "")
+        ours = asker.passing(*asker.texts, mask=mask)
+        theirs = asker.passing(*asker.texts, mask=mask, within=within)
+        pairs += [Pair(ours, theirs, (row, row)) for row in range(len(asker.texts))]
+    agrees, differs = f"{name}, the default, and eager agree", f"{name}, the default, and eager give different outputs"
+    return asker.compare("eager", pairs, agrees, differs)
+
+
+def implementation_of(model: Any) -> str:
+    """The name in transformers of the model's attention implementation."""
+    return str(getattr(model.config, "_attn_implementation", None) or EAGER)
+
+
+@contextmanager
+def eager_in_place(model: Any) -> Iterator[bool]:
+    """Switches the model to `eager` attention within the context; yields whether that worked."""
+    before = implementation_of(model)
+    model.set_attn_implementation(EAGER)
+    try:
+        yield implementation_of(model) == EAGER
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _without_consequences(checks: dict[str, HealthCheck]) -> dict[str, HealthCheck]:
     """The checks, where failed row sums do not count if they follow from non-finite numbers or from a faulty default
     implementation."""
-    check_named = {check.name: check for check in checks}
-    finite, eager, sums = check_named["finite"], check_named["eager"], check_named["row-sums"]
+    finite, default, sums = checks["finite"], checks["eager"], checks["row-sums"]
     if finite.ok is False and sums.ok is not None:
-        not_applicable = replace(sums, ok=None, message="not all numbers are finite, see finite", layer=None)
-        return list((check_named | {"row-sums": not_applicable}).values())
-    if sums.ok is not False or eager.ok is not False:
-        return checks
-    explained = replace(
-        eager, message=f"{eager.message}; the default's output is not what its own scores and values give"
-    )
-    not_applicable = replace(
-        sums, ok=None, message="the default implementation differs from eager, see eager", layer=None
-    )
-    return list((check_named | {"eager": explained, "row-sums": not_applicable}).values())
+        sums = replace(sums, ok=None, message="not all numbers are finite, see finite", layer=None)
+    elif sums.ok is False and default.ok is False:
+        message = f"{default.message}; the default's output is not what its own scores and values give"
+        default = replace(default, message=message)
+        sums = replace(sums, ok=None, message="the default implementation differs from eager, see eager", layer=None)
+    return checks | {"eager": default, "row-sums": sums}
 
 
 def _has_room(loaded: Loaded, device: str) -> bool:
@@ -281,12 +398,8 @@ def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -
 
     Only the check of finite numbers keeps its 16-bit verdict.
     """
-    if (
-        in_float32 is None
-        or original.name == "repeat"
-        or in_float32.ok is None
-        or (original.ok is False and original.value is None)
-    ):
+    is_own = original.name in ("repeat", "finite") or (original.ok is False and original.value is None)
+    if in_float32 is None or is_own or in_float32.ok is None:
         return original
     beyond = ", more than rounding to it changes them" if original.ok is False and in_float32.ok else ""
     in_own = "" if original.value is None else f"; in {dtype} by {original.value:.2g}{beyond}"
@@ -296,8 +409,9 @@ def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -
 def _with_meaning(check: HealthCheck) -> HealthCheck:
     if check.ok is not False:
         return check
-    meaning, advice = MEANINGS[check.name]
-    return replace(check, meaning=meaning, advice=check.advice or advice)
+    effect = EFFECTS[check.name]
+    meaning = f"{effect[0].upper()}{effect[1:]}."
+    return replace(check, meaning=meaning, advice=check.advice or ADVICE[check.name])
 
 
 # ---------------------------------------------------------------------------------------------------------- input texts
@@ -315,108 +429,29 @@ MOST_TOKENS, MOST_OF_OURS = 512, 48
 RANDOM_LENGTHS = (29, 13, 6)
 """The lengths of random id sequences, for checkpoints without a tokenizer."""
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
-_CAUSAL_HEAD = re.compile(r"(ForCausalLM|[a-z0-9]LMHeadModel|DoubleHeadsModel)$")
-
-
-def architectures_of(config: Any) -> tuple[str, ...]:
-    """The class names in a config; tolerates any content."""
-    names = getattr(config, "architectures", None)
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, (list, tuple)) else ()
-
-
-def wants_head(config: Any) -> bool:
-    """Whether the checkpoint names a language head, so that its logits can be compared."""
-    return any(_GENERATING.search(name) for name in architectures_of(config))
-
-
-def rows_of(sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] = ()) -> tuple[ModelText, ...]:
-    """Rows of at least two lengths if possible, the longest first: the texts, and beginnings of the longest if they are
-    too few.
-
-    With a `context`, its texts are the encoder's input.
-    """
-    texts, read = _of_lengths(sequences), _of_lengths(context) if context else ()
-    return tuple(ModelText(text, read[(place + 1) % len(read)] if read else None) for place, text in enumerate(texts))
-
-
-def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
-    ordered = sorted(sequences, key=lambda text: -len(text.ids))
-    n, lengths = len(ordered[0].ids), {len(text.ids) for text in ordered}
-    if len(ordered) < 3 or len(lengths) < 2:
-        cuts = [cut for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
-        ordered += [ordered[0].first(cut) for cut in cuts]
-    return tuple(sorted(ordered, key=lambda text: -len(text.ids)))
-
-
-def random_sequences(n_vocabulary: int, most: int | None, avoid: set[int], seed: int) -> tuple[TokenSequence, ...]:
-    """Random ids, for a checkpoint without a tokenizer."""
-    generator = torch.Generator().manual_seed(seed)
-    candidates = [i for i in range(min(n_vocabulary, 4096)) if i not in avoid] or [0]
-    lengths = [min(n, most or n) for n in RANDOM_LENGTHS]
-    indices = [torch.randint(len(candidates), (n,), generator=generator).tolist() for n in lengths]
-    return tuple(numbered([candidates[i] for i in places]) for places in indices)
-
-
-def why_not_causal(loaded: Loaded) -> str | None:
-    """Why tokens of this model may see later ones; None if each token must see only earlier ones.
-
-    In most families `is_decoder` does not decide this. The language head that a checkpoint names does, and a family
-    that transformers knows only for generation.
-    """
-    from transformers.models.auto import modeling_auto
-
-    config, text = loaded.config, loaded.text_config
-    if config.is_encoder_decoder:
-        return None
-    family = text.model_type
-    if getattr(text, "is_causal", True) is False or getattr(text, "use_bidirectional_attention", None):
-        return "its config says that tokens see later ones"
-    if getattr(text, "attn_type", None) == "bi" or getattr(text, "causal", None) is False:
-        return f"{family} sees all tokens"
-    if any(_CAUSAL_HEAD.search(name) for name in architectures_of(config)):
-        return None
-    generates = {config.model_type, family} & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    fills = {config.model_type, family} & set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-    is_decoder = bool(getattr(text, "is_decoder", False))
-    if generates and (is_decoder or not (fills or _is_declared_bidirectional(loaded.model))):
-        return None
-    return "an encoder, whose tokens see later ones"
-
-
-def _is_declared_bidirectional(model: nn.Module) -> bool:
-    parts = [module for name, module in model.named_modules() if is_attention(name, module)]
-    flags = [module.is_causal for module in parts if hasattr(module, "is_causal")]
-    return bool(flags) and not any(flags)
 
 
 # ------------------------------------------------------------------------------------------ finite numbers and row sums
 
 
-def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
-    """The number of NaN and infinite values in weights, attentions and outputs, and the first attention with one."""
+def check_finite(model: nn.Module, outputs: HealthCheck) -> HealthCheck:
+    """The number of NaN and infinite values in weights and outputs, and the first attention with one."""
     weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
     bad = {name: n for name, n in weights.items() if n}
-    outputs = sum(int((~row.isfinite()).sum()) for row in seen.rows)
-    layers = [
-        attention for attention in seen.attentions if any(not bool(row.isfinite().all()) for row in attention.rows)
-    ]
     problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
-    problems += [f"{outputs} in the outputs"] if outputs else []
-    problems += [f"first in {layers[0].label} ({layers[0].name})"] if layers else []
+    problems += [outputs.message] if outputs.ok is False else []
     if problems:
-        layer = layers[0].label if layers else None
-        return HealthCheck("finite", False, "; ".join(problems), float(sum(bad.values()) + outputs), 0.0, layer)
+        return HealthCheck("finite", False, "; ".join(problems), float(sum(bad.values())), 0.0, outputs.layer)
     return HealthCheck("finite", True, f"{len(weights)} weights and all outputs are finite", 0.0, 0.0)
 
 
-def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide, pad_id: int) -> HealthCheck:
+def check_row_sums(admitted: _Admitted, side: PaddingSide) -> HealthCheck:
     """Whether each query's weights, including that of a sink logit, sum to 1.
 
     Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is computed explicitly.
     """
-    base = replace(loaded, model=loaded.model.base_model)
-    context = tuple(row.context for row in rows if row.context is not None) or None
-    inputs = make_inputs(base.model, ModelInputs(tuple(row.tokens for row in rows), context), side, pad_id)
+    base = replace(admitted.loaded, model=admitted.loaded.model.base_model)
+    inputs = make_inputs(base.model, ModelInputs(admitted.texts, admitted.context), side, base.pad_id)
     run = CheckpointRun(
         base, inputs, Run(model=ModelSettings(device=str(base.model.device)), keep=(), allow_nonfinite=True)
     )

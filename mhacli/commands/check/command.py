@@ -10,10 +10,10 @@ import typer
 from mhacli.cli.console import leave_deleted_folder, progress
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
-from mhacli.cli.source import record_command
+from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.commands.check.result import CheckRequest
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED
-from mhacli.settings import Config
+from mhacli.settings import Config, ModelSettings
 from mhacli.usercode.target import require_readable
 
 _USUAL_STAGES = 12
@@ -23,14 +23,17 @@ _USUAL_STAGES = 12
     "mha check my_attention.py:MultiHeadAttention",
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
     "mha check model.py:GPT --arg vocab_size=65 --causal",
+    "mha check --model MiniLM",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
 def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     Config(d_model=1, n_heads=1, device=request.device).resolved()
-    for target in (request.of, request.against):
+    for target in (request.of, request.against) if request.model is None else ():
         if target is not None:
             require_readable(target.target)
+    if request.model is not None:
+        local_checkpoint(ModelSettings(path=request.model))
     leave_deleted_folder()
     from mhacli.commands.check.run import examine_in_child
 

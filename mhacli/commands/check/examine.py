@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import ask, claim_of
+from mhacli.commands.check.behaviour import Asked, Claim, asker_of, claim_of, is_of_transformers
 from mhacli.commands.check.candidates import Candidate, candidates, intended_layer, source_of
 from mhacli.commands.check.diagnose import Diagnosis, PriorKnowledge, diagnose, forms_with_meaning
 from mhacli.commands.check.findings import by_other_sizes, contradictions, findings_of
@@ -85,14 +86,31 @@ def examined(request: CheckRequest, stage: Stage) -> Examination:
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
-    """The behaviour of a target that takes token ids; else probes, compares and diagnoses the attention in each of its modes."""
+    """The behaviour of a checkpoint, or of a target that takes token ids; else probes, compares and diagnoses the attention in
+    each of its modes."""
+    if request.model is not None:
+        return _examined_checkpoint(request.model, request.model, request, stage)
     built = load_built(request.of, stage)
+    if built.module is not None and is_of_transformers(built.module):
+        return _examined_checkpoint(built.module, request.of.target, request, stage)
     model = _model_of_ids(built, request)
     if model is not None:
-        return _examined_model(built, model, request, stage)
+        n_parameters = sum(parameter.numel() for parameter in model.module.parameters()) if model.module else 0
+        with one_thread() if n_parameters < _SMALL else nullcontext():
+            is_decoder = model.source is not None and request.states_causal is None
+            claim = claim_of(built.module, causal=True if is_decoder else request.states_causal)
+            asker = asker_of(model, claim, request.seed, stage)
+            asker.all()
+        return replace(_of_behaviour(request.of.target, asker.asked, model), arguments=arguments_of(built))
     with one_thread():  # faster for such small products
         subjects = find_modes(built, request.of)
         return combined([(subject.mode, _with_behaviour(subject, request, stage)) for subject in subjects])
+
+
+def _examined_checkpoint(model: str | nn.Module, name: str, request: CheckRequest, stage: Stage) -> Examination:
+    from mhacli.commands.check.checkpoint import ask_checkpoint  # loads what only checkpoints need
+
+    return _of_behaviour(name, *ask_checkpoint(model, request, stage))
 
 
 def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
@@ -101,30 +119,26 @@ def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
         return None
     fixed = {name: parse_value(text) for name, text in request.of.call_arguments}
     module = with_zeros_drawn(built.module, request.seed)
-    return sequences_of_ids(request.target, module, fixed=fixed, length=request.length, seed=request.seed)
+    return sequences_of_ids(
+        request.of.target, module, fixed=fixed, length=request.length, seed=request.seed, means=request.mask_means
+    )
 
 
-def _examined_model(built: Built, model: Sequences, request: CheckRequest, stage: Stage) -> Examination:
+def _of_behaviour(target: str, asked: Asked, model: Sequences) -> Examination:
     """The report on a model that takes token ids: its behaviour."""
-    assert built.module is not None
-    n_parameters = sum(parameter.numel() for parameter in built.module.parameters())
-    stated = True if request.causal else False if request.not_causal else None
-    with one_thread() if n_parameters < _SMALL else nullcontext():
-        claim = True if model.is_decoder and stated is None else claim_of(built.module, causal=stated)
-        asked = ask(model, claim=claim, seed=request.seed, stage=stage)
     open_ones = [behaviour for behaviour in asked.behaviours if behaviour.ok is None]
     verdict = "wrong" if asked.findings else "consistent" if asked.holds else "unknown"
     return Examination(
         verdict=verdict,  # type: ignore[arg-type]
-        target=request.target,
+        target=target,
         called=model.called,
-        arguments=arguments_of(built),
+        arguments=(),
         findings=asked.findings,
         choices=(),
         probes=(),
         comparison=None,
         reason="; ".join(f"{b.name}: {b.reason}" for b in open_ones[:1]) if verdict == "unknown" else None,
-        n_parameters=n_parameters,
+        n_parameters=sum(parameter.numel() for parameter in model.module.parameters()) if model.module else 0,
         behaviour=asked.behaviours,
     )
 
@@ -139,7 +153,9 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     is_causal = (is_meant_causal(subject, request.of) or "causal" in choices) and "causal-by-mask" not in choices
     is_known = request.not_causal or report.verdict == "right"
     stated = True if is_causal else False if is_known else None
-    asked = ask(sequences, claim=stated, seed=request.seed, stage=stage)
+    asker = asker_of(sequences, Claim(stated), request.seed, stage)
+    asker.all()
+    asked = asker.asked
     verdict = "wrong" if asked.findings else report.verdict
     return replace(report, verdict=verdict, findings=asked.findings, behaviour=asked.behaviours)
 

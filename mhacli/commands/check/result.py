@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from mhacli.errors import UsageError
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.record.record import Argument
-from mhacli.settings import ARG, CALL_ARG, MAX_SECONDS, TIME_LIMIT, Config, like, pairs, setting
+from mhacli.settings import ARG, CALL_ARG, MAX_SECONDS, MODEL, TIME_LIMIT, Config, like, pairs, setting
 from mhacli.usercode.process import shown_path
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
 
@@ -41,7 +42,8 @@ class CheckRequest:
     not show. `time_limit_s` is per call; trying pairs of mistakes is limited in proportion."""
 
     # fmt: off
-    target: str = setting("", "", _TARGET, argument=True, metavar="FILE.py:NAME")
+    target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
+    model: str | None = setting(None, _CODE, MODEL, "--model --checkpoint", metavar="DIR", excludes=("target", "arg", "other"))
     arg: tuple[str, ...] = _pairs((), _CODE, ARG)
     call_arg: tuple[str, ...] = _pairs((), _CODE, CALL_ARG)
     other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET")
@@ -63,10 +65,19 @@ class CheckRequest:
 
     @cached_property
     def of(self) -> TargetRequest:
-        """The attention to check. Raises `UsageError` for an argument that is not `NAME=VALUE`."""
+        """The attention to check. Raises `UsageError` if there is none, and for an argument that is not `NAME=VALUE`."""
+        if self.target is None:
+            raise UsageError(
+                "there is nothing to check", hint="name code, as in mha check my.py:GPT, or add --model DIR"
+            )
         device = "cpu" if self.device == "auto" else self.device
         arguments, calls = pairs(self.arg, "arg"), pairs(self.call_arg, "call-arg")
         return TargetRequest(self.target, arguments, calls, self.causal, device, self.seed)
+
+    @property
+    def states_causal(self) -> bool | None:
+        """Whether tokens see only earlier ones, as stated; None where nothing is."""
+        return True if self.causal else False if self.not_causal else None
 
     @cached_property
     def against(self) -> TargetRequest | None:
@@ -119,12 +130,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a behaviour fails: the position from which the input was changed, the first output that differs, and the first part
-    of the model whose outputs differ while its inputs agree."""
+    """Where a behaviour fails: the position from which the input was changed, the first output that differs, the first part of
+    the model whose outputs differ while its inputs agree, and the first attention whose outputs differ."""
 
     cut: int | None
     position: int
     module: str | None
+    attention: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

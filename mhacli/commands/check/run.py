@@ -41,14 +41,14 @@ def check(
 
     `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A name is imported and run in a
     child process, with `time_limit_s` for each call; an object is examined in this process, a module as a copy. A model that
-    takes token ids is examined by its behaviour over texts of `length` tokens: 256, or the model's positions. `arguments` go to
-    the constructor, `call_arguments` to each call. `against` is another implementation to compare with, instead of the
-    reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show it. Raises
-    `MhaError` if the target cannot be imported, built or called.
+    takes token ids, of transformers or not, is examined by its behaviour over texts of `length` tokens: 256, or the model's
+    positions. `arguments` go to the constructor, `call_arguments` to each call. `against` is another implementation to compare
+    with, instead of the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does
+    not show it. Raises `MhaError` if the target cannot be imported, built or called.
     """
     with _named(target) as name, _named(against) as other:
         request = CheckRequest(
-            target=name or "",
+            target=name,
             arg=_words(arguments),
             call_arg=_words(call_arguments),
             other=other,

@@ -88,7 +88,7 @@ def head_table(
     for number, text in enumerate(each_text, 1 + control):
         of_text = replace(record, sequences=text.sequences, context=text.context)
         alone = run_of(loaded, text, request)
-        study = study_of(loaded, alone, EffectSettings(), of_text, request)
+        study = study_of(loaded, alone, EffectSettings(), of_text)
         found.append(verified(study.run(part(number))))
     return replace(record, heads=_completed(record, found, controls))
 

@@ -88,7 +88,7 @@ def effects(
     with torch.no_grad(), inspecting(model, tokenizer) as seen:
         run_model(model, lambda: model(**keywords))
     names = None if tokenizer is None else own_tokenizer(tokenizer)
-    study = EffectStudy(model, keywords, settings, metric=metric, request=run, record=seen.record, tokenizer=names)
+    study = EffectStudy(model, keywords, settings, run, seen.record, metric=metric, tokenizer=names)
     return verified(study.run(), "not-verified")
 
 

@@ -1,43 +1,64 @@
-"""The study of effects: from settings and the layers of an inspected pass to the removals, the target, and the record."""
+"""The study of effects: many removals in a pass, each in a row of its own, some a second time by other means, and the record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import copy
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby, islice
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mhacli.commands.effect.metric import Target, values
-from mhacli.commands.effect.removal import Removal
-from mhacli.commands.effect.run import LEAST_ROWS, EffectRun
+from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, read, values
+from mhacli.commands.effect.parts import Parts, finding, removed_otherwise, repeated
+from mhacli.commands.effect.removal import Removal, stand_in, without
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
+from mhacli.models import prepare as checkpoints
+from mhacli.models.calls import Call
+from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.load import Loaded, ModelTokenizer
-from mhacli.models.prepare import inputs_of, prepare_checkpoint
+from mhacli.models.rounding import TIMES_SHAKEN, dtype_of, shaken_parts
 from mhacli.models.runs.run import CheckpointRun
+from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
 from mhacli.run import Run
 
+LEAST_ROWS = 2
+"""The rows of the smallest batch: one removal and an untouched row."""
+TOKENS_AT_ONCE = 4096
+"""The largest number of tokens in a batch, all rows together."""
+PACKED_TOKENS = 512
+"""The largest number of tokens in a sequence that holds many rows; attention computes all pairs of them."""
+_MOST_LOGITS = 1 << 24
+"""The largest number of logits of a pass with such a sequence: in float64 they take 128 MiB, a few times."""
+_N_SHAKEN = 2
+"""The number of passes that measure rounding."""
+_PART_OF_CHANGE = 0.5
+"""The fraction of the largest change by a removal above which rounding hides it, so that rounding is no excuse for errors."""
 _MASKS = ("[MASK]", "<mask>")
 
 
 def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
     """The run of texts by a checkpoint without its head."""
     base = replace(loaded, model=loaded.model.base_model)
-    return CheckpointRun(base, inputs_of(loaded, texts, request.model), request)
+    return CheckpointRun(base, checkpoints.inputs_of(loaded, texts, request.model), request)
 
 
-def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, record: Record, request: Run) -> EffectStudy:
+def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, record: Record) -> EffectStudy:
     """The study of one text of a checkpoint with its head, whose layers a run has inspected."""
-    study = EffectStudy(loaded.model, run.inputs.keywords, settings, request=request, record=record)
+    study = EffectStudy(loaded.model, run.inputs.keywords, settings, run.wanted, record)
     study.tokenizer, study.inspected = loaded.tokenizer, run
     return study
 
@@ -45,11 +66,13 @@ def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, recor
 @torch.no_grad()
 def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user."""
-    loaded, run, notes = prepare_checkpoint(request, "predict")
+    loaded, run, notes = checkpoints.prepare_checkpoint(request, "predict")
     _require_one_text(len(run.inputs.sequences))
     run.wanted = replace(request, model=replace(request.model, layers=None), keep=())
     run.run()
-    return study_of(loaded, run, settings, run.record(), request), notes
+    record = run.record()
+    run.wanted = request
+    return study_of(loaded, run, settings, record), notes
 
 
 @torch.no_grad()
@@ -67,7 +90,7 @@ def layer_study(run: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[
     model.out_proj = nn.Identity()  # its input is z in a layer without a projection
     more = {"allowed": setup.allowed, "bias": setup.bias, "places": places}
     model.forward = lambda query, key: model.out_proj(setup.layer.attention(query, key, **more)[0])
-    return EffectStudy(model.eval(), {"query": x, "key": context}, settings, request=run, record=record), run.notes
+    return EffectStudy(model.eval(), {"query": x, "key": context}, settings, run, record), run.notes
 
 
 def _require_one_text(n: int) -> None:
@@ -83,94 +106,128 @@ def verified(record: Record, code: str = "self-check") -> Record:
     return record
 
 
-@dataclass(kw_only=True)
-class EffectStudy(EffectRun):
-    """The removals that settings ask for, and the record of their effects, which `run` computes.
+class _Result(NamedTuple):
+    """The changes by parts that were removed together, and the output without them. Edges may have been masked already, or
+    have left a query without any key."""
+
+    changes: Mapping[str, float]
+    vector: Tensor
+    was_masked: bool
+    is_emptied: bool
+
+
+@dataclass
+class EffectStudy:
+    """The removals from one text that settings ask for, and the record of their effects, which `run` computes.
 
     `record` is that of the inspected pass, with all layers; `request` chooses layers and heads among them. `inspected` is the run
-    of a checkpoint, which foresees memory.
+    of a checkpoint, which foresees memory. Each item of `plan` is a set of parts that are removed together.
+
+    Each pass has a row for each of several items, and a last row without removals. The rows are whole texts in a batch; or, if
+    nothing before position `start` changes and the model can continue from its cache of keys and values, they are tokens of one
+    sequence, which see those before `start` and themselves. A model without batches has a pass for each item.
     """
 
+    model: Any
+    inputs: Mapping[str, Any]
+    settings: EffectSettings
     request: Run
     record: Record
     tokenizer: ModelTokenizer | None = None
     inspected: CheckpointRun | None = None
+    metric: GivenMetric | None = None
+    plan: Sequence[tuple[Removal, ...]] = ()
+    target: Target | None = None
+    estimates: dict[int, float] = field(default_factory=dict)
+    results: dict[int, _Result] = field(default_factory=dict)
+    n_passes: int = 0
+    _floors: dict[str, float] = field(default_factory=dict)
+    _errors: list[float] = field(default_factory=list)
 
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress) -> Record:
-        """The record of the inspected pass with the effects. Raises `MhaError` for heads and tokens that do not exist, and for
-        removals that do not fit in memory."""
-        self.has_batches = self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
-        self.position = self._position()
-        self.target = self._target()
-        self.plan = self._plan()
+        """The record of the inspected pass with the effects, of which some are verified. Raises `MhaError` for heads and tokens
+        that do not exist, for an attention that removals cannot reach, and for removals that do not fit in memory."""
+        self.target, self.plan = self._target(), self._plan()
         if self.inspected is not None and not self.start:  # otherwise a batch is a single short row
-            self.inspected.require_room(max(LEAST_ROWS, self._rows_at_once))
-        self.compute(report_progress)
-        check = self.record.self_check.and_holds(self.verified.ok)
+            self.inspected.require_room(max(LEAST_ROWS, self.most_rows))
+        report_progress(0.0, "the untouched pass")
+        items: Sequence[int] = range(len(self.plan))
+        if self.settings.screen is not None:
+            self._estimate()
+            items = sorted(_largest_and_others(self.estimates, 2 * self.settings.screen))
+        for batch in self._batches(items):
+            self._run_batch(batch)
+            report_progress(min(1.0, len(self.results) / len(items)), "removing")
+        summary = self._summary(self._verified())
+        check = self.record.self_check.and_holds(summary.verified.ok)
         table = EffectTable(self._effect(item) for item in sorted(self.results))
-        return replace(self.record, self_check=check, effects=table, effect=self._summary())
+        return replace(self.record, self_check=check, effects=table, effect=summary)
 
     # ------------------------------------------------------------------------------------------------ what is removed
 
     def _plan(self) -> list[tuple[Removal, ...]]:
         settings, at = self.settings, self.settings.at
-        n_heads = {key: z.shape[1] for key, z in self.parts.z.items()}
         for kind, n in self.request.model.layers or ():
-            if not any(number == n and kind in (None, own) for own, number in n_heads):
+            if not any(number == n and kind in (None, own) for own, number in self.parts.z):
                 raise self._no_layer("layers", str(n) if kind is None else f"{kind}.{n}")
-        layers = [key for key in n_heads if self.request.model.includes(key[1], key[0])]
+        layers = [key for key in self.parts.z if self.request.model.includes(key[1], key[0])]
         if settings.cut is not None:
             return [self._cut(layers, *settings.cut)]
-        heads = self._heads(layers, n_heads)
+        heads = self._heads(layers)
         if not heads:
-            raise UsageError(
-                f"{self.settings.name_of('heads')} and {self.settings.name_of('layers')} name nothing to remove"
-            )
+            raise UsageError(f"{settings.name_of('heads')} and {settings.name_of('layers')} name nothing to remove")
         if settings.edges:
-            every = [(key, tuple(range(n_heads[key]))) for key in layers]
+            every = [(key, tuple(range(self._n_heads(key)))) for key in layers]
             return self._edges(every if settings.heads is None else [(key, (head,)) for key, head in heads])
-        n_places = min(z.shape[2] for key, z in self.parts.z.items() if key in layers)
+        n_places = min(self.parts.z[key].shape[2] for key in layers)
         if at is not None and at >= n_places:
-            raise UsageError(out_of_range(self.settings.name_of("at"), at, n_places))
+            raise UsageError(out_of_range(settings.name_of("at"), at, n_places))
         places, replacement = () if at is None else (at,), settings.replace or "zero"
         made = [Removal(key, (head,), places, replace=replacement) for key, head in heads]
         joint = [tuple(made)] if settings.heads is not None and len(made) > 1 else []
         return [*((removal,) for removal in made), *joint]
 
-    def _heads(self, layers: Sequence[LayerKey], n_heads: Mapping[LayerKey, int]) -> list[tuple[LayerKey, int]]:
+    def _n_heads(self, layer: LayerKey) -> int:
+        return self.parts.z[layer].shape[1]
+
+    def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
         """The heads to remove, in the order of the layers."""
         if self.settings.heads is None:
             shown = self.request.statistics.heads
-            return [(key, head) for key in layers for head in shown or range(n_heads[key])]
-        kinds, chosen = {kind for kind, _ in n_heads}, set[tuple[int, int]]()
-        own = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in kinds)
+            return [(key, head) for key in layers for head in shown or range(self._n_heads(key))]
+        kinds, chosen = {kind for kind, _ in self.parts.z}, set[tuple[int, int]]()
+        usual = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in kinds)
         for kind, n, head in self.settings.heads:
-            key: LayerKey = (kind or own, n or 0)
+            key: LayerKey = (kind or usual, n or 0)
             place = ".".join(str(part) for part in (kind, n, head) if part is not None)
-            if key not in layers or (n is None and len(n_heads) > 1):
+            if key not in layers or (n is None and len(self.parts.z) > 1):
                 raise self._no_layer("heads", place)
-            if head >= n_heads[key]:
-                raise UsageError(out_of_range(f"{self.settings.name_of('heads')} {place}: head", head, n_heads[key]))
+            if head >= self._n_heads(key):
+                raise UsageError(
+                    out_of_range(f"{self.settings.name_of('heads')} {place}: head", head, self._n_heads(key))
+                )
             chosen.add((layers.index(key), head))
-        return [(layers[place], head) for place, head in sorted(chosen)]
+        return [(layers[number], head) for number, head in sorted(chosen)]
 
     def _no_layer(self, parameter: str, place: str) -> UsageError:
-        known = [*self.parts.z]
-        are_alike = len({kind for kind, _ in known}) == 1
-        listed = ", ".join(str(n) if are_alike else f"{kind}.{n}" for kind, n in known)
+        has_kinds = len({kind for kind, _ in self.parts.z}) > 1
+        listed = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.parts.z)
         message = f"{self.settings.name_of(parameter)} {place} names no layer with attention"
         return UsageError(message, hint=f"layers with attention: {listed}")
 
     def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
         """The removals of the weights from the measured position to each key."""
-        is_pair, query = self.record.context is not None, self.position
-        own = [(key, of) for key, of in heads if key[0] != "encoder" or not is_pair]
-        if not own or (self.settings.heads is not None and own != heads):
+        is_pair, query = self.record.context is not None, (self.position,)
+        of_query = [(key, of) for key, of in heads if key[0] != "encoder" or not is_pair]
+        if not of_query or (self.settings.heads is not None and of_query != heads):
             message = f"{self.settings.name_of('edges')} removes weights of the decoder, not of the encoder"
             raise UsageError(message, hint="decoder.5.1 and cross.5.1 are heads of the decoder, decoder.5 is a layer")
-        n_keys = {key: cells.shape[1] for key, cells in self.parts.visible.items()}
-        return [(Removal(key, of, (query,), (k,), "renormalise"),) for key, of in own for k in range(n_keys[key])]
+        return [
+            (Removal(layer, of, query, (key,), "renormalise"),)
+            for layer, of in of_query
+            for key in range(self.parts.visible[layer].shape[1])
+        ]
 
     def _cut(self, layers: Sequence[LayerKey], source: str, reader: str) -> tuple[Removal, ...]:
         spans = {span.name: span.tokens[0] for span in self.record.spans}
@@ -182,8 +239,10 @@ class EffectStudy(EffectRun):
 
     # --------------------------------------------------------------------------------------------- where it is measured
 
-    def _position(self) -> int:
-        asked, tokens = self.settings.position, self.record.sequences[0].tokens  # of a pair, those of the decoder
+    @cached_property
+    def position(self) -> int:
+        """The measured position of the text; of a pair, of that of the decoder."""
+        asked, tokens = self.settings.position, self.record.sequences[0].tokens
         n = len(tokens)
         if asked is None:
             return next((i for i, token in enumerate(tokens) if token.strip() in _MASKS), n - 1)
@@ -198,10 +257,8 @@ class EffectStudy(EffectRun):
             return target, None if asked.versus is None else self._id("versus", asked.versus)
         for name in ("screen", "target", "versus"):
             if getattr(asked, name) is not None:
-                hint = "without it, the change of the output vector is measured"
-                raise UsageError(
-                    f"{self.settings.name_of(name)} needs logits, which this model does not give", hint=hint
-                )
+                message = f"{asked.name_of(name)} needs logits, which this model does not give"
+                raise UsageError(message, hint="without it, the change of the output vector is measured")
         return None
 
     def _id(self, parameter: str, word: str | int) -> int:
@@ -238,13 +295,224 @@ class EffectStudy(EffectRun):
             return str((getattr(getattr(self.model, "config", None), "id2label", None) or {}).get(n, n))
         return str(n) if self.tokenizer is None else self.tokenizer.of_ids([n]).tokens[0]
 
+    # ------------------------------------------------------------------------------------------------------- the passes
+
+    @cached_property
+    def has_batches(self) -> bool:
+        """Whether a pass can have several rows."""
+        return self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
+
+    @cached_property
+    def untouched(self) -> Reading:
+        """The output of a plain pass without capture."""
+        return self._read()
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts of the model, found in one pass in which every z was replaced by itself. Its output has keys and values if
+        later passes may begin behind them."""
+        parts, asked, config = Parts(), self.settings, getattr(self.model, "config", None)
+        begins_later = asked.at is not None or asked.edges or asked.cut is not None
+        can_cache = self.has_batches and set(self.inputs) == {"input_ids"} and getattr(config, "use_cache", False)
+        with finding(self.model, parts):
+            parts.reading = self._read(use_cache=True) if can_cache and begins_later else self._read()
+        if not parts.z:
+            hint = "its z is not seen where a model computes attention in a way of its own"
+            raise MhaError("no attention gives head outputs that could be replaced", hint=hint, code="no-attention")
+        return parts
+
+    @cached_property
+    def start(self) -> int:
+        """The position at which passes begin, 0 if rows cannot continue from the keys and values before it."""
+        cache, queries = self.parts.reading.cache, [removal.queries for item in self.plan for removal in item]
+        start = min(self.position, *(min(of_removal, default=0) for of_removal in queries))
+        if cache is None or not start or (self.position + 1 - start) * LEAST_ROWS > PACKED_TOKENS:
+            return 0
+        try:
+            cache.crop(start - self._n_tokens)
+            reading = self._read_packed(start, LEAST_ROWS)
+        except (
+            MhaError,
+            RuntimeError,
+            ValueError,
+            AttributeError,
+        ):  # it needs other positions, or keeps what cannot be cut
+            return 0
+        is_same = len(reading.vector) == LEAST_ROWS and _apart(reading, self.untouched) <= self._usual_tolerance
+        return start if is_same else 0
+
+    @property
+    def _n_tokens(self) -> int:
+        """The number of tokens of the text; of a pair, of the longer one."""
+        tensors = [value for value in self.inputs.values() if isinstance(value, Tensor) and value.ndim > 1]
+        return max((tensor.shape[1] for tensor in tensors), default=1)
+
+    @property
+    def _width(self) -> int:
+        """The number of tokens of a row."""
+        return self.position + 1 - self.start if self.start else self._n_tokens
+
+    @cached_property
+    def most_rows(self) -> int:
+        """The largest number of rows of a pass."""
+        if not self.start:
+            return max(1, TOKENS_AT_ONCE // max(1, self._n_tokens))
+        return min(PACKED_TOKENS // self._width, _MOST_LOGITS // max(1, self._n_logits))
+
+    @property
+    def _n_logits(self) -> int:
+        return 0 if self.untouched.scores is None else self.untouched.scores.shape[1]
+
+    def _read(self, **more: Any) -> Reading:
+        """The output of a pass over the text."""
+        return read(self.model, {**self.inputs, **more}, [self.position], self.metric)
+
+    def _read_packed(self, start: int, n_rows: int) -> Reading:
+        """The output of one sequence in which the tokens from `start` to the position stand `n_rows` times."""
+        ids = self.inputs["input_ids"][:, start : self.position + 1]
+        width = ids.shape[1]
+        own = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        seen = torch.nn.functional.pad(torch.block_diag(*[own] * n_rows), (start, 0), value=True)
+        dtype, cache = dtype_of(self.model), copy.copy(self.parts.reading.cache)
+        cache.layers = [copy.copy(layer) for layer in cache.layers]
+        inputs = {
+            "input_ids": ids.repeat(1, n_rows),
+            "position_ids": torch.arange(start, self.position + 1, device=ids.device).repeat(n_rows)[None],
+            "attention_mask": torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[None, None],
+            "past_key_values": cache,
+        }
+        return read(self.model, inputs, range(width - 1, n_rows * width, width))
+
+    def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
+        """The items of each pass; in a batch, all begin at the same layer."""
+        n_items = max(1, self.most_rows - 1 - (self.start > 0)) if self.has_batches else 1
+        for _, alike in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
+            while batch := list(islice(alike, n_items)):
+                yield batch
+
+    def _run_batch(self, items: Sequence[int]) -> None:
+        """The changes by some items, from the last row of the same pass, or from the plain pass of a model without batches."""
+        layers = {removal.layer for item in items for removal in self.plan[item]}
+        visible, emptied, is_packed = set[int](), set[int](), self.start > 0
+        rows, n_rows = dict(enumerate(items, is_packed)), len(items) + is_packed + self.has_batches
+        removals, width = {row: self.plan[item] for row, item in rows.items()}, self._width if is_packed else 0
+
+        def take(call: Call) -> Tensor | None:
+            key = (call.kind, call.layer)
+            if key not in layers or call.part or call.z is None:
+                return None
+            of_text = self.parts.z.get(key)
+            z, *found = without(call, removals, start=self.start, width=width, of_text=of_text)
+            visible.update(found[0])
+            emptied.update(found[1])
+            return z
+
+        with captured(self.model, take, batch=1 if is_packed else n_rows):
+            if is_packed:
+                reading = self._read_packed(self.start, n_rows)
+            else:
+                with self.parts.skipped(layers, n_rows):
+                    inputs = {name: repeated(value, n_rows) for name, value in self.inputs.items()}
+                    reading = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
+        last = reading.row(-1) if self.has_batches else self.untouched
+        moved = changes(reading, last, self.target)
+        for name, noise in changes(last, self.untouched, self.target).items():
+            of_first = moved[name][0].abs() if is_packed else 0
+            self._floors[name] = max(self._floors.get(name, 0.0), float(noise.abs() + of_first))
+        self._errors.append(_apart(last, self.untouched))  # rows without removals must be right too
+        self.n_passes += 1
+        for row, item in rows.items():
+            of_row = {name: change[row].item() for name, change in moved.items()}
+            self.results[item] = _Result(of_row, reading.vector[row], row not in visible, row in emptied)
+
+    def _estimate(self) -> None:
+        """Estimates the change by removing each head to first order, by the gradient of the measure by the z of each attention.
+        Source: Nanda 2023, Attribution Patching."""
+        added = dict[LayerKey, Tensor]()
+
+        def take(call: Call) -> Tensor | None:
+            if call.part or call.z is None:
+                return None
+            change = added[call.kind, call.layer] = torch.zeros_like(call.z, requires_grad=True)
+            return call.z + change
+
+        with torch.enable_grad(), captured(self.model, take, batch=1):
+            measure = values(self._read(), self.target)["logit"][0]
+            found = torch.autograd.grad(measure, [*added.values()], allow_unused=True)
+        gradients = dict(zip(added, found, strict=True))
+        for item, (removal,) in enumerate(self.plan):
+            gradient, (head,) = gradients.get(removal.layer), removal.heads
+            if gradient is not None:
+                z, places = self.parts.z[removal.layer][0, head].double(), [*removal.queries] or slice(None)
+                moved = (stand_in(z, removal.replace) - z) * gradient[0, head].double()
+                self.estimates[item] = float(moved[places].sum())
+
+    # -------------------------------------------------------------------------------------------------- the verification
+
+    def _verified(self) -> SelfCheck:
+        """The check of the items with the largest changes, and of as many others: each is repeated with a second method.
+
+        The tolerance is known before. It is that of two runs in the dtype, or, if it is more, what rounding does to this model,
+        as long as it hides no change by the removals."""
+        tolerance, errors = self._usual_tolerance, list[float]()
+        if self.settings.verify:
+            largest = max(_largest(result.vector - self.untouched.vector[0]) for result in self.results.values())
+            moved = self._moved_by_rounding()
+            tolerance = moved if tolerance < moved <= largest * _PART_OF_CHANGE else tolerance
+        is_same = torch.equal(self.parts.reading.vector, self.untouched.vector)
+        measure = self._measure
+        sizes = {item: result.changes[measure] for item, result in self.results.items() if not result.is_emptied}
+        for item in _largest_and_others(sizes, self.settings.verify):
+            with removed_otherwise(self.plan[item], self.parts) as is_done:
+                if is_done:
+                    errors.append(_largest(self._read().vector[0] - self.results[item].vector))
+        worst = max([*self._errors, *errors])
+        return SelfCheck.of(worst, tolerance, holds=is_same, n=len(errors), identical=is_same)
+
+    def _moved_by_rounding(self) -> float:
+        """The difference of outputs that rounding makes in this model, added up over its layers. 0 in float64, in which models
+        compute only some parts."""
+        dtype, moved = str(dtype_of(self.model)).removeprefix("torch."), 0.0
+        for seed in range(_N_SHAKEN if dtype != "float64" else 0):
+            with shaken_parts(self.model, seed):
+                moved = max(moved, _apart(self._read(), self.untouched))
+        return TIMES_SHAKEN[dtype] * moved
+
+    @property
+    def _usual_tolerance(self) -> float:
+        """The permitted difference of outputs in any model. Edges need a new softmax, which models without fused kernels
+        compute in float32, whatever their dtype."""
+        has_edges = self.settings.edges or self.settings.cut is not None
+        is_single = has_edges and getattr(getattr(self.model, "config", None), "_attn_implementation", None) == "eager"
+        names = [str(dtype_of(self.model)).removeprefix("torch."), *["float32"] * is_single]
+        return _largest(self.untouched.vector) * max(TOLERANCES[name].runs for name in names)
+
     # ------------------------------------------------------------------------------------------------------- the record
+
+    @property
+    def _measure(self) -> Literal["d_logit", "d_output"]:
+        """The change by which removals are ranked."""
+        return "d_output" if self.target is None else "d_logit"
+
+    def _floor(self, name: str) -> float:
+        """The noise floor of a change: twice the largest of a row without removals, and at least one rounding step."""
+        scores = self.untouched.scores
+        scale = 1.0 if name == "d_output" or scores is None else _largest(scores)
+        return max(2 * self._floors.get(name, 0.0), torch.finfo(dtype_of(self.model)).eps * scale)
+
+    def _change(self, item: int, name: str) -> float | None:
+        """A change by a removal, 0 if it is noise, or its estimate; None if it was not measured."""
+        is_estimate = name == "first_order"
+        value = self.estimates.get(item) if is_estimate else self.results[item].changes.get(name)
+        if value is None or name == "rank":
+            return value
+        return value if abs(value) > self._floor(self._measure if is_estimate else name) else 0.0
 
     def _effect(self, item: int) -> Effect:
         removals, spans = self.plan[item], self.settings.cut or ()
         first, is_alone, kinds = removals[0], len(removals) == 1, tuple(removal.layer[0] for removal in removals)
         is_edge = first.keys is not None
-        numbers: dict[str, Any] = {name: self.change(item, name) for name in EFFECT_NUMBERS}
+        numbers: dict[str, Any] = {name: self._change(item, name) for name in EFFECT_NUMBERS}
         several: Any = "spans" if spans else "heads"
         return Effect(
             layer=first.layer[1] if is_alone else None,
@@ -258,37 +526,54 @@ class EffectStudy(EffectRun):
             heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
             spans=spans,
             layers=tuple(r.layer[1] for r in removals) if spans else (),
-            masked=item in self.masked,
+            masked=self.results[item].was_masked,
             kinds=kinds if len(set(kinds)) > 1 else (),
             **numbers,
         )
 
-    def _summary(self) -> EffectSummary:
+    def _summary(self, check: SelfCheck) -> EffectSummary:
         target, versus = self.target or (None, None)
         numbers: dict[str, Any] = dict.fromkeys(("logit", "logprob", "rank"))
         numbers |= {name: value[0].item() for name, value in values(self.untouched, self.target).items()}
         return EffectSummary(
-            metric=self.measure,
+            metric=self._measure,
             position=self.position,
             target=None if target is None else self._outcome(target),
             target_id=target,
             versus=None if versus is None else self._outcome(versus),
             versus_id=versus,
             **numbers,
-            floor=self.floor(self.measure),
-            n_passes=self.n_batches,
-            verified=self.verified,
+            floor=self._floor(self._measure),
+            n_passes=self.n_passes,
+            verified=check,
             screening=None if self.settings.screen is None else self._screening(self.settings.screen),
             measured=self.untouched.measured,
         )
 
     def _screening(self, n: int) -> Screening:
         """The rank correlation of the sizes of estimates and computed effects, None if either are all equal."""
-        sizes = [
-            [abs(self.change(item, name) or 0.0) for item in self.results] for name in ("first_order", self.measure)
-        ]
-        ranks = [torch.sign(one[:, None] - one).sum(dim=1) for one in torch.tensor(sizes, dtype=torch.float64)]
-        length = float(ranks[0].norm() * ranks[1].norm())
-        correlation = round(float(ranks[0] @ ranks[1]) / length, 12) if length else None
+        names = "first_order", self._measure
+        rows = [[abs(self._change(item, name) or 0.0) for item in self.results] for name in names]
+        sizes = torch.tensor(rows, dtype=torch.float64)
+        ranks = torch.sign(sizes[:, :, None] - sizes[:, None]).sum(dim=2)
+        correlation = float(torch.corrcoef(ranks)[0, 1])
         n_all, n_largest = len(self.estimates), min(n, len(self.estimates))
-        return Screening(n_all, n_largest, len(self.results) - n_largest, correlation)
+        known = None if math.isnan(correlation) else round(correlation, 12)
+        return Screening(n_all, n_largest, len(self.results) - n_largest, known)
+
+
+def _largest(x: Tensor) -> float:
+    """The largest size of a number."""
+    return float(x.abs().max())
+
+
+def _apart(one: Reading, other: Reading) -> float:
+    """The largest difference of two outputs."""
+    return _largest(one.vector - other.vector)
+
+
+def _largest_and_others(sizes: Mapping[int, float], n: int) -> list[int]:
+    """`n` items: half of them with the largest sizes, the others at random."""
+    ranked = sorted(sizes, key=lambda item: -abs(sizes[item]))
+    n_top = min(len(ranked), -(-n // 2))
+    return ranked[:n_top] + random.Random(0).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))

@@ -11,7 +11,6 @@ steps, none more than a fifth away from the mean. The look of the 16 colours dep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.color import Color, ColorSystem, ColorType
@@ -36,23 +35,12 @@ _SINK = (255, 64, 200)
 _MIDDLE = 110
 
 
-@dataclass(frozen=True)
-class PaletteSteps:
-    """A scale as palette numbers for terminals with 256 and 16 colours, from the darkest on.
+Steps = tuple[tuple[int, ...], tuple[int, ...]]
+"""A scale as palette numbers for terminals with 256 and 16 colours, from the darkest on.
 
-    Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control Sequences".
-    """
-
-    of_256: tuple[int, ...]
-    of_16: tuple[int, ...]
-
-    def at(self, level: int) -> tuple[int, int]:
-        """The palette numbers at `level` of 0 … 255."""
-        of_256, of_16 = (numbers[min(255, level) * len(numbers) // 256] for numbers in (self.of_256, self.of_16))
-        return of_256, of_16
-
-
-RAMP_STEPS = PaletteSteps((53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))
+Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control Sequences".
+"""
+RAMP_STEPS: Steps = (53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11)
 """Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours between them but greys."""
 
 
@@ -67,6 +55,12 @@ class _Picked(Color):
         if system == ColorSystem.TRUECOLOR:
             return self
         return Color.from_ansi(self.of_256 if system == ColorSystem.EIGHT_BIT else self.of_16)
+
+
+def _stepped(colour: RGB, steps: Steps, level: int) -> Color:
+    """A colour with the palette numbers of its scale at `level` of 0 … 255."""
+    of_256, of_16 = (numbers[level * len(numbers) // 256] for numbers in steps)
+    return picked(colour, of_256, of_16)
 
 
 def picked(colour: RGB, of_256: int, of_16: int) -> Color:
@@ -102,7 +96,7 @@ _DARK = (0, 4, 5, 8, 12)
 @lru_cache(maxsize=256)
 def ramp_paint(level: int) -> Color:
     """The ramp's colour at `level` of 0 … 255, for any terminal."""
-    return picked(ramp_colour(level), *RAMP_STEPS.at(level))
+    return _stepped(ramp_colour(level), RAMP_STEPS, level)
 
 
 def sink_colour(level: int) -> RGB:
@@ -170,10 +164,8 @@ LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
 """The ends of the scale of changes are the sky blue and the orange of Okabe and Ito, which differ for every kind of
 colour blindness. Both are equally far from the dark grey of no change, so that brightness shows the size of a change in
 either direction. Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
-LESS_STEPS, MORE_STEPS = (
-    PaletteSteps((238, 60, 67, 74, 117), (8, 6, 14)),
-    PaletteSteps((238, 94, 136, 178, 220), (8, 3, 11)),
-)
+LESS_STEPS: Steps = (238, 60, 67, 74, 117), (8, 6, 14)
+MORE_STEPS: Steps = (238, 94, 136, 178, 220), (8, 3, 11)
 """Both sides for small palettes, from no change on. Steps of the same size have about the same lightness."""
 STRONG = 0.5
 """The fraction of the largest change from which a sign is a strong one."""
@@ -193,7 +185,7 @@ def change_colour(level: int) -> RGB:
 def change_paint(level: int) -> Color:
     """The colour of a change at `level` of 0 … 510, for any terminal."""
     steps = LESS_STEPS if level < 255 else MORE_STEPS
-    return picked(change_colour(level), *steps.at(abs(level - 255)))
+    return _stepped(change_colour(level), steps, abs(level - 255))
 
 
 def change_glyph(level: int) -> str:

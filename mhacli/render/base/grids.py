@@ -6,8 +6,9 @@ numbers, and else blank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Literal
 
@@ -36,18 +37,92 @@ Form = Literal["auto", "numbers", "shades"]
 MAX_ROWS, MAX_LINES = 24, 40
 """The most rows of numbers, and the most lines of shades. Grids with more rows than the first have two of them on a line."""
 _GAP, _WIDEST_NAME, _WIDEST_SHADE, _RULE = 2, 10, 8, 3
-_Least = Callable[[Grid], int]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """A grid with the width of a cell, whether its numbers are tight (None: it has shades), and the columns beside that have
-    room."""
+@dataclass(frozen=True, eq=False)
+class _Panel:
+    """A grid as numbers or as shades: the width of a cell, and the columns beside that have room. Tight weights from 1 on have a
+    decimal less."""
 
     grid: Grid
-    size: int
-    is_tight: bool | None
-    beside: Sequence[Column[int]]
+    has_numbers: bool
+    is_tight: bool = False
+    size: int = 1
+    beside: Sequence[Column[int]] = ()
+
+    @cached_property
+    def rows(self) -> Selection:
+        """The rows that are shown."""
+        n_rows = len(self.grid.rows)
+        return balanced(n_rows, MAX_ROWS if self.has_numbers and not self.grid.has_all_rows else n_rows)
+
+    @cached_property
+    def label(self) -> int:
+        """The columns of the names of rows. Shades stand behind a blank, numbers have one of their own."""
+        width = max(map(cell_len, (self.grid.corner, *self.grid.rows)), default=0)
+        return width + (width > 0 and not self.has_numbers)
+
+    def width_beside(self, column: Column[int]) -> int:
+        """The width of a column beside the cells, with a blank before it."""
+        texts = [column.heading, *map(column.text, self.rows.shown)]
+        return max(map(cell_len, texts)) + 1
+
+    @property
+    def around(self) -> int:
+        """The columns beside the cells."""
+        return self.label + sum(map(self.width_beside, self.beside))
+
+    @property
+    def width(self) -> int:
+        """The columns of the whole grid with its title."""
+        return max(self.around + self.size * len(self.grid.columns), cell_len(self.grid.title) + _RULE)
+
+    def number(self, number: float, *, is_marked: bool = False) -> str:
+        """A number with its star."""
+        g = self.grid
+        word = shown(number, g.unit, g.digits)
+        if self.is_tight and word.lstrip("-")[:1].isdigit():
+            word = shown(number, g.unit, (2 if g.digits is None else g.digits) - 1)
+        return word if g.marked is None else word + ("*" if is_marked else " ")
+
+    @property
+    def least(self) -> int:
+        """The least width of a cell: that of the widest number behind a blank, or of a shade. The widest weight is the largest or
+        the smallest."""
+        g = self.grid
+        if not self.has_numbers:
+            return 2 if len(g.rows) <= MAX_ROWS and any(g.columns) else 1
+        numbers: Array = g.values[g.allowed]
+        if g.unit == "weight" and len(numbers):  # a sum is NaN if any number is
+            numbers = np.array([np.nanmax(numbers, initial=0.0), np.nanmin(numbers, initial=0.0), numbers.sum() * 0])
+        return max((len(self.number(number)) for number in numbers.tolist()), default=1) + 1
+
+    def within(self, room: int) -> _Panel:
+        """The widest panel in a width: names and cells as wide as fit, and the columns beside that have room."""
+        g, always = self.grid, [column for column in self.grid.beside if not column.drop]
+        is_weight = self.has_numbers and g.unit == "weight"
+        tries = [(False, [*g.beside]), (is_weight, [*g.beside])] if self.has_numbers else []
+        for is_tight, beside in (*tries, (False, always), (is_weight, always)):
+            panel = replace(self, is_tight=is_tight, beside=beside)
+            spare = (room - panel.around) // len(g.columns)
+            if panel.least <= spare:
+                break
+        if self.has_numbers:
+            names = min(_WIDEST_NAME, _longest(g)) + (g.marked is not None) + 1
+            return replace(panel, size=max(panel.least, min(names, spare)))
+        return replace(panel, size=max(1, min(_WIDEST_SHADE, _longest(g) + 1, spare)))
+
+
+def _longest(g: Grid) -> int:
+    """The width of the longest name of a column, of one or two lines."""
+    return max(cell_len(line) for name in g.columns for line in name.split("\n"))
+
+
+def _least(g: Grid, *, has_numbers: bool) -> int:
+    """The least width of a grid."""
+    always = [column for column in g.beside if not column.drop]
+    panel = _Panel(g, has_numbers, has_numbers and g.unit == "weight", beside=always)
+    return replace(panel, size=panel.least).width
 
 
 def grids(
@@ -65,70 +140,59 @@ def grids(
     Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with `everything` no column is
     left out.
     """
-    panels = [_short_named(g, screen.width // 3) for g in panels]
-    if form == "numbers" or (form == "auto" and all(are_numbers_narrow(g, screen.width) for g in panels)):
-        of_numbers = True
-        parts = [part for g in panels for part in _parts(g, screen.width, everything=everything)]
-        least: _Least = _least_of_numbers
+    of_numbers = form == "numbers" or (form == "auto" and all(_has_narrow_numbers(g, screen.width) for g in panels))
+    if of_numbers:
+        parts = [part for g in panels for part in _split(g, screen.width, everything=everything)]
     else:
-        of_numbers = False
         parts = [_pooled(g, screen, everything=everything) for g in panels]
-        least = _least_of_shades(screen.width)
     scales: dict[str, None] = dict.fromkeys(g.scale for g in parts)
     tops = {scale: max(g.top for g in parts if g.scale == scale) for scale in scales}
-    n_lines = n_shown = 0
-    layouts: list[_Layout] = []
-    for row in _rows(parts, least, screen.width):
-        spare = max(0, screen.width - sum(map(least, row)) - _GAP * (len(row) - 1)) // len(row)
-        of_row = [_layout(g, least(g) + spare, of_numbers=of_numbers) for g in row]
+    n_lines, drawn = 0, list[_Panel]()
+    for row in _rows(parts, screen.width, of_numbers=of_numbers):
+        least = [_least(g, has_numbers=of_numbers) for g in row]
+        spare = max(0, screen.width - sum(least) - _GAP * (len(row) - 1)) // len(row)
+        of_row = [_Panel(g, of_numbers).within(width + spare) for g, width in zip(row, least, strict=True)]
         lines = [*_side_by_side(of_row, tops, screen)]
-        if n_shown and most is not None and n_lines + len(lines) > most:
+        if drawn and most is not None and n_lines + len(lines) > most:
             break
         yield from lines
-        layouts += of_row
+        drawn += of_row
         n_lines += len(lines)
-        n_shown += len(row)
-    n_more += len(parts) - n_shown
+    n_more += len(parts) - len(drawn)
     if n_more:
         yield Text(f"⋮ {n_more} more {not_drawn}", style="dim")
-    caption = [*_caption(layouts, tops, screen)] if layouts else []
+    caption = [*_caption(drawn, tops, screen)] if drawn else []
     if caption:
         yield flowing(caption, screen.width)
 
 
-def _rows(parts: Sequence[Grid], least: _Least, width: int) -> list[list[Grid]]:
+def _rows(parts: Sequence[Grid], width: int, *, of_numbers: bool) -> list[list[Grid]]:
     """The grids in as few rows as fit, evenly filled. Of grids with the same rows the first in a row names them."""
     rows: list[list[Grid]] = []
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
         rows = [[*parts[start : start + n]] for start in range(0, len(parts), n)]
-        rows = [[g if g is row[0] or g.rows is not row[0].rows else _unnamed(g) for g in row] for row in rows]
-        if n == 1 or all(sum(map(least, row)) + _GAP * (len(row) - 1) <= width for row in rows):
+        rows = [[row[0], *(_unnamed(g) if g.rows is row[0].rows else g for g in row[1:])] for row in rows]
+        widths = [[_least(g, has_numbers=of_numbers) for g in row] for row in rows]
+        if n == 1 or all(sum(row) + _GAP * (n - 1) <= width for row in widths):
             break
     return rows
-
-
-def _short_named(g: Grid, most: int) -> Grid:
-    """The grid with names of rows of at most so many columns."""
-    is_short = all(cell_len(name) <= most for name in g.rows)
-    return g if is_short else replace(g, rows=[fitted(name, most) for name in g.rows])
 
 
 def _unnamed(g: Grid) -> Grid:
     return replace(g, rows=[""] * len(g.rows), corner="")
 
 
-def _side_by_side(layouts: Sequence[_Layout], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
+def _side_by_side(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
     """The lines of some grids."""
-    painted = [[*_painted(each, tops[each.grid.scale], screen)] for each in layouts]
+    painted = [[*_painted(panel, tops[panel.grid.scale], screen)] for panel in panels]
     widths = [max(line.cell_len for line in lines) for lines in painted]
-    for place, title in enumerate(each.grid.title for each in layouts):
+    for place, title in enumerate(panel.grid.title for panel in panels):
         if title:
-            widths[place] = max(widths[place], cell_len(title) + _RULE) if len(layouts) > 1 else screen.width
+            widths[place] = max(widths[place], cell_len(title) + _RULE) if len(panels) > 1 else screen.width
             rule = Text(title, style="bold", overflow="ellipsis", no_wrap=True)
-            painted[place].insert(
-                0, rule.append(" " + "─" * (widths[place] - cell_len(title) - 1), style="not bold dim")
-            )
+            rule.append(" " + "─" * (widths[place] - cell_len(title) - 1), style="not bold dim")
+            painted[place].insert(0, rule)
     for texts in zip_longest(*painted, fillvalue=Text()):
         line = Text(no_wrap=True)
         for place, text in enumerate(texts):
@@ -143,80 +207,27 @@ def _side_by_side(layouts: Sequence[_Layout], tops: Mapping[str, float], screen:
 # -------------------------------------------------------------------------------------------------------- what fits
 
 
-def _label(g: Grid) -> int:
-    """The columns of the names of rows, with a blank behind them."""
-    width = max(map(cell_len, (g.corner, *g.rows)), default=0)
-    return width and width + 1
-
-
-def _longest(g: Grid) -> int:
-    """The width of the longest name of a column, of one or two lines."""
-    return max(cell_len(line) for name in g.columns for line in name.split("\n"))
-
-
-def _shown_rows(g: Grid, *, of_numbers: bool) -> Selection:
-    return balanced(len(g.rows), len(g.rows) if g.has_all_rows or not of_numbers else MAX_ROWS)
-
-
-def _beside_width(g: Grid, beside: Sequence[Column[int]], *, of_numbers: bool) -> int:
-    rows = _shown_rows(g, of_numbers=of_numbers).shown
-    return sum(max(map(cell_len, (c.heading, *map(c.text, rows)))) + 1 for c in beside)
-
-
-def _text(g: Grid, number: float, *, is_marked: bool, is_tight: bool) -> str:
-    """A number with its star. If `is_tight`, weights from 1 on have a decimal less."""
-    word = shown(number, g.unit, g.digits)
-    if is_tight and word.lstrip("-")[:1].isdigit():
-        word = shown(number, g.unit, (g.digits if g.digits is not None else 2) - 1)
-    return word if g.marked is None else word + ("*" if is_marked else " ")
-
-
-def _widest(g: Grid, *, is_tight: bool) -> int:
-    """The width of the widest number, and of the blank before it. The widest weight is the largest or the smallest."""
-    numbers: Array = g.values[g.allowed]
-    if g.unit == "weight" and len(numbers):  # a sum is NaN if any number is
-        numbers = np.array([np.nanmax(numbers, initial=0.0), np.nanmin(numbers, initial=0.0), numbers.sum() * 0])
-    texts = (_text(g, number, is_marked=False, is_tight=is_tight) for number in numbers.tolist())
-    return max(map(len, texts), default=1) + 1
-
-
-def are_numbers_narrow(g: Grid, width: int) -> bool:
+def _has_narrow_numbers(g: Grid, width: int) -> bool:
     """Whether all columns fit as numbers, whose least width is 3."""
-    return 3 * len(g.columns) < width and _least_of_numbers(g) <= width
-
-
-def _least_of_numbers(g: Grid) -> int:
-    """The least width of a grid as numbers."""
-    beside = _beside_width(g, [c for c in g.beside if not c.drop], of_numbers=True)
-    cells = _widest(g, is_tight=g.unit == "weight") * len(g.columns)
-    return max(_label(g) - 1 + cells + beside, cell_len(g.title) + _RULE)
-
-
-def _least_of_shades(width: int) -> _Least:
-    def least(g: Grid) -> int:
-        label = _label(g) + _beside_width(g, [c for c in g.beside if not c.drop], of_numbers=False)
-        is_small = len(g.rows) <= MAX_ROWS and label + 2 * len(g.columns) <= width and any(g.columns)
-        return max(label + (2 if is_small else 1) * len(g.columns), cell_len(g.title) + _RULE)
-
-    return least
+    return 3 * len(g.columns) < width and _least(g, has_numbers=True) <= width
 
 
 def _pooled(g: Grid, screen: Screen, *, everything: bool) -> Grid:
     """The grid with as many rows and columns as fit."""
     lines = len(g.rows) if everything else MAX_LINES * (2 if screen.colour else 1)
-    room = screen.width - max(_label(g), 13)
+    room = screen.width - max(_Panel(g, False).label, 13)
     if g.smaller is None or (len(g.rows) <= lines and len(g.columns) <= room):
         return g
     return g.smaller(lines, max(1, room))
 
 
-def _parts(g: Grid, width: int, *, everything: bool) -> list[Grid]:
+def _split(g: Grid, width: int, *, everything: bool) -> list[Grid]:
     """The grid with all columns that fit: the first and the last, or, with `everything`, all in several grids."""
-    if _least_of_numbers(g) <= width:
+    if _least(g, has_numbers=True) <= width:
         return [g]
-    beside = [c for c in g.beside if not c.drop]
-    room = width - _label(g) + 1 - _beside_width(g, beside, of_numbers=True)
-    n = max(2, room // _widest(g, is_tight=g.unit == "weight") - (not everything))  # a column more has what is between
+    always = [column for column in g.beside if not column.drop]
+    panel = _Panel(g, True, g.unit == "weight", 0, always)
+    n = max(2, (width - panel.around) // panel.least - (not everything))  # a column more has what is between
     if not everything:
         return [_of_columns(g, balanced(len(g.columns), n))]
     starts = range(0, len(g.columns), n)
@@ -226,51 +237,40 @@ def _parts(g: Grid, width: int, *, everything: bool) -> list[Grid]:
 def _of_columns(g: Grid, columns: Selection) -> Grid:
     """Some columns of a grid, and one for those between: their sum."""
     kept, at = [*columns.shown], columns.before
-    values, allowed, names = g.values[:, kept], g.allowed[:, kept], [g.columns[place] for place in kept]
-    marked = None if g.marked is None else g.marked[:, kept]
-    if columns.hidden:
-        between = slice(kept[at - 1] + 1, kept[at])
-        values = np.insert(values, at, g.values[:, between].sum(axis=1), axis=1)
-        allowed = np.insert(allowed, at, g.allowed[:, between].any(axis=1), axis=1)
-        marked = None if marked is None else np.insert(marked, at, False, axis=1)
-        names.insert(at, "…")
-        g = replace(g, meaning=" · ".join(filter(None, [g.meaning, f"… the sum of {columns.hidden} more (--all)"])))
-    return replace(g, values=values, allowed=allowed, marked=marked, columns=names)
+    part = replace(
+        g,
+        values=g.values[:, kept],
+        allowed=g.allowed[:, kept],
+        marked=None if g.marked is None else g.marked[:, kept],
+        columns=[g.columns[place] for place in kept],
+    )
+    if not columns.hidden:
+        return part
+    between = slice(kept[at - 1] + 1, kept[at])
+    meaning = f"… the sum of {columns.hidden} more (--all)"
+    return replace(
+        part,
+        values=np.insert(part.values, at, g.values[:, between].sum(axis=1), axis=1),
+        allowed=np.insert(part.allowed, at, g.allowed[:, between].any(axis=1), axis=1),
+        marked=None if part.marked is None else np.insert(part.marked, at, False, axis=1),
+        columns=[*part.columns[:at], "…", *part.columns[at:]],
+        meaning=f"{g.meaning} · {meaning}" if g.meaning else meaning,
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- painting
 
 
-def _layout(g: Grid, room: int, *, of_numbers: bool) -> _Layout:
-    """The layout in a width: names and cells as wide as fit, and the columns beside that have room."""
-    always, label = [c for c in g.beside if not c.drop], _label(g)
-    if not of_numbers:
-        left = room - label - _beside_width(g, always, of_numbers=False)
-        size = min(_WIDEST_SHADE, _longest(g) + 1, left // len(g.columns))
-        return _Layout(g, max(1, size), None, always)
-    is_weight = g.unit == "weight"
-    for is_tight, beside in ((False, [*g.beside]), (is_weight, [*g.beside]), (False, always), (is_weight, always)):
-        left = room - label + 1 - _beside_width(g, beside, of_numbers=True)
-        least = _widest(g, is_tight=is_tight)
-        if least * len(g.columns) <= left:
-            break
-    names = min(_WIDEST_NAME, _longest(g)) + (g.marked is not None) + 1
-    return _Layout(g, max(least, min(names, left // len(g.columns))), is_tight, beside)
-
-
-def _painted(layout: _Layout, top: float, screen: Screen) -> Iterator[Text]:
+def _painted(panel: _Panel, top: float, screen: Screen) -> Iterator[Text]:
     """The names of the columns, then a line for each row, or for two as half blocks."""
-    g, size, beside, of_numbers = layout.grid, layout.size, layout.beside, layout.is_tight is not None
-    label, rows = _label(g), _shown_rows(g, of_numbers=of_numbers)
-    widths = [_beside_width(g, [c], of_numbers=of_numbers) - 1 for c in beside]
-    above = "".join(f" {c.heading:>{width}}" for c, width in zip(beside, widths, strict=True))
-    upper = [name.partition("\n")[0] for name in g.columns]
-    if upper != [*g.columns]:
-        yield _heading(replace(g, columns=upper, corner=""), size, label, of_numbers=of_numbers)
-        g = replace(g, columns=[name.partition("\n")[2] for name in g.columns])
-    yield _heading(g, size, label, of_numbers=of_numbers).append(above, style="dim")
-    is_halved = not of_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
-    cells = levels_of(g, top, is_linear=of_numbers).astype(int).tolist()
+    g, label, rows = panel.grid, panel.label, panel.rows
+    widths = [panel.width_beside(column) for column in panel.beside]
+    above = "".join(f"{c.heading:>{width}}" for c, width in zip(panel.beside, widths, strict=True))
+    if any("\n" in name for name in g.columns):
+        yield _heading(panel, [name.partition("\n")[0] for name in g.columns], "")
+    yield _heading(panel, [name.rpartition("\n")[2] for name in g.columns], g.corner).append(above, style="dim")
+    is_halved = not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
+    cells = levels_of(g, top, is_linear=panel.has_numbers).astype(int).tolist()
     for number, row in enumerate(rows.shown):
         if rows.hidden and number == rows.before:
             yield Text(f"⋮ {rows.hidden} rows (--all)", style="dim")
@@ -278,65 +278,67 @@ def _painted(layout: _Layout, top: float, screen: Screen) -> Iterator[Text]:
             continue
         line = Text()
         if label:
-            line.append(g.rows[row] + " " * (label - of_numbers - cell_len(g.rows[row])), style="bold")
+            line.append(g.rows[row] + " " * (label - cell_len(g.rows[row])), style="bold")
         if is_halved:
             lower = cells[row + 1] if row + 1 < len(cells) else None
             line.append_tokens(half_cells(cells[row], lower, ramp_of(g)))
+        elif panel.has_numbers:
+            line.append_tokens(_numbers(panel, row, cells[row], colour=screen.colour))
         else:
-            line.append_tokens(_cells(layout, row, cells[row], screen))
-        words = (f" {c.text(row):>{width}}" for c, width in zip(beside, widths, strict=True))
-        yield line.append_tokens((word, c.style(row)) for word, c in zip(words, beside, strict=True))
+            line.append_tokens(_shades(panel, row, cells[row], colour=screen.colour))
+        for column, width in zip(panel.beside, widths, strict=True):
+            line.append_tokens([(f"{column.text(row):>{width}}", column.style(row))])
+        yield line
 
 
-def _heading(g: Grid, size: int, label: int, *, of_numbers: bool) -> Text:
+def _heading(panel: _Panel, names: Sequence[str], corner: str) -> Text:
     """The names of the columns, or where they have no room some of their numbers."""
-    line = Text(f"{g.corner:<{max(0, label - of_numbers)}}", style="dim")
+    g, size = panel.grid, panel.size
+    line = Text(f"{corner:<{panel.label}}", style="dim")
+    if panel.has_numbers:
+        star = " " * (g.marked is not None)
+        words = [fitted(name, size - 1 - len(star)) + star for name in names]
+        return line.append("".join(" " * (size - cell_len(word)) + word for word in words))
     longest = _longest(g)
-    if not of_numbers and (size <= min(3, longest) or not longest):
-        return line.append(ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5))
-    for name in g.columns:
-        if of_numbers:
-            name = fitted(name, size - 1 - (g.marked is not None)) + " " * (g.marked is not None)
-            line.append(" " * (size - cell_len(name)) + name)
-        else:
-            name = fitted(name, size - 1)
-            line.append(name + " " * (size - cell_len(name)))
-    return line
+    if size <= min(3, longest) or not longest:
+        return line.append(ticks(g.places or range(len(names)), size, every=10 if size == 1 else 5))
+    words = [fitted(name, size - 1) for name in names]
+    return line.append("".join(word + " " * (size - cell_len(word)) for word in words))
 
 
-def _cells(layout: _Layout, row: int, cells: list[int], screen: Screen) -> Iterator[tuple[str, Style]]:
-    """The cells of a row: signs, numbers behind a blank, or shades."""
-    g, size, null = layout.grid, layout.size, Style.null()
-    ramp = ramp_of(g)
-    if g.signs is not None:
-        yield from (part for sign in g.signs[row] for part in (sign, (" " * (size - 1), null)))
+def _shades(panel: _Panel, row: int, cells: list[int], *, colour: bool) -> Iterator[tuple[str, Style]]:
+    """The cells of a row as signs or shades."""
+    g, size = panel.grid, panel.size
+    if g.signs is None:
+        yield from (cell(level, size, colour=colour, ramp=ramp_of(g), gap=int(size > 3)) for level in cells)
         return
-    if layout.is_tight is None:
-        yield from (cell(level, size, colour=screen.colour, ramp=ramp, gap=int(size > 3)) for level in cells)
-        return
+    for sign in g.signs[row]:
+        yield sign
+        yield " " * (size - 1), Style.null()
+
+
+def _numbers(panel: _Panel, row: int, cells: list[int], *, colour: bool) -> Iterator[tuple[str, Style]]:
+    """The cells of a row as numbers behind a blank."""
+    g, size, null = panel.grid, panel.size, Style.null()
     masked = "" if g.scale == "change" else "0" if g.marked is None else "0 "
     marked = [False] * len(cells) if g.marked is None else g.marked[row].tolist()
-    words = [
-        masked if level == FORBIDDEN else _text(g, number, is_marked=is_marked, is_tight=layout.is_tight)
-        for level, number, is_marked in zip(cells, g.values[row].tolist(), marked, strict=True)
-    ]
-    if not screen.colour:
-        yield "".join(f"{word:>{size}}" for word in words), null
-        return
-    for level, word in zip(cells, words, strict=True):
+    for level, number, is_marked in zip(cells, g.values[row].tolist(), marked, strict=True):
         if level == FORBIDDEN:
-            yield f"{word:>{size}}", EMPTY
-        else:
-            yield " ", null
-            yield cell(level, size - 1, colour=True, ramp=ramp, word=word)
+            yield f"{masked:>{size}}", EMPTY if colour else null
+            continue
+        word = panel.number(number, is_marked=is_marked)
+        yield " ", null
+        yield (
+            cell(level, size - 1, colour=True, ramp=ramp_of(g), word=word) if colour else (f"{word:>{size - 1}}", null)
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------ caption
 
 
-def _caption(layouts: Sequence[_Layout], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
+def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
     """What a row is, the scales, and the signs that occur."""
-    parts, of_numbers = [each.grid for each in layouts], layouts[0].is_tight is not None
+    parts, of_numbers = [panel.grid for panel in panels], panels[0].has_numbers
     words = [*dict.fromkeys(g.meaning for g in parts if g.meaning)]
     words += ["* the row's maximum"] if of_numbers and any(g.marked is not None for g in parts) else []
     yield from (Text(word, style="dim") for word in words)
@@ -346,9 +348,9 @@ def _caption(layouts: Sequence[_Layout], tops: Mapping[str, float], screen: Scre
     signs = []
     if any(not g.allowed.all() and g.scale != "change" for g in shaded):
         signs.append("0 masked" if of_numbers else "a blank is masked")
-    if any(bool(np.isnan(np.where(g.allowed, g.values, 0)).any()) for g in parts):
+    if any(bool(np.isnan(g.values[g.allowed]).any()) for g in parts):
         signs.append(f"{'nan' if of_numbers else NAN_SIGN} not a number")
-    signs += dict.fromkeys(f"{c.heading} {c.meaning}" for each in layouts for c in each.beside if c.meaning)
+    signs += dict.fromkeys(f"{c.heading} {c.meaning}" for panel in panels for c in panel.beside if c.meaning)
     yield from (Text(sign, style="dim") for sign in signs)
 
 

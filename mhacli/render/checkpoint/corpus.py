@@ -12,11 +12,7 @@ from mhacli.record.glossary import words_of
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Row, Table, Unit, shown
-from mhacli.render.base.format import (
-    short_text,
-    token_at,
-    weight_text,
-)
+from mhacli.render.base.format import short_text, token_at, weight_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, short_name
 from mhacli.render.base.terminal import table

@@ -13,14 +13,7 @@ from rich.text import Text
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, Unit, column, shown
-from mhacli.render.base.format import (
-    count_of,
-    flowing,
-    number_text,
-    or_dash,
-    percent_text,
-    type_text,
-)
+from mhacli.render.base.format import count_of, flowing, number_text, or_dash, percent_text, type_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.terminal import table

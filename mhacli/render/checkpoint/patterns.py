@@ -12,12 +12,11 @@ from rich.text import Text
 
 from mhacli.record.arrays import Array
 from mhacli.record.record import Record
+from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import fitted, percent_text, token_at, type_text
+from mhacli.render.base.format import type_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, first_produced, names_of, rows_in
-from mhacli.render.base.terminal import table
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, where
@@ -89,61 +88,25 @@ def _map_of(head: DrawableHead, sequence: int, rows: tuple[int, ...] | None, pro
     return cells if rows is None else cells.of_rows(rows)
 
 
-# ------------------------------------------------------------------------------------------------------ top keys of rows
-
-_NAME_WIDTH = 16
-
-
 def _top_keys_of_rows(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """For each chosen row the weight of the first token, the top keys of the rest, and the generated next token.
-
-    The weights are means over all heads of layers with self-attention on the text. They show where to look for a head.
-    """
+    """The top keys of each chosen row: means over all heads of layers with self-attention on the text, which show where to look
+    for a head."""
     self_layers = [layer for layer in layers if layer.has_pattern and layer.inspected.kind in ("self", "decoder")]
-    if options.rows is None or not self_layers:
-        return
-    first = self_layers[0]
-    generated = None if first.record.model is None else first.record.model.generated
-    for b in sequences:
+    for b in sequences if options.rows is not None and self_layers else ():
+        first = self_layers[0]
+        generated = None if first.record.model is None else first.record.model.generated
         cells, begin = pattern_map(DrawableHead(first.record, 0, 0), b), first.record.first_query(b)
-        produced = first_produced(first.inspected.kind, generated, b)
-        means = np.mean([layer.record.arrays["pattern"][b, :, begin:].mean(axis=0) for layer in self_layers], axis=0)
-        rows = rows_in(options.rows, cells.queries, produced)
-        of_rows = _keys_table(cells, means, rows, produced, options.top)
+        last = begin + len(cells.queries.tokens)
+        means = np.mean(
+            [layer.record.arrays["pattern"][b, :, begin:last].mean(axis=0) for layer in self_layers], axis=0
+        )
+        rows = rows_in(options.rows or (), cells.queries, first_produced(first.inspected.kind, generated, b))
+        mean = replace(cells, weights=np.where(means > 0, means, FORBIDDEN), learned=None).of_rows(rows)
         title = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in self_layers])}"
-        note = "a mean hides what single heads do: --layer N --head H draws one"
-        yield from table(replace(of_rows, title=title), screen.width, note)
-
-
-def _keys_table(cells: HeadMap, means: Array, rows: Sequence[int], produced: int | None, top: int) -> Table[int]:
-    """A row for each query, naming keys with their positions."""
-    first, n_keys = -cells.first[1], len(cells.keys.tokens)
-
-    def besides(row: int) -> str:
-        order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(means[row, key]))
-        keys = [key for key in order if means[row, key] > 0][:top]
-        names = (token_at(cells.key_name(key), cells.key_index(key), _NAME_WIDTH) for key in keys)
-        words = [f"{name} {percent_text(float(means[row, key]))}" for name, key in zip(names, keys, strict=True)]
-        return ", ".join(words) or "nothing else"
-
-    def made(row: int) -> str:
-        return fitted(cells.query_token(row + 1), _NAME_WIDTH) if produced is not None and row >= produced else ""
-
-    return Table(
-        columns=[
-            Column(
-                heading="query",
-                value=lambda row: token_at(cells.query_token(row), row, _NAME_WIDTH),
-                style=lambda row: "bold",
-            ),
-            *([] if produced is None else [Column(heading="made", value=made, style=lambda row: "cyan")]),
-            Column(heading="first token", value=lambda row: float(means[row, first]), unit="percent"),
-            Column(heading="and besides", value=besides, least=30, wraps=True),
-        ],
-        rows=rows,
-    )
+        yield from patterns([(title, mean)], 1.0, replace(options, view="top"), screen)
+        yield Text("a mean hides what single heads do: --layer N --head H draws one", style="dim")
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
@@ -168,12 +131,8 @@ def merge_words(view: Record) -> Record:
     pattern, allowed = np.zeros((*weights.shape[:2], *size)), np.zeros((*visible.shape[:2], *size), bool)
     for b, (queries, keys) in enumerate(zip(view.sequences, view.keys, strict=True)):
         q_starts, k_starts = ([word[0] for word in text.words] for text in (queries, keys))
-        tokens = (
-            b,
-            slice(None),
-            _columns(view.first_query(b), queries.tokens),
-            _columns(view.first_key(b), keys.tokens),
-        )
+        q_tokens, k_tokens = _columns(view.first_query(b), queries.tokens), _columns(view.first_key(b), keys.tokens)
+        tokens = (b, slice(None), q_tokens, k_tokens)
         words = (b, slice(None), _columns(merged.first_query(b), q_starts), _columns(merged.first_key(b), k_starts))
         n_seeing = np.add.reduceat(visible[tokens].any(axis=-1).astype(int), q_starts, axis=1)
         of_words = np.add.reduceat(weights[tokens].astype(np.float64), k_starts, axis=2)

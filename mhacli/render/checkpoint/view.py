@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.cells import cell_len
@@ -11,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, words_of_type
-from mhacli.record.record import InspectedLayer, Record
+from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.format import fitted, flowing, or_dash, short_text, weight_text
@@ -187,8 +188,6 @@ def _cells(
 
 # -------------------------------------------------------------------------------------------------------- grid of heads
 
-_MAX_NAMED = 3
-
 
 def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
     """A grid with a row per layer and a column per head, grouped by the kind of layer, and the number of heads by type. A layer
@@ -216,7 +215,7 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
         has_all_rows=True,
     )
     heads = [head for layer in layers for head in layer.record.heads]
-    return Group(*grids([shown], screen, form="shades"), _legend(record, heads, screen))
+    return Group(*grids([shown], screen, form="shades"), _legend(heads, screen))
 
 
 def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, LayerView | str]]:
@@ -236,91 +235,75 @@ def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, La
             yield name, row
 
 
-def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """The signs in the grid, with the number of heads of each type, or their names if they are few."""
-    names: Mapping[tuple[int, str], InspectedLayer] = {(layer.layer, layer.name): layer for layer in record.layers}
-    parts: list[Text] = []
-    unit = "layer.head "
-    for kind in KIND_SIGNS:
-        heads_of_kind = [head for head in heads if head.kind == kind]
-        if not heads_of_kind:
-            continue
-        sign, style = type_sign(kind)
-        part = Text().append(sign, style=style).append(f" {words_of_type(kind).name} {len(heads_of_kind)}")
-        if len(heads_of_kind) <= _MAX_NAMED and kind not in UNTYPED:
-            listed = (
-                f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in heads_of_kind
-            )
-            part.append(f" ({unit}{', '.join(listed)})", style="dim")
-            unit = ""  # printed once
-        parts.append(part)
+def _legend(heads: Sequence[HeadStatistics], screen: Screen) -> Text:
+    """The signs in the grid, with the number of heads of each type."""
+    n_of = Counter(head.kind for head in heads)
+    parts = [
+        Text.assemble(type_sign(kind), f" {words_of_type(kind).name} {n_of[kind]}") for kind in KIND_SIGNS if n_of[kind]
+    ]
     return flowing(parts, screen.width)
 
 
 # ---------------------------------------------------------------------------------------------------------------- spans
 
-_MAX_ROWS, _NAME_WIDTH, _LIFT_WIDTH = 16, 12, 6
+_MAX_ROWS, _NAME_WIDTH, _LIFT_WIDTH = 24, 12, 6
 _MUCH, _LITTLE = 2.0, 0.5
 _SPANS = (
-    "a → b: the attention weight of all tokens of b together for a token of a, averaged over {over} · ×: its ratio to that "
+    "the attention weight of all tokens of a span together for a token of another, averaged over {over} · ×: its ratio to that "
     "of uniform attention over the same keys, so that long spans are not favoured · attention is not causation"
 )
-_SpanRow = tuple[str, np.ndarray, np.ndarray]
-"""A layer or head with the weights `[span, span]` and those of uniform attention; NaN without queries."""
+_SpanRow = tuple[str, str, np.ndarray, np.ndarray]
+"""A layer or head, the attending span, its weights `[span]`, and those of uniform attention; NaN without queries."""
 
 
 def span_view(
     record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """A row per layer or chosen head and a column per pair of spans, in as many tables as needed."""
-    with_spans = [layer for layer in layers if "span_mass" in layer.record.arrays]
-    rows = [row for layer in with_spans for row in _span_rows(record, layer, sequences, options)]
+    """Rows per layer or chosen head, one for each attending span, and a column per attended span."""
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
-    pairs = [(query, key) for query in range(len(names)) for key in range(len(names))]
-    width = max(options.precision + 2 + _LIFT_WIDTH, 2 * max(map(cell_len, names)) + 3) + 2
-    per_table = max(1, (screen.width - max(cell_len(name) for name, _, _ in rows)) // width)
-    per_table = per_table // len(names) * len(names) or per_table  # all pairs of a span together
-    parts: list[RenderableType] = []
-    for start in range(0, len(pairs), per_table):
-        columns: list[Column[_SpanRow]] = [Column(heading="layer", value=lambda row: row[0], unit="id")]
-        columns += [_span_column(pair, names, options.precision) for pair in pairs[start : start + per_table]]
-        most = None if options.everything else _MAX_ROWS
-        title = "between spans" if not start else ""
-        parts += table(Table(columns=columns, rows=rows, most=most, has_ends=True, title=title), screen.width)
+    rows: list[_SpanRow] = []
+    for layer in layers:
+        if "span_mass" in layer.record.arrays:
+            rows += _span_rows(short_name(layer.inspected, record.layers), layer.record, names, sequences, options)
+    columns: list[Column[_SpanRow]] = [
+        Column(heading="layer", value=lambda row: row[0], unit="id"),
+        Column(heading="from", value=lambda row: row[1]),
+        *(_span_column(f"to {name}", key, options.precision) for key, name in enumerate(names)),
+    ]
+    most = None if options.everything else _MAX_ROWS
+    of_spans = Table(columns=columns, rows=rows, most=most, has_ends=True, title="between spans")
     over = ["a", *([] if options.heads is not None else ["heads"]), *(["sequences"] if len(sequences) > 1 else [])]
-    return Group(*parts, Text(_SPANS.format(over=" and ".join(over)), style="dim"))
+    return Group(*table(of_spans, screen.width), Text(_SPANS.format(over=" and ".join(over)), style="dim"))
 
 
-def _span_column(pair: tuple[int, int], names: Sequence[str], digits: int) -> Column[_SpanRow]:
+def _span_column(heading: str, key: int, digits: int) -> Column[_SpanRow]:
     def ratio(row: _SpanRow) -> float | None:
-        return row[1][pair] / row[2][pair] if row[2][pair] > 0 else None
+        return row[2][key] / row[3][key] if row[3][key] > 0 else None
 
     def cell(row: _SpanRow) -> str | None:
-        if not np.isfinite(row[1][pair]):
-            return None
-        return f"{weight_text(row[1][pair], digits)} {'×' + or_dash(ratio(row), short_text):>{_LIFT_WIDTH}}"
+        weight = weight_text(row[2][key], digits)
+        return f"{weight} {'×' + or_dash(ratio(row), short_text):>{_LIFT_WIDTH}}" if np.isfinite(row[2][key]) else None
 
     def style(row: _SpanRow) -> str:
         times = ratio(row) or 1.0
         return "bold" if times >= _MUCH else "dim" if times <= _LITTLE else ""
 
-    return Column(heading=f"{names[pair[0]]} → {names[pair[1]]}", value=cell, unit="id", style=style)
+    return Column(heading=heading, value=cell, unit="id", style=style)
 
 
-def _span_rows(record: Record, layer: LayerView, sequences: Sequence[int], options: ViewOptions) -> Iterator[_SpanRow]:
-    """The rows of a layer: one, or with chosen heads one for each."""
-    name, view = short_name(layer.inspected, record.layers), layer.record
-    mass, uniform = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
-    uniform = np.broadcast_to(uniform, mass.shape)
+def _span_rows(
+    name: str, view: Record, names: Sequence[str], sequences: Sequence[int], options: ViewOptions
+) -> Iterator[_SpanRow]:
+    """The rows of a layer, or of each of its chosen heads: means of finite numbers."""
+    kept = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
+    of_heads = np.broadcast_arrays(*kept)
+    places = [
+        place for place, head in enumerate(view.heads) if options.heads is not None and head.head in options.heads
+    ]
+    groups = {f"{name} · head {view.heads[place].head}": [place] for place in places}
     if options.heads is None:
-        yield name, _mean(mass, (0, 1)), _mean(uniform, (0, 1))
-        return
-    for place, head in enumerate(view.heads):
-        if head.head in options.heads:
-            yield f"{name} · head {head.head}", _mean(mass[:, place], (0,)), _mean(uniform[:, place], (0,))
-
-
-def _mean(numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """The mean of the finite numbers; NaN if there are none."""
-    mean: np.ndarray = np.ma.masked_invalid(numbers).mean(axis=axes).filled(np.nan)
-    return mean
+        groups = {name: [*range(len(view.heads))]}
+    for label, heads in groups.items():
+        mass, uniform = (np.ma.masked_invalid(of[:, heads]).mean(axis=(0, 1)).filled(np.nan) for of in of_heads)
+        for query, span in enumerate(names):
+            yield "" if query else label, span, mass[query], uniform[query]

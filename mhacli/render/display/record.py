@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from rich.console import RenderableType
-
 from mhacli.record.heads import UNTYPED
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
@@ -26,61 +24,55 @@ from mhacli.render.heads.table import heads_table
 from mhacli.render.page import elements as html
 from mhacli.render.page.document import most_certain
 from mhacli.render.page.effects import effect_pictures
-from mhacli.render.page.elements import Html, joined, tag, text
+from mhacli.render.page.elements import WIDE, Html, joined, tag, text
 from mhacli.render.page.grids import grid as grid_table
 from mhacli.render.page.grids import legend
 from mhacli.render.run.trace import header
 from mhacli.render.run.view import self_check_line
 
-_SCREEN = Screen(COLUMNS, colour=False)
-_WIDE = Screen(10_000, colour=False)
+_SCREEN, _OPTIONS = Screen(COLUMNS, colour=False), ViewOptions(view="auto")
 _ELSEWHERE = "record.page() shows every head"
+_MOST_EFFECTS, _MOST_CELLS = 12, 24
+"""The most removals listed, and the most cells of a matrix per side before pooling."""
+_NAME, _SHORT_NAME = 12, 7
+"""The widest name of a row, and of a column if there are more than so many."""
 
 
 def record_html(record: Record) -> str:
     """The overview of a record and the head with the largest excess; for a record without heads the terminal view."""
-    options = ViewOptions(view="auto")
     if record.effect is not None:
         return fragment(_effect_parts(record))
     if not record.heads:
-        return fragment([("its steps", terminal_part(record_views(record, options, _SCREEN)))])
-    return fragment(_parts(record, options), elsewhere=_ELSEWHERE)
+        return fragment([("its steps", terminal_part(record_views(record, _OPTIONS, _SCREEN)))])
+    return fragment(_parts(record), elsewhere=_ELSEWHERE)
 
 
-def _parts(record: Record, options: ViewOptions) -> Iterator[tuple[str, Html]]:
-    heads = drawable_heads(record, options)
-    yield "the configuration", paragraphs(header(record, _WIDE))
-    yield "the self-check", paragraphs(_checks(record))
-    if record.model is not None:
-        yield "the map of all heads", terminal_part([grid(record, chosen_layers(record, options), _SCREEN)])
-    yield "the table of heads", _heads(record, options)
+def _parts(record: Record) -> Iterator[tuple[str, Html]]:
+    yield "the configuration", paragraphs(header(record, WIDE))
+    if record.model is None:
+        yield "the self-check", paragraphs(self_check_line(record.self_check))
+    else:
+        yield "the self-check", paragraphs(checks_view(record, WIDE, in_detail=True))
+        yield "the map of all heads", terminal_part([grid(record, chosen_layers(record, _OPTIONS), _SCREEN)])
+    yield "the table of heads", _heads(record)
+    heads = drawable_heads(record, _OPTIONS)
     if heads:
         head = heads[most_certain(heads)]
-        yield "the matrix of a head", _matrix(head_map(head, 0), scale_of(options, [head]), _title(head, len(heads)))
-    yield "", tag("p", text(f"{_ELSEWHERE}, record.pattern(layer=…, head=…) one of them"), class_="dim")
+        yield "the matrix of a head", _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), _title(head, len(heads)))
+    yield "", _remark(f"{_ELSEWHERE}, record.pattern(layer=…, head=…) one of them")
 
 
 def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
-    yield "the configuration", paragraphs(header(record, _WIDE))
-    yield "what was measured", joined(paragraphs(words) for words in effect_words(record, _WIDE))
-    if record.effect is None or not record.effect.verified.ok:
-        return
-    yield "the pictures of effects", joined(effect_pictures(record, _change))
-    removals = effect_table(record, record.effect, _MOST_EFFECTS)
-    yield "the table of removals", html.table(removals)
-    n_more = len(removals.rows) - _MOST_EFFECTS
-    more = f"{n_more} more; " if n_more > 0 else ""
-    yield "", tag("p", text(f"{more}record.effects has every number of every removal"), class_="dim")
+    yield "the configuration", paragraphs(header(record, WIDE))
+    yield "what was measured", joined(paragraphs(words) for words in effect_words(record, WIDE))
+    if record.effect is not None and record.effect.verified.ok:
+        yield "the pictures of effects", joined(effect_pictures(record, lambda level: _painted(change_colour(level))))
+        yield "the table of removals", html.table(effect_table(record, record.effect, _MOST_EFFECTS))
+        yield "", _remark("record.effects has every number of every removal")
 
 
-_MOST_EFFECTS, _MOST_CELLS = 12, 24
-"""The most removals listed, and the most cells of a matrix per side before pooling."""
-_NAME, _SHORT_NAME, _FEW = 12, 7, 12
-"""The widest name of a row, and of a column if there are more than a few."""
-
-
-def _checks(record: Record) -> RenderableType:
-    return self_check_line(record.self_check) if record.model is None else checks_view(record, _WIDE, in_detail=True)
+def _remark(words: str) -> Html:
+    return tag("p", text(words), class_="dim")
 
 
 def _title(head: DrawableHead, count: int) -> str:
@@ -91,14 +83,13 @@ def _title(head: DrawableHead, count: int) -> str:
     return f"{head.label}: {type_text(head.statistics)}" + (f", {why} of {count} heads" if count > 1 else "")
 
 
-def _heads(record: Record, options: ViewOptions) -> Html:
+def _heads(record: Record) -> Html:
     """The head statistics as the terminal lists them, those with the largest excess if there are many."""
-    listed, description = listed_heads(record, record.heads, options)
-    shown = heads_table(record, listed, options)
+    listed, description = listed_heads(record, record.heads, _OPTIONS)
+    shown = heads_table(record, listed, _OPTIONS)
     shown = replace(shown, rows=[*shown.rows, *shown.foot], foot=())  # a notebook may remove a foot
     words = [f"{description}; record.heads has all"] if description else []
-    words.append(" · ".join(shown.meanings(shown.columns)))
-    return joined([html.table(shown), *(tag("p", text(word), class_="dim") for word in words)])
+    return joined([html.table(shown), *map(_remark, [*words, " · ".join(shown.meanings(shown.columns))])])
 
 
 def pattern_html(pattern: Pattern) -> str:
@@ -116,7 +107,7 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
     blocks = cells.fitting(_MOST_CELLS, _MOST_CELLS)
     of, n = grid_of(blocks, "", scale=scale), blocks.block
     rows, columns = of.rows, of.columns
-    widest = _SHORT_NAME if len(columns) > _FEW else _NAME
+    widest = _SHORT_NAME if len(columns) > _NAME else _NAME
     meaning = "a cell is the attention weight that a query (row) gives to a key (column)"
     if n > 1:
         meaning = f"a cell stands for {n} × {n} tokens, the mean weight that the queries of a row give to its keys"
@@ -133,10 +124,6 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
 
 def _weight(level: int) -> Mapping[str, str]:
     return _painted(UNKNOWN if level < 0 else ramp_colour(level))
-
-
-def _change(level: int) -> Mapping[str, str]:
-    return _painted(change_colour(level))
 
 
 def _painted(colour: RGB) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ _ELSEWHERE = "outside of your code:"
 def lines_table(record: Record, width: int = 0) -> Table[int]:
     """A row for each step in the order of execution: its number, name, axes and formula. In a width, each line of user code
     stands above its steps, and a warning below its step."""
-    steps, sources = record.trace, _sources(record.trace)
+    steps, sources = record.trace, sources_of(record.trace)
     has_sizes, indent = record.module is None, len(str(len(record.trace))) + 2
 
     def above(n: int) -> list[RenderableType]:
@@ -65,7 +65,7 @@ def steps_table(record: Record, *, in_brief: bool = False) -> Table[int]:
         Column(heading="dtype", value=lambda n: visible(steps[n].dtype)),
     ]
     if record.module is not None:
-        sources = _sources(steps)
+        sources = sources_of(steps)
         columns.insert(2, Column(heading="code", value=lambda n: sources[n]))
         columns.insert(4, Column(heading="remark", value=lambda n: visible(steps[n].remark)))
     if any(step.time_s is not None for step in steps):
@@ -101,7 +101,7 @@ def _formula(step: Step) -> str:
     return visible(re.sub(rf"^{re.escape(step.site)}(\[\w+\])? = ", "", step.formula))
 
 
-def _sources(steps: Sequence[Step]) -> list[str]:
+def sources_of(steps: Sequence[Step]) -> list[str]:
     """The source line of each step, `line 12: q = self.q(x)`, with the file if there are several; empty before user
     code."""
     files = {step.file for step in steps if step.file is not None}

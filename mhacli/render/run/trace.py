@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from math import exp, inf, nan, prod
-from pathlib import PurePath
+from math import exp, nan
+from operator import itemgetter
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -33,7 +33,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
 from mhacli.render.checkpoint.header import model_header
-from mhacli.render.run.steps import axes_text, lines_table, step_name
+from mhacli.render.run.steps import axes_text, lines_table, sources_of, step_name
 from mhacli.render.run.view import groups_table, self_check_line
 from mhacli.settings import ROPE
 from mhacli.sites import variants
@@ -69,10 +69,13 @@ def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
     if record.module is None:
         layer = record if record.model is None else record.of_layer(0)
         yield from (Group(Text(""), groups) for groups in groups_table(layer, screen))
-    before: Step | None = None
+    sources = ["", *sources_of(record.trace)]
     for number, step in enumerate(record.trace, 1):
-        yield _block(number, step, screen, before=before, is_timed=record.module is None)
-        before = step
+        title = Text(f"{number:2d} {step_name(step)}", style="bold cyan").append(
+            f"  {axes_text(step)}", style="not cyan"
+        )
+        code = [Text(sources[number], style="green")] if sources[number] != sources[number - 1] else []
+        yield Group(Text(""), title, Padding(Group(*code, *_details(step, screen.width - _INDENT)), (0, 0, 0, _INDENT)))
 
 
 def header(record: Record, screen: Screen) -> RenderableType:
@@ -118,33 +121,24 @@ def cell_view(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     return Group(header(record, screen), Text(""), *story)
 
 
-def _block(number: int, step: Step, screen: Screen, *, before: Step | None, is_timed: bool) -> Group:
-    """A step with all its details. Its line of code is omitted if the previous step shows the same line."""
-    title = Text(f"{number:2d} {step_name(step)}", style="bold cyan")
-    title.append("  " + axes_text(step), style="not cyan bold")
-    room = screen.width - _INDENT
-    code = source_line(step)
-    lines = [] if before is not None and code == source_line(before) else code
-    lines += [Text(visible(step.formula))]
-    lines += [Text(visible(step.meaning), style="italic")] if step.meaning else []
-    lines += [Text(f"! {visible(step.remark)}", style="bold yellow")] if step.remark else []
+def _details(step: Step, room: int) -> Iterator[Text]:
+    """The formula and meaning of a step, its costs and weights, and its numbers."""
+    yield Text(visible(step.formula))
+    if step.meaning:
+        yield Text(visible(step.meaning), style="italic")
+    if step.remark:
+        yield Text(f"! {visible(step.remark)}", style="bold yellow")
     measured = [memory_text(step), f"strides ({', '.join(map(str, step.strides))})", f"{count_text(step.flops)} FLOPs"]
-    measured.append(f"{bytes_text(step.bytes)} {visible(step.dtype)}")
-    measured += [seconds_text(step.time_s)] if is_timed else []
-    lines.append(flowing([Text(part, style="dim") for part in measured], room))
-    if step.parameters:
-        shown = step.parameters[: len(step.parameters) // step.repeats or 1]
-        weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in shown)
-        weights += f" … {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
-        total = sum(prod(p.shape) for p in step.parameters)
-        lines.append(Text(f"parameters: {weights} = {total:,} numbers", style="dim"))
+    measured += [f"{bytes_text(step.bytes)} {visible(step.dtype)}"]
+    measured += [] if step.time_s is None else [seconds_text(step.time_s)]
+    measured += [f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters]
+    yield flowing([Text(part, style="dim") for part in measured], room)
     if step.values is not None:
-        lines.append(Text(values_text(step, step.values)))
+        yield Text(values_text(step, step.values))
         numbers, width = step.values.numbers or (), max(1, step.shape[-1] if step.shape else 1)
-        rows = (numbers[start : start + width] for start in range(0, len(numbers), width))
         missing = "−∞" if is_masked(step) else _NOT_FINITE
-        lines += [Text(_numbers(row, room, missing), style="dim") for row in rows]
-    return Group(Text(""), title, Padding(Group(*lines), (0, 0, 0, _INDENT)))
+        for start in range(0, len(numbers), width):
+            yield Text(_numbers(numbers[start : start + width], room, missing), style="dim")
 
 
 def _numbers(numbers: Sequence[float | None], room: int, missing: str) -> str:
@@ -201,15 +195,19 @@ def _score(cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     if len(cell.parts) < 2:
         return
     rows = [
-        (visible(part.name), _KINDS[part.kind], -inf if part.kind == "given" and part.value is None else part.value)
+        (
+            visible(part.name),
+            _KINDS[part.kind],
+            "−∞" if part.value is None and part.kind == "given" else number_text(part.value),
+        )
         for part in cell.parts
     ]
     values = {kind: sum(nan if p.value is None else p.value for p in cell.parts if p.kind == kind) for kind in _KINDS}
-    total = -inf if is_masked_by_bias else sum(values.values())
-    columns: list[Column[tuple[str, str, float | None]]] = [
-        Column(heading="of the score", value=lambda part: part[0], wraps=True),
-        Column(heading="comes from", value=lambda part: part[1]),
-        Column(heading="", value=lambda part: "−∞" if part[2] == -inf else number_text(part[2]), unit="id"),
+    total = "−∞" if is_masked_by_bias else number_text(sum(values.values()))
+    columns: list[Column[tuple[str, str, str]]] = [
+        Column(heading="of the score", value=itemgetter(0), wraps=True),
+        Column(heading="comes from", value=itemgetter(1)),
+        Column(heading="", value=itemgetter(2), unit="id"),
     ]
     yield bare(Table(columns=columns, rows=rows, foot=[("sum", "", total)]), screen.width)
     if is_masked_by_bias:
@@ -229,28 +227,27 @@ def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> Renderab
     ]
     order = sorted(range(len(weights)), key=lambda key: -(cell.pattern_row[key] or 0.0))
     listed = sorted(order if len(order) <= _LONG_ROW else {cell.key, *order[:_LISTED]})
-    rows = [(token_at(token_text(record.keys[cell.sequence], key), key), [key]) for key in listed]
     left = [key for key in order if key not in listed]
-    sums = [(f"⋮ {len(left)} more", left)] if left else []
-    sums.append(("sum", order))
 
-    def score(row: tuple[str, list[int]]) -> str:
-        if row in sums:
-            return ""
-        number = scores[row[1][0]]
-        if number is None:  # masked, or no number, and then its weight is none either
-            return "−∞" if weights[row[1][0]] == 0 else number_text(None)
-        return number_text(number)
+    def row(name: str, keys: Sequence[int], score: str = "") -> tuple[str, str, str, float, float]:
+        mark = "→" if name == own else ""
+        return mark, name, score, sum(exps[key] for key in keys), sum(weights[key] for key in keys)
 
-    columns: list[Column[tuple[str, list[int]]]] = [
-        Column(heading="", value=lambda row: "→" if row[0] == own else ""),
-        Column(heading="key", value=lambda row: row[0], least=1),
-        Column(heading="score", value=score, unit="id"),
-        Column(heading="exp(score − max)", value=lambda row: sum(exps[key] for key in row[1]), unit="number"),
-        Column(heading="pattern", value=lambda row: sum(weights[key] for key in row[1]), unit="number"),
+    rows = []
+    for key in listed:  # a score is masked, or no number, and then its weight is none either
+        is_masked_cell = scores[key] is None and weights[key] == 0
+        score = "−∞" if is_masked_cell else number_text(scores[key])
+        rows.append(row(token_at(token_text(record.keys[cell.sequence], key), key), [key], score))
+    sums = [row(f"⋮ {len(left)} more", left)] if left else []
+    look: dict[str, Any] = {"style": lambda row: "bold" if row[0] else ""}
+    columns: list[Column[tuple[str, str, str, float, float]]] = [
+        Column(heading="", value=itemgetter(0), **look),
+        Column(heading="key", value=itemgetter(1), least=1, **look),
+        Column(heading="score", value=itemgetter(2), unit="id", **look),
+        Column(heading="exp(score − max)", value=itemgetter(3), unit="number", **look),
+        Column(heading="pattern", value=itemgetter(4), unit="number", **look),
     ]
-    bold = [replace(column, style=lambda row: "bold" if row[0] == own else "") for column in columns]
-    return bare(Table(columns=bold, rows=rows, foot=sums), screen.width)
+    return bare(Table(columns=columns, rows=rows, foot=[*sums, row("sum", order)]), screen.width)
 
 
 # ------------------------------------------------------------------------------------------------------------ user code
@@ -262,37 +259,29 @@ def _module_header(record: Record, module: UserModule, screen: Screen) -> Render
     """The target, its arguments with guesses marked, the call, the sizes of the trace, and the first lines that were printed."""
     environment, names = record.environment, [argument.name for argument in module.arguments]
     lines: list[RenderableType] = [Text(visible(module.target), style="bold")]
-    for label, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
-        parts = []
-        for argument in module.arguments:
-            has_parts = any(name.startswith(f"{argument.name}.") for name in names)
-            if argument.origin == origin and not has_parts:
-                why = f" ({visible(argument.why)})" if argument.why else ""
-                parts.append(Text(f"{visible(argument.name)}={visible(argument.value)}{why}"))
+
+    def line(label: str, parts: Sequence[str], style: str = "", between: str = " · ") -> None:
         if parts:
-            lines.append(flowing([Text(f"{label}: ").append_text(parts[0]), *parts[1:]], screen.width, ", "))
-    lines.append(Text(f"called: {visible(module.called)}"))
-    sizes = [Text(f"{visible(word)} {size}", style="bold") for word, size in module.sizes]
-    lines.append(flowing([Text("sizes:").append(" ").append_text(sizes[0]), *sizes[1:]], screen.width))
+            first, *others = [Text(visible(part), style) for part in parts]
+            lines.append(flowing([Text(label).append_text(first), *others], screen.width, between))
+
+    for label, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
+        whole = [a for a in module.arguments if not any(name.startswith(f"{a.name}.") for name in names)]
+        arguments = [a for a in whole if a.origin == origin]
+        line(f"{label}: ", [f"{a.name}={a.value}{f' ({a.why})' * bool(a.why)}" for a in arguments], between=", ")
+    line("called: ", [module.called])
+    line("sizes: ", [f"{word} {size}" for word, size in module.sizes], "bold")
     how = f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"
     if module.n_runs == 1:
         how = "one run: axes are named by their sizes alone, and a|b is one of the two"
-    lines.append(Text(how, style="dim"))
+    line("", [how], "dim")
     ran = [f"mha {environment.mha}", f"torch {environment.torch}", record.config.dtype, environment.device]
-    lines.append(flowing([Text(visible(part), style="dim") for part in [*ran, "in eval"]], screen.width))
-    printed = [visible(line.strip()) for line in module.printed.splitlines() if line.strip()]
+    line("", [*ran, "in eval"], "dim")
+    printed = [text.strip() for text in module.printed.splitlines() if text.strip()]
+    more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
     if printed:
-        more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
-        lines.append(Text(f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}", style="dim"))
+        line("", [f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}"], "dim")
     return Group(*lines)
-
-
-def source_line(step: Step) -> list[Text]:
-    """The line of user code behind a step with its location; empty for other steps."""
-    if step.file is None or step.line is None:
-        return []
-    place = Text(f"{visible(PurePath(step.file).name)}:{step.line}  ", style="dim")
-    return [place.append(visible(step.source), style="not dim green")]
 
 
 def _module_closing(record: Record, module: UserModule) -> Sequence[RenderableType]:

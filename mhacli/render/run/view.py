@@ -12,13 +12,7 @@ from rich.text import Text
 from mhacli.record.checks import SelfCheck, error_text
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import (
-    bytes_text,
-    configuration,
-    count_of,
-    rough_note,
-    texts_in_words,
-)
+from mhacli.render.base.format import bytes_text, configuration, count_of, rough_note, texts_in_words
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import token_tables

@@ -4,11 +4,11 @@ that does it; what is right is called consistent, with what was tried and what w
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
-from support import user_code
+from support import checkpoints, user_code
 from support.mha import run
 from torch import Tensor, nn
 
@@ -46,6 +46,13 @@ WRONG = (
           "sees-the-future", "blocks.0 (Block)"),
     Wrong("GPT", ADD, "x = x - x.mean(0, keepdim=True) / 2; " + ADD,
           "batch-leak", "blocks.0 (Block)"),
+    Wrong("GPT", ADD, "x = x + F.conv1d(F.pad(x.mT, (0, 1)), x.new_ones(24, 1, 2) / 8, groups=24).mT; " + ADD,
+          "sees-the-future", "blocks.0 (Block)"),
+    Wrong("GPT", KEYS, "c = torch.arange(x.shape[1]) // 16; "
+          + KEYS.replace("is_causal=self.causal", "attn_mask=c[:, None] >= c"),
+          "sees-the-future", "blocks.0.attention (Attention)"),
+    Wrong("Cached", "n_past, n_past + ids.shape[1])", "n_past, n_past + ids.shape[1]) - (n_past > 0)", "cache-differs", ""),
+    Wrong("Cached", "attn_mask=mask", "attn_mask=mask if past is None else None", "cache-differs", ""),
     Wrong("GPT", "torch.arange(ids.shape[1])", "torch.arange(ids.shape[1]).flip(0)", "prefix-differs", ""),
     Wrong("GPT", "return self.dropout(", "return F.dropout(", "not-repeatable", "the model (GPT)"),
     Wrong("Masked", "scores = (", "v = v - v.mean(2, keepdim=True); scores = (", "sees-the-future", "the model (Masked)"),
@@ -71,13 +78,14 @@ def test_a_leak_is_a_mistake_at_the_part_that_leaks(case: Wrong, tmp_path: Path)
     assert case.part == "" or finding.file == str(path)
 
 
-@pytest.mark.parametrize("layer", ["GPT", "LastOnly", "LossOnly", "ZeroHead", "Masked"])
+@pytest.mark.parametrize("layer", ["GPT", "LastOnly", "LossOnly", "ZeroHead", "Masked", "Cached"])
 def test_a_model_that_sees_no_later_token_is_consistent(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     report = mhacli.check(model, causal=True)
     asked = {behaviour.name: behaviour.ok for behaviour in report.behaviour}
     assert (report.verdict, report.ok, report.findings) == ("consistent", True, ())
     assert [asked[name] for name in ("causality", "prefix", "batch", "repeat")] == [True] * 4
+    assert asked["cache"] is (True if layer == "Cached" else None)
 
 
 class Translator(nn.Module):
@@ -104,6 +112,60 @@ def test_the_tokens_of_a_decoder_are_asked() -> None:
     assert (right.verdict, right.behaviour[0].ok) == ("consistent", True)
     assert "tgt_mask" in right.called
     assert (wrong.verdict, wrong.findings[0].code) == ("wrong", "sees-the-future")
+
+
+class Sideways(nn.Module):
+    """The text is read across the batch, each text behind those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layers, self.head = nn.Embedding(40, 24), nn.LSTM(24, 24), nn.Linear(24, 40)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layers(self.tokens(ids))[0])
+
+
+def test_a_text_that_depends_on_those_before_it_in_the_batch_is_wrong() -> None:
+    assert [finding.code for finding in mhacli.check(Sideways()).findings] == ["batch-leak"]
+
+
+@pytest.mark.parametrize(("layer", "side"), [("Padded", "hide"), ("Padded", None)])
+def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_given(
+    layer: str, side: Literal["hide"] | None
+) -> None:
+    model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
+    asked = {behaviour.name: behaviour for behaviour in mhacli.check(model, mask_means=side).behaviour}
+    assert asked["right-padding"].ok
+    left = asked["left-padding"]
+    assert (left.ok, left.tried is not None, left.largest > left.tolerance) == (None, True, True)
+
+
+def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path) -> None:
+    document = run(
+        tmp_path,
+        "check",
+        "--model",
+        checkpoints.folder("gpt2"),
+        "--length",
+        "16",
+        "--json",
+        writes=("torchinductor_root",),
+    ).json
+    assert document["verdict"] == "consistent"
+    held = {behaviour["name"] for behaviour in document["behaviour"] if behaviour["ok"]}
+    assert held >= {
+        "causality",
+        "prefix",
+        "batch",
+        "repeat",
+        "left-padding",
+        "right-padding",
+        "cache",
+        "finite",
+        "eager",
+        "row-sums",
+    }
+    assert run(tmp_path, "check", "--json", code=2).error["code"] == "usage"
 
 
 class Selecting(nn.Module):

@@ -148,3 +148,26 @@ class Masked(Net):
             x = x + attention.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
             x = x + block.mlp(block.between(x))
         return self.head(self.norm(x))
+
+
+class Cached(GPT):
+    """Keys and values of earlier tokens are given back."""
+
+    def forward(self, ids, past=None, use_cache=False):
+        n_past = 0 if past is None else past[0][0].shape[2]
+        positions = torch.arange(n_past, n_past + ids.shape[1])
+        x, kept = self.tokens(ids) + self.positions(positions), []
+        for number, block in enumerate(self.blocks):
+            attention = block.attention
+            q, k, v = (
+                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2)
+                for p in attention.qkv(block.before(x)).chunk(3, dim=-1)
+            )
+            if past is not None:
+                k, v = torch.cat([past[number][0], k], 2), torch.cat([past[number][1], v], 2)
+            mask = torch.ones(ids.shape[1], k.shape[2], dtype=torch.bool).tril(n_past)
+            kept.append((k, v))
+            x = x + attention.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+            x = x + block.mlp(block.between(x))
+        logits = self.head(self.norm(x))
+        return (logits, kept) if use_cache else logits
