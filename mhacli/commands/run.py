@@ -54,11 +54,11 @@ def inspected(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
 
     def of_model(prepared: CheckpointRun) -> Record:
         from mhacli.record.record import kinds_of
-        from mhacli.render.base.selection import query_texts, require_rows
+        from mhacli.render.base.selection import require_rows
 
         inputs = prepared.inputs
         kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
-        require_rows(options.rows, query_texts(kinds, inputs.sequences, inputs.context, options))
+        require_rows(options, kinds, inputs.sequences, inputs.context)
         prepared.run()
         return prepared.record()
 

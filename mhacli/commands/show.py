@@ -9,7 +9,7 @@ from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
 from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.render.base.selection import chosen_layers, query_texts, require_generated, require_rows
+from mhacli.render.base.selection import chosen_layers, require_generated, require_rows
 from mhacli.settings import setting
 
 
@@ -41,5 +41,5 @@ def show(
     if model is not None and options.rows is not None:
         require_generated(options.rows, is_generated=model.generated is not None)
         kinds = [layer.inspected.kind for layer in chosen_layers(record, options)]
-        require_rows(options.rows, query_texts(kinds, record.sequences, record.context, options))
+        require_rows(options, kinds, record.sequences, record.context)
     print_result(record, (), options=options, output=output, check=require_agreement)

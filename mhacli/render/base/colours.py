@@ -31,7 +31,6 @@ RAMP = (
     (159, 218, 58),
     (253, 231, 37),
 )
-_SINK = (255, 64, 200)
 _MIDDLE = 110
 
 
@@ -99,12 +98,6 @@ def ramp_paint(level: int) -> Color:
     return _stepped(ramp_colour(level), RAMP_STEPS, level)
 
 
-def sink_colour(level: int) -> RGB:
-    """The RGB values of a sink at `level` of 0 … 255."""
-    red, green, blue = (round(part * level / 255) for part in _SINK)
-    return red, green, blue
-
-
 def is_dark(colour: RGB | ColorTriplet) -> bool:
     """Whether white text reads better on a colour than black. Source of the weights: ITU-R BT.709."""
     red, green, blue = colour
@@ -140,7 +133,8 @@ def glyph(level: int) -> str:
 # ------------------------------------------------------------------------------------------------ pages and pictures
 
 UNKNOWN: RGB = (214, 39, 40)
-"""The colour of NaN in pages and pictures: red, which is not in the ramp."""
+SINK: RGB = (255, 64, 200)
+"""The colours of NaN, and of sinks that were taken out, in pages and pictures: red and pink, which are not in the ramp."""
 
 
 def hex_of(colour: Sequence[int]) -> str:

@@ -140,8 +140,8 @@ class Grid:
     Shades reach from 0 to `top`, or for a change from −`top`. Names of columns may have two lines. `places` are the numbers of
     columns where names do not fit (None: from 0 on). `marked` cells have a star, and `signs` stand in place of numbers, each with
     its style. Columns `beside` the cells are of the number of a row; those with a `drop` go first. With `has_all_rows` none is
-    left out. `smaller` gives the grid with at most so many rows and columns. `taken` are the numbers of cells that were taken
-    out, NaN elsewhere, and `about` gives the tooltip of a cell (None: its names and number; a cell without tooltip is not drawn).
+    left out. `smaller` gives the grid with at most so many rows and columns. `taken` are the cells that were taken out, and
+    `about` gives the tooltip of a cell (None: its names and number; a cell without tooltip is not drawn).
     """
 
     title: str = ""

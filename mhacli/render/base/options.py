@@ -115,6 +115,10 @@ class Selection:
         return (len(self.shown) + 1) // 2 if self.hidden else len(self.shown)
 
 
+MAX_SEQUENCES = 4
+"""The most sequences that are drawn without a choice."""
+
+
 def balanced(count: int, room: int) -> Selection:
     """All of `count` indices, or the first and last ones if only `room` fit.
 
@@ -139,10 +143,7 @@ def chosen(request: Sequence[int] | None, count: int, room: int, everything: boo
 
 def sequences_to_draw(options: ViewOptions, count: int) -> Selection:
     """The sequences of a record to draw. Raises `UsageError` for an index out of range."""
-    return chosen(options.sequences, count, _MAX_SEQUENCES, options.everything, "sequence")
-
-
-_MAX_SEQUENCES = 4
+    return chosen(options.sequences, count, MAX_SEQUENCES, options.everything, "sequence")
 
 
 def require_choices(record_heads: int, n_sequences: int, options: ViewOptions) -> None:

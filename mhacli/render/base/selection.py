@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -157,25 +157,20 @@ def rows_in(rows: Rows, text: TokenSequence, produced: int | None) -> tuple[int,
     return tuple(row for row in dict.fromkeys(rows) if isinstance(row, int) and 0 <= row < n)
 
 
-def query_texts(
+def require_rows(
+    options: ViewOptions,
     kinds: Iterable[AttentionKind],
     sequences: tuple[TokenSequence, ...],
     context: tuple[TokenSequence, ...] | None,
-    options: ViewOptions,
-) -> Iterator[TokenSequence]:
-    """The query texts of layers of these kinds, for the sequences to draw. Raises `UsageError` for a sequence out of
-    range."""
+) -> None:
+    """Raises `UsageError` for a position that no query text of layers of these kinds has, and for a sequence out of range."""
+    if not isinstance(options.rows, tuple):
+        return
     shown = sequences_to_draw(options, len(sequences)).shown
-    for kind in dict.fromkeys(kinds):
-        queries, _ = texts_of(kind, sequences, context)
-        yield from (queries[b] for b in shown)
-
-
-def require_rows(rows: Rows | None, texts: Iterable[TokenSequence]) -> None:
-    """Raises `UsageError` for a position that none of the texts has."""
-    longest = max((len(text.tokens) for text in texts), default=0)
-    if isinstance(rows, tuple) and longest and max(rows, default=0) >= longest:
-        raise UsageError(out_of_range("--from", max(rows), longest))
+    texts = [texts_of(kind, sequences, context)[0][b] for kind in kinds for b in shown]
+    longest, last = max((len(text.tokens) for text in texts), default=0), max(options.rows, default=0)
+    if longest and last >= longest:
+        raise UsageError(out_of_range("--from", last, longest))
 
 
 def require_generated(rows: Rows | None, *, is_generated: bool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels_of, range_text
-from mhacli.render.base.colours import UNKNOWN, change_colour, hex_of, ink_on, ramp_colour, sink_colour
+from mhacli.render.base.colours import SINK, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
 from mhacli.render.base.doc import Grid, shown
 from mhacli.render.base.format import fitted, number_text
 from mhacli.render.figures.svg import (
@@ -38,7 +38,6 @@ _MASKED, _BLANK = (228, 228, 228), (255, 255, 255)
 """Masked cells are lighter than most of the ramp, without a hue; among changes they are blank."""
 _WEIGHTS = np.array([ramp_colour(level) for level in range(256)], np.uint8)
 _CHANGES = np.array([change_colour(level) for level in range(511)], np.uint8)
-_SINKS = np.array([sink_colour(level) for level in range(256)], np.uint8)
 
 
 @dataclass(frozen=True)
@@ -59,27 +58,26 @@ def grids(rows: Sequence[tuple[str, Sequence[Grid]]], side: float) -> Piece:
     has_names = len(every) == 1 or (is_alike and min(cells.width, cells.height) >= ROOMY)
     left = _row_names(first.rows, cells.height) if has_names else Piece()
     top = _column_names(first.columns, cells.width) if has_names else Piece()
-    title = _SIZE + 5 if any(of.title for of in every) else 0.0
+    above = top.height + (_SIZE + 5 if any(of.title for of in every) else 0.0)
     of_rows = max(mono_width(f"{name}  ", _SIZE) if name else 0.0 for name, _ in rows)
     start = max(of_rows + left.width, mono_width(f"{first.corner} ", _SIZE))
-    pieces = {id(of): _drawn(of, cells) for of in every}
-    step = max(max(pieces[id(of)].width, top.width, mono_width(of.title, _SIZE)) for of in every) + _GAP
+    step = max(max(len(of.columns) * cells.width, top.width, mono_width(of.title, _SIZE)) for of in every) + _GAP
 
-    y = title + top.height
+    y = above
     content = written(start - 6, y - 6, first.corner, _SIZE, fill=SOFT, text_anchor="end") if first.corner else ""
     for name, row in rows:
-        height = max(pieces[id(of)].height for of in row)
+        height = max(len(of.rows) for of in row) * cells.height
         if name:
             content += written(of_rows - 8, y + height / 2 + 0.35 * _SIZE, name, _SIZE, text_anchor="end")
         content += placed(left, start - left.width, y)
         for place, of in enumerate(row):
-            parts = written(0, -top.height - 5, of.title, _SIZE) if of.title else ""
-            parts += placed(top, 0, -top.height) + pieces[id(of)].content
+            title = written(0, -top.height - 5, of.title, _SIZE) if of.title else ""
+            parts = title + placed(top, 0, -top.height) + _drawn(of, cells)
             at = f"translate({value_text(start + place * step)} {value_text(y)})"
             content += element("g", parts, tooltip=of.meaning, transform=at)
-        y += height + _GAP + title + top.height
+        y += height + _GAP + above
     width = start + max(len(row) for _, row in rows) * step - _GAP
-    return Piece(content, width, y - _GAP - title - top.height)
+    return Piece(content, width, y - _GAP - above)
 
 
 def _cells_of(every: Sequence[Grid], side: float) -> _Cells:
@@ -97,23 +95,16 @@ def _cells_of(every: Sequence[Grid], side: float) -> _Cells:
     return _Cells(max(width, needed), height, number, False) if needed <= _WIDEST else _Cells(width, height, 0.0, False)
 
 
-def _drawn(of: Grid, cells: _Cells) -> Piece:
-    """The cells of a grid in a frame, and the columns beside them."""
-    colours = colours_of(of)
+def _drawn(of: Grid, cells: _Cells) -> str:
+    """The cells of a grid in a frame."""
+    colours = _colours_of(of)
     n_rows, n_columns = of.values.shape
-    width, height = n_columns * cells.width, n_rows * cells.height
     if cells.is_image:
         content = image(colours, (cells.width, cells.height))
     else:
         content = "".join(_cell(of, at, colours[at].tolist(), cells) for at in np.ndindex(of.values.shape))
-    content += rectangle(0, 0, width, height, "none", stroke=FAINT, stroke_width=0.8)
-    for column in of.beside if cells.number else ():
-        texts = [column.text(row) for row in range(n_rows)]
-        width += max(mono_width(text, cells.number) for text in (column.heading, *texts)) + _GAP
-        for row, text in enumerate((column.heading, *texts)):
-            y = (row - 0.5) * cells.height + 0.35 * cells.number if row else -5.0
-            content += written(width, y, text, cells.number, fill=SOFT, text_anchor="end")
-    return Piece(content, width, height)
+    frame = rectangle(0, 0, n_columns * cells.width, n_rows * cells.height, "none", stroke=FAINT, stroke_width=0.8)
+    return content + frame
 
 
 def _cell(of: Grid, at: tuple[int, ...], colour: Sequence[int], cells: _Cells) -> str:
@@ -133,38 +124,37 @@ def _cell(of: Grid, at: tuple[int, ...], colour: Sequence[int], cells: _Cells) -
     return shape + written(x, y, text, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
 
 
-def _value(of: Grid, row: int, column: int) -> tuple[float, bool]:
-    """The number of a cell, or of one that was taken out the number before; and whether it was."""
-    taken = math.nan if of.taken is None else float(of.taken[row, column])
-    return (float(of.values[row, column]), False) if math.isnan(taken) else (taken, True)
-
-
 def _number(of: Grid, row: int, column: int) -> str:
-    """The number in a cell: `0` if masked, unlike `.00`."""
-    value, _ = _value(of, row, column)
+    """The number in a cell: `0` if masked, unlike `.00`, and `–` if taken out."""
     if not of.allowed[row, column]:
         return "0" if of.scale != "change" else ""
+    if of.taken is not None and of.taken[row, column]:
+        return "–"
+    value = float(of.values[row, column])
     return "?" if math.isnan(value) else shown(value, of.unit, of.digits)
 
 
 def _tooltip(of: Grid, row: int, column: int) -> str:
     """The names and the number of a cell, with all digits of a float32: `cat → the: 0.170927`."""
-    value, is_taken = _value(of, row, column)
-    words = "not a number" if math.isnan(value) else f"{value:.6g}"
-    words = words if of.allowed[row, column] else "masked"
-    return f"{of.rows[row]} → {of.columns[column]}: {words}{', a sink, taken out' * is_taken}"
+    value = float(of.values[row, column])
+    if not of.allowed[row, column]:
+        words = "masked"
+    elif of.taken is not None and of.taken[row, column]:
+        words = "a sink, taken out"
+    else:
+        words = "not a number" if math.isnan(value) else f"{value:.6g}"
+    return f"{of.rows[row]} → {of.columns[column]}: {words}"
 
 
-def colours_of(of: Grid) -> Array:
-    """The colours of the cells, `[row, column, 3]`. Those that were taken out have a ramp of their own."""
+def _colours_of(of: Grid) -> Array:
+    """The colours of the cells, `[row, column, 3]`."""
     cells = levels_of(of)
     ramp, masked = (_CHANGES, _BLANK) if of.scale == "change" else (_WEIGHTS, _MASKED)
     colours: Array = ramp[np.clip(cells, 0, None).astype(int)]
-    colours[cells == FORBIDDEN] = masked
     colours[cells == NOT_A_NUMBER] = UNKNOWN
     if of.taken is not None:
-        is_taken = ~np.isnan(of.taken)
-        colours[is_taken] = _SINKS[np.rint(255 * np.clip(of.taken[is_taken], 0, 1)).astype(int)]
+        colours[of.taken] = SINK
+    colours[cells == FORBIDDEN] = masked
     return colours
 
 
@@ -173,23 +163,22 @@ def colours_of(of: Grid) -> Array:
 
 def _row_names(names: Sequence[str], pitch: float) -> Piece:
     """The names of rows, right aligned; where they have no room, of every 2nd, 5th, 10th … row."""
-    size = min(11.0, 0.92 * pitch) if pitch >= ROOMY else ROOMY
-    every = 1 if pitch >= ROOMY else _every(2 * size / pitch)
-    texts = {row: fitted(name, _LONGEST) for row, name in enumerate(names) if row % every == 0}
+    size, every = _size_of(pitch), _every(2 * ROOMY, pitch)
+    texts = {row: fitted(names[row], _LONGEST) for row in range(0, len(names), every)}
     width = max(mono_width(text, size) for text in texts.values()) + 5
-    content = ""
-    for row, text in texts.items():
-        y = (row + 0.5) * pitch + 0.35 * size
-        content += written(width - 5, y, text, size, text_anchor="end")
+    content = "".join(
+        written(width - 5, (row + 0.5) * pitch + 0.35 * size, text, size, text_anchor="end")
+        for row, text in texts.items()
+    )
     return Piece(content, width, len(names) * pitch)
 
 
 def _column_names(names: Sequence[str], pitch: float) -> Piece:
     """The names of columns, upright if they are too wide; where they have no room, of every 2nd, 5th, 10th … column."""
-    size = min(11.0, 0.92 * pitch) if pitch >= ROOMY else ROOMY
+    size = _size_of(pitch)
     texts = [fitted(name, _LONGEST) for name in names]
     widest = max(mono_width(text, size) for text in texts)
-    every = 1 if pitch >= ROOMY else _every((widest + 8) / pitch)
+    every = _every(widest + 8, pitch)
     is_level = widest <= every * pitch - 4
     height = (size if is_level else widest) + 5
     content = ""
@@ -204,12 +193,15 @@ def _column_names(names: Sequence[str], pitch: float) -> Piece:
     return Piece(content, len(names) * pitch + (widest / 2 if every > 1 else 0.0), height)
 
 
-def _every(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20 … that is at least `least`."""
-    power = 1
-    while 5 * power < least:
-        power *= 10
-    return next(factor * power for factor in (1, 2, 5) if factor * power >= least)
+def _size_of(pitch: float) -> float:
+    """The size of names that stand so far apart."""
+    return min(11.0, 0.92 * pitch) if pitch >= ROOMY else ROOMY
+
+
+def _every(room: float, pitch: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20 … places that have so much room; 1 where every place has its name."""
+    steps = (factor * 10**power for power in range(9) for factor in (1, 2, 5))
+    return 1 if pitch >= ROOMY else next(step for step in steps if step * pitch >= room)
 
 
 # --------------------------------------------------------------------------------------------------------------- scale
@@ -225,7 +217,7 @@ def scale_words(every: Sequence[Grid]) -> str:
     if first.scale == "change":
         high = number_text(first.top)
         return f"{f'-{high}' if _has_negative(every) else 0} … {high}"
-    largest = max(float(np.max(of.values, where=np.isfinite(of.values) & of.allowed, initial=0.0)) for of in every)
+    largest = max(float(np.nanmax(of.values, where=of.allowed, initial=0.0)) for of in every)
     return f"{first.scale}, {range_text(first.scale, first.top, is_exceeded=largest > (1 + _ALIKE) * first.top)}"
 
 
@@ -235,26 +227,23 @@ def _has_negative(every: Sequence[Grid]) -> bool:
 
 def legend(every: Sequence[Grid], what: str) -> Piece:
     """The ramp with its range and what it is of, and the other colours that occur."""
+    ramp = _WEIGHTS
     if every[0].scale == "change":
-        ramp, masked = _CHANGES if _has_negative(every) else _CHANGES[255:], ""
-    else:
-        ramp, masked = _WEIGHTS, "masked"
-    entries = [(ramp, _BAR, f"{what}: {scale_words(every)}")]
-    if masked and not all(of.allowed.all() for of in every):
-        entries.append((np.array([_MASKED]), _HIGH, masked))
+        ramp = _CHANGES if _has_negative(every) else _CHANGES[255:]
+    stops = [
+        element("stop", offset=f"{100 * step / _STEPS:g}%", stop_color=hex_of(ramp[(len(ramp) - 1) * step // _STEPS]))
+        for step in range(_STEPS + 1)
+    ]
+    entries = [("url(#scale)", _BAR, f"{what}: {scale_words(every)}")]
+    if every[0].scale != "change" and not all(of.allowed.all() for of in every):
+        entries.append((hex_of(_MASKED), _HIGH, "masked"))
     if any(bool(np.isnan(of.values[of.allowed]).any()) for of in every):
-        entries.append((np.array([UNKNOWN]), _HIGH, "not a number"))
-    if any(of.taken is not None and not np.isnan(of.taken).all() for of in every):
-        entries.append((_SINKS, _BAR / 2, "sinks, taken out: linear, 0 … 1"))
-    content, x = "", 0.0
-    for place, (colours, width, label) in enumerate(entries):
-        picked = colours[np.linspace(0, len(colours) - 1, min(_STEPS + 1, len(colours))).astype(int)].tolist()
-        stops = [
-            element("stop", offset=f"{100 * step / _STEPS:g}%", stop_color=hex_of(colour))
-            for step, colour in enumerate(picked)
-        ]
-        content += element("defs", element("linearGradient", *stops, id=f"scale{place}"))
-        content += rectangle(x, 0, width, _HIGH, f"url(#scale{place})", stroke=FAINT, stroke_width=0.5)
+        entries.append((hex_of(UNKNOWN), _HIGH, "not a number"))
+    if any(of.taken is not None and of.taken.any() for of in every):
+        entries.append((hex_of(SINK), _HIGH, "sink, taken out"))
+    content, x = element("defs", element("linearGradient", *stops, id="scale")), 0.0
+    for fill, width, label in entries:
+        content += rectangle(x, 0, width, _HIGH, fill, stroke=FAINT, stroke_width=0.5)
         content += written(x, _HIGH + 1.25 * _SIZE, label, _SIZE)
         x += max(width, mono_width(label, _SIZE)) + _BESIDE
     return Piece(content, x - _BESIDE, _HIGH + 1.6 * _SIZE)

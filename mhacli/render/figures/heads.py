@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mhacli.errors import MhaError, UsageError, first_names
+from mhacli.errors import MhaError, UsageError
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.doc import Column, Grid
-from mhacli.render.base.format import count_of, fitted, short_text, token_at, token_text, type_text, weight_text
+from mhacli.render.base.doc import Grid
+from mhacli.render.base.format import count_of, fitted, short_text, type_text, weight_text
 from mhacli.render.base.options import Scale, ViewOptions, chosen
 from mhacli.render.base.selection import first_produced, names_of, rows_in
 from mhacli.render.checkpoint.patterns import merge_words, words_with
@@ -29,8 +29,8 @@ _ACROSS, _MANY, _ACROSS_MANY = 4, 12, 8
 """The heads of one layer in a row, and in a row of more than so many."""
 _NAMED = 75
 """The most rows and columns with the names of tokens; more have positions."""
-_WIDEST, _MOST_SINKS = 80, 4
-"""The most characters of a text, and the most sinks that are named."""
+_WIDEST = 80
+"""The most characters of a text that are shown."""
 _KEEP = "--keep pattern keeps them, --keep-limit makes room"
 
 
@@ -110,7 +110,7 @@ def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
 
 
 def _grid(picture: _Picture, options: ViewOptions, scale: Scale, *, top: float, is_single: bool) -> Grid:
-    """The map of a head. A single one has columns beside it; others have a title: their number and the sign of their type."""
+    """The map of a head. One of several has its number and the sign of its type as its title."""
     shown, statistics = picture.shown, picture.head.statistics
     sign = "" if statistics is None else KIND_SIGNS[statistics.kind][0]
     title = "" if is_single else f"head {picture.head.head} {sign}"
@@ -121,20 +121,9 @@ def _grid(picture: _Picture, options: ViewOptions, scale: Scale, *, top: float, 
         of = replace(of, columns=[str(shown.key_places(key)[0]) for key in range(len(of.columns))])
     if shown.taken is not None and shown.block == 1:
         is_sink = np.isin(range(len(of.columns)), shown.sinks)
-        of = replace(of, taken=np.where(picture.whole.is_open & is_sink, picture.whole.weights, np.nan))
-    return replace(
-        of,
-        corner="query ↓ key →",
-        meaning=picture.label if statistics is None else f"{picture.label} · {_of_statistics(statistics)}",
-        beside=[*_beside(shown, options.precision)] if is_single else [],
-    )
-
-
-def _beside(shown: HeadMap, digits: int) -> Iterator[Column[int]]:
-    """The weights of hidden sinks and of a sink logit, and the sum of the cells of each row."""
-    for heading, numbers in (("sinks", shown.taken), ("learned", shown.learned), ("Σ", shown.sums)):
-        if numbers is not None:
-            yield Column(heading=heading, value=numbers.tolist().__getitem__, unit="weight", digits=digits)
+        of = replace(of, taken=picture.whole.is_open & is_sink)
+    meaning = picture.label if statistics is None else f"{picture.label} · {_of_statistics(statistics)}"
+    return replace(of, corner="query ↓ key →", meaning=meaning)
 
 
 def _rows(pictures: Sequence[_Picture], of_heads: Sequence[Grid]) -> Iterator[tuple[str, Sequence[Grid]]]:
@@ -192,7 +181,7 @@ def _of_statistics(statistics: HeadStatistics) -> str:
 
 
 def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -> Iterator[str]:
-    """What a cell is, and what was pooled, left out, hidden or not verified."""
+    """What a cell is, and what was pooled, hidden, left out or not verified."""
     block, rows = max(picture.shown.block for picture in pictures), pictures[0].shown.rows
     queries = "a query (row) gives" if block == 1 or rows is not None else f"{block} queries (a row) give on average"
     keys = "a key (column)" if block == 1 else f"{block} keys (a column) together"
@@ -202,22 +191,11 @@ def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -
         yield f"patterns of one document, {visible(record.corpus.example_named)}; types and statistics are means over {of}"
     if options.words:
         yield "words: weights are summed over the tokens of a key, averaged over those of a query; statistics are of tokens"
-    if rows is not None:
-        yield f"{len(rows)} of {len(pictures[0].shown.queries.tokens)} queries are drawn"
     if options.hide_sinks:
-        yield _removed([picture.whole for picture in pictures], options.precision)
+        most = max(cells.sink_mass + (cells.learned_mass or 0.0) for cells in (picture.whole for picture in pictures))
+        taken = f"sinks are taken out, at most {weight_text(most, options.precision)} of a head's attention"
+        yield f"{taken}; the rest of each row is renormalised" if most else "no sink, so nothing is taken out"
     for layer in dict.fromkeys(picture.head.layer for picture in pictures):
         if layer is not None and not layer.verified:
             yield f"! {layer.label}: NOT verified: {visible('; '.join(layer.unverified))}"
     yield from missing_notes(record, options)
-
-
-def _removed(maps: Sequence[HeadMap], digits: int) -> str:
-    """The sinks that are hidden, and the most attention that they and a sink logit have in a head."""
-    sinks = [*dict.fromkeys(token_at(token_text(cells.keys, place), place) for cells in maps for place in cells.sinks)]
-    sinks += ["sink logits, which are no keys"] if any(cells.learned is not None for cells in maps) else []
-    if not sinks:
-        return "no sink, so nothing is taken out"
-    most = max(cells.sink_mass + (cells.learned_mass or 0.0) for cells in maps)
-    named = f"sinks are taken out, {first_names(sinks, _MOST_SINKS)}"
-    return f"{named}, with at most {weight_text(most, digits)} of a head's attention; the rest of a row is renormalised"

@@ -10,13 +10,13 @@ from rich.text import Text
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import bytes_text, count_of, new_tokens_text
-from mhacli.render.base.options import Screen, ViewOptions, chosen
+from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import table
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import kv_head_of, largest_weight, pattern_map
 from mhacli.render.run.trace import header
-from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
+from mhacli.render.run.view import MAX_HEADS, groups_table, self_check_line
 from mhacli.sites import variants
 from mhacli.text.escape import visible
 
@@ -43,7 +43,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         compared += " and the pattern gives the output"
     else:
         record = record.of_layer(0)
-    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
+    sequences = sequences_to_draw(options, len(record.sequences)).shown
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
     is_whole = options.verbose or options.everything or options.precision != ViewOptions.precision
     is_whole = is_whole or options.heads is not None or options.sequences is not None

@@ -14,9 +14,8 @@ from rich.text import Text
 from mhacli.render.base.doc import Column, Grid
 from mhacli.render.base.format import count_of, filled, fitted, short_text, token_text
 from mhacli.render.base.grids import grids
-from mhacli.render.base.options import Screen, balanced
+from mhacli.render.base.options import MAX_SEQUENCES, Screen, balanced
 from mhacli.render.heads.head_map import sums
-from mhacli.render.run.view import MAX_SEQUENCES
 from mhacli.sites import mask_rules
 from mhacli.text.escape import visible
 

@@ -13,7 +13,7 @@ from mhacli.record.checks import SelfCheck, error_text
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import bytes_text, configuration, count_of, rough_note, texts_in_words
-from mhacli.render.base.options import Screen, ViewOptions, chosen
+from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.drawable import DrawableHead
@@ -26,7 +26,7 @@ from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 
-MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
+MAX_HEADS, MAX_GROUPS = 8, 8
 FIRST_SCREEN = 45
 """About as many lines as a view without more options may take. Of more heads than they allow, the first ones are drawn."""
 _BESIDE = 16
@@ -35,7 +35,7 @@ _BESIDE = 16
 
 def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
     """The output of `mha run` and `mha show`. Raises `UsageError` for a head or sequence out of range."""
-    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
+    sequences = sequences_to_draw(options, len(record.sequences))
     heads = chosen(options.heads, record.config.n_heads, record.config.n_heads, options.everything, "head").shown
     listed = [head for head in record.heads if head.head in heads]
     limit = None if options.everything or options.heads is not None else MAX_HEADS
