@@ -22,6 +22,8 @@ from mhacli.io.files import format_size, opened, read_up_to
 METADATA_KEY = "mha"
 MAX_HEADER_BYTES = 100_000_000
 """The library refuses a longer header."""
+_SMALL = 1 << 20
+"""Bytes up to which a file is read whole for its header: the library then checks it without numpy, which takes long to import."""
 PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 _TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
 
@@ -49,11 +51,13 @@ class TensorFile:
 
 
 def read_tensor_header(path: str) -> TensorFile:
-    """The checked header of a regular file, without reading any tensor. Raises `MhaError` with the library's reason."""
+    """The checked header of a regular file, without the tensors of a large one. Raises `MhaError` with the library's reason."""
     with opened(path) as read:
         if not os.path.isfile(path):
             raise bad_file(path, f"{path}: the file is a pipe, not a regular file")
-        return _described(path, _head(path, read), os.path.getsize(path))
+        data, size = _head(path, read), os.path.getsize(path)
+        data += read_up_to(read, size - len(data)) if size <= _SMALL else b""
+        return _described(path, data, size)
 
 
 def read_tensor_file(path: str, limit: int) -> TensorFile:

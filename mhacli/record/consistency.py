@@ -34,11 +34,11 @@ def require_agreement(record: Record, name: str = "") -> None:
 
 def _of_rows(view: Record) -> Iterator[str]:
     """A sink logit takes a part of every row, so that the keys get less than 1. NaN is no contradiction."""
-    import numpy as np
-
     arrays = read_arrays(view.arrays)
     if "pattern" not in arrays:
         return
+    import numpy as np
+
     pattern, allowed = arrays["pattern"], np.broadcast_to(view.arrays["allowed"], arrays["pattern"].shape)
     n_masked = int((~allowed & (np.abs(pattern) > 0)).sum())
     if n_masked:

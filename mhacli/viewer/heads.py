@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # numpy is imported after the first screen is visible
 
 _LEAST = (8, 3)
 """The least columns and lines of a picture."""
-_PAUSE_S = 0.01
+_PAUSE_S = 0.05
 """The pause before numpy is imported, in which the first screen appears."""
 
 
@@ -61,7 +61,7 @@ class Overview(HeadsScreen):
         ]
         self.signs.fill([*map(str, self._numbers)], rows, len(str(self._numbers[-1])) + 1)
         self.signs.move_cursor(row=session.place[0], column=self._numbers.index(session.place[1]))
-        self.set_timer(_PAUSE_S, self._add_pictures)
+        self.call_after_refresh(self.set_timer, _PAUSE_S, self._add_pictures)
 
     def _sign(self, place: Place) -> Text:
         head = self.session.heads.get(place)

@@ -104,7 +104,7 @@ class Terminal:
 
     def until(self, pattern: str) -> re.Match[str]:
         """Waits until the screen has what the regular expression describes, over its lines."""
-        return self._until(lambda: re.search(pattern, "\n".join(self.lines), re.MULTILINE), pattern)
+        return self.until_holds(lambda: re.search(pattern, "\n".join(self.lines), re.MULTILINE), pattern)
 
     def until_at(self, query: int, key: int) -> Cell:
         """Waits until the cursor is on this cell."""
@@ -118,7 +118,7 @@ class Terminal:
             pieces = pattern.findall(self.written)
             return pieces if len(pieces) >= times else []
 
-        return self._until(parsed, pattern)
+        return self.until_holds(parsed, pattern)
 
     def cell(self) -> Cell:
         """The cell under the cursor."""
@@ -158,7 +158,7 @@ class Terminal:
         """Whether it was not taken away."""
         return self._ours >= 0
 
-    def _until(self, parsed: Callable[[], Any], what: object) -> Any:
+    def until_holds(self, parsed: Callable[[], Any], what: object) -> Any:
         begun = time.monotonic()
         while True:
             ended, is_still = self.process.poll() is not None, not self._read(0.02)

@@ -85,7 +85,7 @@ def test_the_matrix_has_the_pattern_and_the_list_the_strongest_keys_of_the_row(t
             [short(weight) if key <= query else "0" for key, weight in enumerate(row)]
             for query, row in enumerate(weights)
         ]
-        assert rows_of(screen, 13, 100) == printed
+        screen.until_holds(lambda: rows_of(screen, 13, 100) == printed, "the whole pattern")
         screen.press("+")
         screen.until(rf"\[ ?{re.escape(short(weights[12].max(), 4))}\]")
         screen.press("0", "T", "T")
