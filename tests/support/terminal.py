@@ -159,6 +159,7 @@ class Terminal:
         return self._ours >= 0
 
     def until_holds(self, parsed: Callable[[], Any], what: object) -> Any:
+        """Waits until what is read of whole screens is true, and returns it."""
         begun = time.monotonic()
         while True:
             ended, is_still = self.process.poll() is not None, not self._read(0.02)
