@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,11 +14,19 @@ from textual.binding import BindingType
 from textual.widgets import Static
 
 from mhacli.record.effect import Effect, numbers_of
-from mhacli.render.base.cells import CHANGES, cell
+from mhacli.render.base.cells import CHANGES, cell, change_levels
+from mhacli.render.base.doc import shown
 from mhacli.render.base.format import flowing, number_text
 from mhacli.render.base.options import Screen as Paper
-from mhacli.render.checkpoint.effect import effect_words, number_column, removal_words
-from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
+from mhacli.render.checkpoint.effect import (
+    effect_rows,
+    effect_words,
+    largest_change,
+    meaning_of,
+    number_column,
+    removal_name,
+    removal_words,
+)
 from mhacli.viewer.parts import Cells, HeadsScreen, entitle, key
 from mhacli.viewer.session import Session
 
@@ -40,7 +49,9 @@ class EffectsScreen(HeadsScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.shown = EffectMap.of(session.record)
+        summary = session.record.effect
+        assert summary is not None, "the key for effects acts on a record that has some"
+        self.summary, self.largest = summary, largest_change(session.record)
         self.cells = Cells(id="effects", cell_padding=0)
         entitle(self.cells, "effects")
         self.question, self.numbers = Static(id="question"), Static(id="numbers")
@@ -54,7 +65,8 @@ class EffectsScreen(HeadsScreen):
         """Takes the removals, with the cursor on the one with the largest change."""
         rows = [*self._rows(width)]
         n_columns = max(len(effects) for _, effects, _ in rows)
-        headings = [f"{head:>{_NUMBER - 1}}" if self.shown.rows else "" for head in range(n_columns)]
+        has_heads = any(effect is not None and effect.removed == "head" for effect in rows[0][1])
+        headings = [f"{head:>{_NUMBER - 1}}" if has_heads else "" for head in range(n_columns)]
         self.cells.fill(headings, [(name, cells) for name, _, cells in rows])
         for row, (_, effects, _) in enumerate(rows):
             self.removals |= {(row, place): effect for place, effect in enumerate(effects) if effect is not None}
@@ -62,34 +74,34 @@ class EffectsScreen(HeadsScreen):
 
     def _rows(self, width: int) -> Iterator[tuple[str, Sequence[Effect | None], list[Text]]]:
         """The names and removals: heads by layer, edges by text in parts that fit, then joint removals."""
-        shown = self.shown
-        for row in shown.rows:
-            yield (
-                row.name,
-                row.effects,
-                [self._cell(effect, f"{shown.word(effect):>{_NUMBER}}") for effect in row.effects],
-            )
-        for read in shown.texts:
-            widest = max(map(cell_len, read.tokens))
-            step = max(1, (width - cell_len(read.name) - 3) // (widest + 2))
-            for begin in range(0, len(read.tokens), step):
-                part = slice(begin, begin + step)
-                edges = zip(read.effects[part], read.tokens[part], strict=True)
-                yield read.name, read.effects[part], [self._cell(*edge) for edge in edges]
-        for effect in shown.record.effects:
+        record = self.session.record
+        for row in effect_rows(record):
+            words = row.tokens or [f"{self._number(effect):>{_NUMBER}}" for effect in row.effects]
+            cells = [self._cell(*cell) for cell in zip(row.effects, words, strict=True)]
+            room = width - cell_len(row.name) - 3
+            step = max(1, room // (max(map(cell_len, row.tokens)) + 2)) if row.tokens else len(cells)
+            for begin in range(0, len(cells), step):
+                yield row.name, row.effects[begin : begin + step], cells[begin : begin + step]
+        for effect in record.effects:
             if effect.removed in ("heads", "spans"):
-                yield removal_name(effect, shown.record), [effect], [self._cell(effect, shown.word(effect))]
+                yield removal_name(effect, record), [effect], [self._cell(effect, self._number(effect))]
+
+    def _number(self, effect: Effect | None) -> str:
+        change = None if effect is None else self.summary.change_of(effect)
+        return "" if change is None else shown(change, "brief")
 
     def _cell(self, effect: Effect | None, words: str) -> Text:
         """The words of a removal in the colour of its change, or without colours with its sign."""
-        sign, style = cell(self.shown.level(effect), colour=self.session.colour, ramp=CHANGES)
+        change = np.nan if effect is None else self.summary.change_of(effect)
+        level = int(change_levels(np.array(np.nan if change is None else change), self.largest))
+        sign, style = cell(level, colour=self.session.colour, ramp=CHANGES)
         is_token = effect is not None and effect.removed == "edge"
         return Text.assemble(f" {sign}" if is_token else "", (words, style))
 
     def draw(self) -> None:
         """Redraws what was measured, and the numbers of the removal under the cursor."""
-        paper, shown = Paper(self.size.width, self.session.colour), self.shown
-        if not self.removals and shown.summary.verified.ok:
+        paper = Paper(self.size.width, self.session.colour)
+        if not self.removals and self.summary.verified.ok:
             self._fill(paper.width)
         effect = self.removals.get((self.cells.cursor_row, self.cells.cursor_column))
         words = effect_words(self.session.record, paper)
@@ -99,14 +111,14 @@ class EffectsScreen(HeadsScreen):
             entitle(self.numbers, removal_words(effect, self.session.record))
             columns = map(number_column, numbers_of(self.session.record.effects))
             numbers = [Text.assemble((f"{of.heading} ", "dim"), (of.text(effect), "bold")) for of in columns]
-            swatches = CHANGES.swatches(colour=paper.colour)
-            swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
-            ramp = Text.assemble(f"{shown.low} ", *swatches, f" {number_text(shown.largest)}")
-            below = [
-                flowing(numbers, paper.width, "  "),
-                flowing([ramp, Text(shown.meaning, "dim")], paper.width),
-                *below,
-            ]
+            swatches, low = CHANGES.swatches(colour=paper.colour), "0"
+            if self.summary.metric == "d_logit" and self.largest:
+                low = f"-{number_text(self.largest)}"
+            else:  # no change is below 0
+                swatches = swatches[len(swatches) // 2 :]
+            ramp = Text.assemble(f"{low} ", *swatches, f" {number_text(self.largest)}")
+            meaning = Text(meaning_of(self.summary), "dim")
+            below = [flowing(numbers, paper.width, "  "), flowing([ramp, meaning], paper.width), *below]
         self.numbers.update(Group(*below))
 
     def on_data_table_cell_highlighted(self) -> None:
@@ -116,7 +128,7 @@ class EffectsScreen(HeadsScreen):
     def action_move(self, direction: str) -> None:
         """Moves to another removal."""
         if self.removals and direction in ("home", "end"):
-            ranked = sorted(self.removals, key=lambda at: -abs(self.shown.summary.change_of(self.removals[at]) or 0.0))
+            ranked = sorted(self.removals, key=lambda at: -abs(self.summary.change_of(self.removals[at]) or 0.0))
             row, column = ranked[0 if direction == "home" else -1]
             self.cells.move_cursor(row=row, column=column)
         elif self.removals:

@@ -21,8 +21,7 @@ from mhacli.render.base.format import count_of, filled, fitted, number_text, tit
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.terminal import table
-from mhacli.render.checkpoint.effect import number_column, removal_words
-from mhacli.render.checkpoint.effect_map import removal_name
+from mhacli.render.checkpoint.effect import number_column, removal_name, removal_words
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import exp
 from operator import attrgetter
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.record.record import Record, texts_of
+from mhacli.record.record import InspectedLayer, Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, Unit, column, shown
 from mhacli.render.base.format import count_of, flowing, number_text, or_dash, percent_text, type_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.selection import short_name
 from mhacli.render.base.terminal import table
-from mhacli.render.checkpoint.effect_map import AT_POSITION, EffectMap, layer_of, measured_words, removal_name
-from mhacli.text.escape import token_label
+from mhacli.text.escape import token_label, visible
+from mhacli.text.tokens import AttentionKind
 
+_KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
+"""What a target is that is no token."""
+AT_POSITION = ("token", "tag", "vector")
+"""What is measured at one position."""
 _MAX_ROWS = 7
 """The largest number of table rows."""
 _RELIABLE = 0.8
@@ -41,11 +48,9 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
         yield from (question, proof)
         return
     yield from (_answer(record, summary, screen), Text(""), question, Text(""))
-    shown = EffectMap.of(record)
-    if shown.rows:
-        yield from grids([head_grid(shown)], screen)
-    texts = [effect_grid(shown, [read.name], read.tokens, [read.effects]) for read in shown.texts]
-    yield from grids(texts, screen, form="numbers", everything=True)
+    of_heads, texts = head_grids(record), [row for row in effect_rows(record) if row.tokens]
+    yield from grids(of_heads, screen) if of_heads else ()
+    yield from grids([_text_grid(record, row) for row in texts], screen, form="numbers", everything=True)
     yield Text("")
     yield from table(effect_table(record, summary, None if options.everything else _MAX_ROWS), screen.width)
     yield from _interaction(record, summary)
@@ -94,14 +99,57 @@ def _removed(effect: Effect) -> str:
 # --------------------------------------------------------------------------------------------------------- the pictures
 
 
+@dataclass(frozen=True)
+class EffectRow:
+    """The heads of a layer with their effects, None for a head that was not removed; or the `tokens` of a text, each with the
+    effect of the edge to it."""
+
+    name: str
+    effects: tuple[Effect | None, ...]
+    tokens: tuple[str, ...] = ()
+
+
+def effect_rows(record: Record) -> Iterator[EffectRow]:
+    """A row for each layer with heads removed one at a time, then one for the edges of each head, or of each layer if they were
+    removed from all its heads together. A layer of mha has no name."""
+    by_head = {(e.kind, e.layer, e.head): e for e in record.effects if e.removed == "head"}
+    layers = [(short_name(layer, record.layers), layer.kind, layer.layer, layer.n_heads) for layer in record.layers]
+    if not layers:
+        layers = [("", effect.kind, 0, record.config.n_heads) for effect in record.effects[:1]]
+    for name, kind, number, n_heads in layers:
+        effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
+        if any(effects):
+            yield EffectRow(name, effects)
+    edges: dict[str, list[Effect]] = {}
+    for effect in record.effects:
+        if effect.removed == "edge":
+            edges.setdefault(removal_name(effect, record), []).append(effect)
+    for name, of_name in edges.items():
+        _, keys = texts_of(of_name[0].kind, record.sequences, record.context)
+        yield EffectRow(name, tuple(of_name), tuple(token_label(keys[0].tokens[edge.key or 0]) for edge in of_name))
+
+
+def largest_change(record: Record) -> float:
+    """The end of the scale of a record's effects."""
+    changes = (None if record.effect is None else record.effect.change_of(effect) for effect in record.effects)
+    return max((abs(change) for change in changes if change is not None), default=0.0)
+
+
+def meaning_of(summary: EffectSummary) -> str:
+    """The meaning of a change."""
+    if summary.metric != "d_logit":
+        return "change of the output by the removal, relative to its length"
+    at = f" at {summary.position}" if summary.measured in AT_POSITION else ""
+    return f"change of {measured_words(summary)}{at} · negative: what was removed supports the target"
+
+
 def effect_grids(record: Record) -> list[Grid]:
     """The map of heads, and the texts that queries read in parts of a few tokens."""
-    shown = EffectMap.of(record)
-    drawn = [head_grid(shown)] if shown.rows else []
-    for read in shown.texts:
-        for start in range(0, len(read.effects), _ACROSS):
+    drawn = head_grids(record)
+    for row in effect_rows(record):
+        for start in range(0, len(row.tokens), _ACROSS):
             part = slice(start, start + _ACROSS)
-            drawn.append(effect_grid(shown, [read.name], read.tokens[part], [read.effects[part]]))
+            drawn.append(_text_grid(record, EffectRow(row.name, row.effects[part], row.tokens[part])))
     return drawn
 
 
@@ -109,42 +157,39 @@ _ACROSS = 24
 """The most tokens of a text in a row."""
 
 
-def head_grid(shown: EffectMap) -> Grid:
-    """A row per layer, a column per head; a head that was not removed is blank."""
-    corner = "layer" if any(row.name for row in shown.rows) else "head"  # a layer of mha has no name
-    width = max(len(corner), *(len(row.name) for row in shown.rows))
-    names = [f"{row.name:>{width}}" for row in shown.rows]
-    return effect_grid(shown, names, [*map(str, range(shown.n_columns))], [row.effects for row in shown.rows], corner)
+def head_grids(record: Record) -> list[Grid]:
+    """The grid with a row per layer and a column per head, where a head that was not removed is blank; none without heads."""
+    rows = [row for row in effect_rows(record) if not row.tokens]
+    corner = "layer" if any(row.name for row in rows) else "head"  # a layer of mha has no name
+    n_columns = max((len(row.effects) for row in rows), default=0)
+    return [_grid(record, rows, [*map(str, range(n_columns))], corner)] if rows else []
 
 
-def effect_grid(
-    shown: EffectMap,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    effects: Sequence[Sequence[Effect | None]],
-    corner: str = "",
-) -> Grid:
+def _text_grid(record: Record, row: EffectRow) -> Grid:
+    return _grid(record, [row], row.tokens)
+
+
+def _grid(record: Record, rows: Sequence[EffectRow], columns: Sequence[str], corner: str = "") -> Grid:
     """The changes by removals, NaN where nothing was removed."""
+    summary = record.effect
+    assert summary is not None
+    width = max(len(corner), *(cell_len(row.name) for row in rows))
+    effects = {(n, place): effect for n, row in enumerate(rows) for place, effect in enumerate(row.effects) if effect}
     values = np.full((len(rows), len(columns)), np.nan)
-    words = {}
-    for row, of_row in enumerate(effects):
-        for place, effect in enumerate(of_row):
-            change = None if effect is None else shown.summary.change_of(effect)
-            if effect is not None and change is not None:
-                values[row, place] = change
-                words[row, place] = change_words(shown, effect)
+    for cell, effect in effects.items():
+        values[cell] = summary.change_of(effect)
     return Grid(
         values=values,
         allowed=~np.isnan(values),
-        rows=rows,
+        rows=[f"{row.name:>{width}}" for row in rows],
         columns=columns,
-        top=shown.largest or 1.0,
+        top=largest_change(record) or 1.0,
         scale="change",
         unit="brief",
         corner=corner,
-        meaning=shown.meaning,
+        meaning=meaning_of(summary),
         has_all_rows=True,
-        about=lambda row, place: words.get((row, place), ""),
+        about=lambda *cell: change_words(record, effects[cell]) if np.isfinite(values[cell]) else "",
     )
 
 
@@ -178,11 +223,11 @@ def removal_words(effect: Effect, record: Record) -> str:
     return " · ".join([removal_name(effect, record), *filter(None, more)])
 
 
-def change_words(shown: EffectMap, effect: Effect) -> str:
+def change_words(record: Record, effect: Effect) -> str:
     """What was removed, with all numbers of its effect: `5.1 · mixed: Δlogit -0.2500, KL 0.01`."""
-    columns = map(number_column, numbers_of(shown.record.effects))
+    columns = map(number_column, numbers_of(record.effects))
     numbers = (f"{column.heading} {column.text(effect)}" for column in columns)
-    return f"{removal_words(effect, shown.record)}: {', '.join(numbers)}"
+    return f"{removal_words(effect, record)}: {', '.join(numbers)}"
 
 
 def _type(record: Record, effect: Effect) -> str:
@@ -297,3 +342,39 @@ def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> tuple
     kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
     is_small = before == after and was == now
     return is_small, f"{words}, its probability goes from {before} to {after}, and it {kept} the most likely"
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def measured_words(summary: EffectSummary) -> str:
+    """The name of the measured logit, or difference of two logits."""
+    if summary.measured in ("score", "metric"):
+        return f"the {summary.measured}"
+    minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
+    return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target or '')}”{minus}"
+
+
+def removal_name(effect: Effect, record: Record) -> str:
+    """The name of a removal, such as `5.1`; `head 1` in a layer of mha."""
+    if effect.removed == "spans":
+        return " → ".join(map(visible, effect.spans))
+    if effect.removed == "heads":
+        kinds = effect.kinds or (effect.kind,) * len(effect.heads)
+        pairs = zip(kinds, effect.heads, strict=True)
+        return " + ".join(_head_name(kind, layer, head, record) for kind, (layer, head) in pairs)
+    if effect.layer is not None and effect.head is not None:
+        return "head " * (not record.layers) + _head_name(effect.kind, effect.layer, effect.head, record)
+    layer = layer_of(record, effect.kind, effect.layer)
+    return "all heads" if layer is None else f"layer {short_name(layer, record.layers)}"
+
+
+def _head_name(kind: AttentionKind, number: int, head: int, record: Record) -> str:
+    """`5.1`, `cross 5.1`; `1` in a layer of mha."""
+    layer = layer_of(record, kind, number)
+    return str(head) if layer is None else f"{short_name(layer, record.layers)}.{head}"
+
+
+def layer_of(record: Record, kind: AttentionKind, number: int | None) -> InspectedLayer | None:
+    """The layer of a checkpoint, None for a layer of mha."""
+    return next((layer for layer in record.layers if (layer.kind, layer.layer) == (kind, number)), None)

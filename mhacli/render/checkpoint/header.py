@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -12,7 +11,6 @@ from mhacli.record.checks import error_text
 from mhacli.record.record import InspectedLayer, Model, Record
 from mhacli.render.base.format import (
     agreement,
-    bytes_text,
     checks_in_brief,
     count_of,
     count_text,
@@ -106,10 +104,6 @@ def _details(record: Record, model: Model) -> Iterator[str]:
     if total is not None:
         loading_part = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
         yield f"took {seconds_text(total.median_s)}{loading_part}"
-    if record.corpus is None:
-        are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
-        verb = "take" if are_kept else "would take"
-        yield f"full attention matrices {verb} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
 
 
 def _masks_and_scores(record: Record) -> Iterator[str]:
@@ -118,12 +112,10 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
     yield from by_layers(
         layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
     )
-    for name in dict.fromkeys(name for layer in layers for name in _departures(layer)):
-        yield from by_layers(layers, partial(_departure, name))
-
-
-def _departure(name: str, layer: InspectedLayer) -> str:
-    return visible(_departures(layer).get(name, ""))
+    departures = {layer: _departures(layer) for layer in layers}
+    for name in dict.fromkeys(name for words in departures.values() for name in words):
+        words_of = {layer: visible(words.get(name, "")) for layer, words in departures.items()}
+        yield from by_layers(layers, words_of.__getitem__)
 
 
 def _departures(layer: InspectedLayer) -> Mapping[str, str]:
@@ -154,16 +146,15 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
         yield Text(f"! {others} NOT verified either (--all says why)", style="bold red")
 
 
-def _reasons(layer: InspectedLayer) -> list[str]:
+def _reasons(layer: InspectedLayer) -> Iterator[str]:
     failed = [check for check in layer.survey.checks if not check.ok]
-    reasons = []
     for check in failed:
         off = "gives NaN or infinity"
         if check.error is not None:
             off = f"is off by {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
-        reasons.append(f"'{visible(check.name)}' {off}")
-    listed = [f"the check '{check.name}'" for check in failed]
-    return reasons + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in listed)]
+        yield f"'{visible(check.name)}' {off}"
+    listed = tuple(f"the check '{check.name}'" for check in failed)
+    yield from (visible(reason) for reason in layer.unverified if not reason.startswith(listed))
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
@@ -171,20 +162,16 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     failures."""
     surveys = [layer.survey for layer in record.layers]
     checks, by = [check for survey in surveys for check in survey.checks], reducer_text(record, surveys)
-    names = dict.fromkeys(check.name for check in checks)
     is_changed = record.model is not None and record.model.identical_outputs is False
-    if record.self_check.ok and not is_changed and not in_detail:
-        return Text("self-check ok: ", style="bold green").append(
-            checks_in_brief(checks) + by, style="not bold default"
-        )
-    verdict = (
-        Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}{by}", style="bold green")
-        if record.self_check.ok
-        else Text(f"self-check FAILED{by}", style="bold red")
-    )
-    parts = [_worst(name, record.layers) for name in names]
-    if is_changed:
-        parts.insert(0, Text("outputs differ from those without inspection", style="bold red"))
+    if not record.self_check.ok:
+        verdict = Text(f"self-check FAILED{by}", style="bold red")
+    elif is_changed or in_detail:
+        verdict = Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}{by}", style="bold green")
+    else:
+        brief = checks_in_brief(checks) + by
+        return Text("self-check ok: ", style="bold green").append(brief, style="not bold default")
+    parts = [Text("outputs differ from those without inspection", style="bold red")] if is_changed else []
+    parts += [_worst(name, record.layers) for name in dict.fromkeys(check.name for check in checks)]
     return Text("\n").join([verdict, flowing(parts, screen.width)])
 
 

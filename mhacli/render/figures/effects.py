@@ -8,8 +8,7 @@ from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen
-from mhacli.render.checkpoint.effect import effect_grids, effect_words
-from mhacli.render.checkpoint.effect_map import AT_POSITION, EffectMap, measured_words, removal_name
+from mhacli.render.checkpoint.effect import AT_POSITION, effect_grids, effect_words, measured_words, removal_name
 from mhacli.render.figures.grids import grids, legend, scale_words
 from mhacli.render.figures.svg import Sheet
 from mhacli.text.escape import token_label
@@ -38,7 +37,7 @@ def effects_figure(record: Record) -> Sheet:
         title=_title(record, summary),
         body=[
             *(grids([("", [of])], _SIDE) for of in maps),
-            *([legend(maps, EffectMap.of(record).meaning)] if maps else []),
+            *([legend(maps, maps[0].meaning)] if maps else []),
         ],
         caption=[part.plain for part in effect_words(record, Screen(10_000, False))],
         scale=scale_words(maps) if maps else "",
