@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from mhacli.record.record import Record
     from mhacli.run import Run
 
+FORMATS = ("json", "csv")
+"""The formats of a record on stdout, each with an option and a module of `mhacli.render` of this name."""
 _SAVE = "Save the record in this file, for mha show, view and diff."
 _SAVE_WEIGHTS = "Save the weights in this file, for --weights."
 _KEEP = "Arrays in the saved record and in --json, such as pattern,z."
@@ -56,7 +59,7 @@ class Output:
     @property
     def format(self) -> str | None:
         """The format of stdout; None for the view of the terminal."""
-        return "json" if self.json else "csv" if self.csv else None
+        return next((name for name in FORMATS if getattr(self, name)), None)
 
     @property
     def files(self) -> dict[str, str]:
@@ -154,9 +157,8 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
     if output.format is not None:
         if record.module is not None and output.csv:
             raise UsageError("--csv needs attention weights, which the trace of a module does not have")
-        from mhacli.render import csv, json
-
-        sys.stdout.writelines(json.pieces(record) if output.json else csv.pieces(record, options))
+        renderer = import_module(f"mhacli.render.{output.format}")
+        sys.stdout.writelines(renderer.pieces(record, options))
         return
     from mhacli.render.display.terminal import record_views
 

@@ -10,6 +10,7 @@ import numpy as np
 from mhacli.record.arrays import Array
 from mhacli.record.heads import PER_QUERY
 from mhacli.record.record import Record, layer_prefix
+from mhacli.render.base.options import ViewOptions
 
 _FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "trace")
 _STATED = ("qk", "scores", "pattern", "z", "out")
@@ -19,7 +20,7 @@ _RENAMED = {"context": "context_array"}
 """The embedded context is renamed, because `context` names its texts."""
 
 
-def pieces(record: Record) -> Iterator[str]:
+def pieces(record: Record, _: ViewOptions) -> Iterator[str]:
     """The document with one top-level field per line, in ASCII. Masked and non-finite numbers are null.
 
     Numbers are the shortest that parse to the same number of their dtype. `nonfinite` counts NaN and infinities per
