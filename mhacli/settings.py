@@ -382,7 +382,7 @@ MODEL = "Use this checkpoint: a folder, or a Hugging Face id such as org/name (n
 _DEVICE_MAP = "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra device-map)"
 ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
 CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
-TIME_LIMIT = "Seconds that an import or a call may take; with more, check tries more pairs of mistakes."
+TIME_LIMIT = "Seconds that an import or a call may take."
 _GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
 _CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."
 _PAIR = "Second text of a pair, read with the token types of a pair: one for all texts, or one for each."

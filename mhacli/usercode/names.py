@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -115,3 +117,34 @@ def in_user_names(expression: str, names: Mapping[str, str]) -> str:
         + sign
         + comment
     )
+
+
+def names_on(line: SourceLine, letter: str) -> dict[str, str]:
+    """The names on a line that projects rows, such as `value = self.k_proj(value)`: the variable of a letter, and `x`, the rows.
+    Empty for any other line."""
+    try:
+        statement = ast.parse(line.source.strip()).body[0]
+    except (SyntaxError, IndexError):
+        return {}
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and node.args]
+    rows = [call.args[0] for call in calls if ast.unparse(call.func).startswith("self.")]
+    if not isinstance(target, ast.Name) or not rows or not isinstance(rows[0], ast.Name):
+        return {}
+    return {letter: target.id, "x": rows[0].id}
+
+
+def is_read_only_with(function: Callable[..., object], parameter: str, others: Sequence[str]) -> bool:
+    """Whether a function reads a parameter only where a condition names one of the others, such as `if others is not None:`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If) and _names(node.test) & {*others}]
+    inside = {id(part) for node in conditions for statement in node.body for part in ast.walk(statement)}
+    reads = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == parameter]
+    return bool(reads) and all(id(node) in inside for node in reads)
+
+
+def _names(expression: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}

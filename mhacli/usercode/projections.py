@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations, product
 from typing import Literal, NamedTuple
 
@@ -16,6 +16,8 @@ from mhacli.usercode.target import Choice
 
 _LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
 """The row orders of a fused matrix: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""
+Roles = tuple[dict[str, Projection], tuple[Choice, ...]]
+"""The projections by letter (q, k, v) that a parameter may hold, and the design choices of this reading."""
 
 
 class Widths(NamedTuple):
@@ -42,91 +44,117 @@ class ProjectionReading:
     unused: tuple[str, ...] = ()
 
 
-class _Role(NamedTuple):
-    """The projection of one role (q, k, v or o), and the design choices that this reading implies."""
+Orientation = Literal["out-in", "in-out", "free"]
+"""How a matrix is applied: `x Wᵀ` as in nn.Linear, `x W` as in Conv1D, or unknown."""
 
-    letter: str
-    projection: Projection
-    names: tuple[str, ...]
-    choices: tuple[Choice, ...] = ()
-    order: str | None = None
+
+@dataclass(frozen=True)
+class WeightMatrix:
+    """A matrix and its bias. `letters` are the roles that its name states: q, k, v, o, several of q, k and v in order, or none.
+    `number` is its index in a list of similar matrices. `biases` stand apart from it, by letter."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    orientation: Orientation
+    letters: str
+    number: int | None = None
+    biases: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
     """Every reading, the most natural first. Empty if queries, keys and values cannot be told apart."""
-    for sources, outputs in _assignments(tuple(parts), widths):
-        for roles in product(*sources):
-            flat = {role.letter: role for group in roles for role in group}
-            yield from _with_outputs(flat, outputs, parts, widths)
+    for groups, letters in _groups(parts):
+        names = [part.name for group in groups for part in group]
+        rest = [part for part in parts if part.name not in names]
+        order = next((of for of in letters if len(of) == 3), None)
+        options = [list(_roles(group, of, widths)) for group, of in zip(groups, letters, strict=True)]
+        for combination in product(*options):
+            projections = {letter: projection for roles, _ in combination for letter, projection in roles.items()}
+            n_kv_heads = _n_kv_heads(projections, widths.n_heads)
+            if n_kv_heads is None:
+                continue
+            choices = dict.fromkeys(choice for _, chosen in combination for choice in chosen)
+            for out, out_names in _outputs(rest):
+                used = tuple(dict.fromkeys((*names, *out_names)))
+                unused = tuple(part.name for part in parts if part.name not in used)
+                weights = Projections(projections["q"], projections["k"], projections["v"], out)
+                yield ProjectionReading(weights, widths.n_heads, n_kv_heads, tuple(choices), order, used, unused)
 
 
-def _assignments(
-    parts: tuple[WeightMatrix, ...], widths: Widths
-) -> Iterator[tuple[list[list[tuple[_Role, ...]]], list[_Role | None]]]:
-    """Assigns the parts to queries, keys and values, by name if they have one, and the rest to the output."""
-    for chosen in _choices_of_inputs(parts):
-        used = {part.name for group in chosen for part in group}
-        remaining = [part for part in parts if part.name not in used]
-        sources = [list(_roles(group, widths)) for group in chosen]
-        if all(sources):
-            yield sources, list(_outputs(remaining))
-
-
-def _choices_of_inputs(parts: tuple[WeightMatrix, ...]) -> Iterator[tuple[tuple[WeightMatrix, ...], ...]]:
-    """Groups of parts that form q, k and v together. A group shares its letters, such as the matrices of all heads."""
+def _groups(parts: Sequence[WeightMatrix]) -> Iterator[tuple[list[list[WeightMatrix]], list[str]]]:
+    """Groups of parts that form q, k and v together, with the letters of each, which end with `?` if no name states them. A
+    group shares its letters, such as the matrices of all heads."""
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
-    for combination in (("q", "k", "v"), *((order,) for order in by_letters if set(order) == set("qkv"))):
+    fused = [[letters] for letters in by_letters if set(letters) == set("qkv")]
+    halves = [["qkv".strip(pair) or "k", pair] for pair in by_letters if len(pair) == 2]
+    for combination in (["q", "k", "v"], *fused, *halves):
         if all(letters in by_letters for letters in combination):
-            yield tuple(tuple(by_letters[letters]) for letters in combination)
-    for pair in (order for order in by_letters if len(order) == 2):
-        single = next(letter for letter in "qkv" if letter not in pair)
-        if single in by_letters:
-            yield tuple(by_letters[single]), tuple(by_letters[pair])
-    unnamed = [part for part in parts if not part.letters]
+            yield [by_letters[letters] for letters in combination], combination
+    unnamed = by_letters.get("", [])
     for part in unnamed:
-        yield ((part._replace(letters="qkv?"),),)
+        yield [[part]], ["qkv?"]
     if len(unnamed) in (3, 4):
         for order in permutations(unnamed, 3):
-            yield tuple((part._replace(letters=letter + "?"),) for letter, part in zip("qkv", order, strict=True))
+            yield [[part] for part in order], ["q?", "k?", "v?"]
 
 
-def _roles(group: tuple[WeightMatrix, ...], widths: Widths) -> Iterator[tuple[_Role, ...]]:
-    """The projections that a group of parts may hold."""
-    first = group[0]
-    letters, is_named = first.letters.rstrip("?"), not first.letters.endswith("?")
-    if len(letters) == 1:
-        for projection, choices in _singles(group, letters, widths):
-            notes = choices if is_named else (*choices, Choice("unnamed", f"{first.name} makes the {_NAMES[letters]}"))
-            yield (_Role(letters, projection, tuple(part.name for part in group), notes),)
-    elif len(group) == 1:
-        yield from _fused(first, letters, is_named, widths)
-    elif all(part.number is not None and part.weight.ndim == 2 for part in group):
-        yield from _fused_per_head(group, letters, widths)
+def _n_kv_heads(projections: Mapping[str, Projection], n_heads: int) -> int | None:
+    """The number of kv heads; None if the widths of queries, keys and values allow none."""
+    q_width, k_width, v_width = (projections[letter].weight.shape[0] for letter in "qkv")
+    d_head, remainder = divmod(q_width, n_heads)
+    if remainder or not d_head or k_width % d_head:
+        return None
+    n_kv_heads = k_width // d_head
+    return n_kv_heads if n_kv_heads and n_heads % n_kv_heads == 0 and v_width % n_kv_heads == 0 else None
+
+
+# ------------------------------------------------------------------------------------------------------ queries, keys, values
 
 
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
+_PER_HEAD = Choice("per-head", "each head has projections of its own")
 
 
-def _singles(
-    group: tuple[WeightMatrix, ...], letter: str, widths: Widths
-) -> Iterator[tuple[Projection, tuple[Choice, ...]]]:
-    """One projection, as one matrix or as a matrix for each head."""
-    if len(group) > 1:
-        group = tuple(sorted(group, key=lambda part: part.number or 0))
-        candidates = [next(_matrices(part, widths, letter), None) for part in group]
-        if all(candidate is not None for candidate in candidates):
-            weights = [candidate[0] for candidate in candidates if candidate is not None]
-            biases = [part.bias for part in group if part.bias is not None]
-            bias = torch.cat(biases) if len(biases) == len(group) else None
-            yield Projection(torch.cat(weights), bias), (Choice("per-head", "each head has projections of its own"),)
+def _roles(group: Sequence[WeightMatrix], letters: str, widths: Widths) -> Iterator[Roles]:
+    """The projections that a group of parts may hold: of one part, or of a part for each head."""
+    if len(group) == 1:
+        yield from _roles_of(group[0], letters, widths)
         return
-    for weight, choices in _matrices(group[0], widths, letter):
-        bias = None if group[0].bias is None else group[0].bias.flatten()
-        if bias is not None and bias.numel() < weight.shape[0]:
-            bias = bias.repeat(weight.shape[0] // bias.numel())
-        yield Projection(weight, bias), choices
+    ordered = sorted(group, key=lambda part: part.number or 0)
+    of_one_head = widths._replace(n_heads=1, n_kv_heads=1)
+    heads = [roles for part in ordered for roles, _ in [*_roles_of(part, letters, of_one_head)][:1]]
+    if len(heads) == len(group):
+        yield {letter: _joined([roles[letter] for roles in heads]) for letter in letters}, (_PER_HEAD,)
+
+
+def _joined(heads: Sequence[Projection]) -> Projection:
+    biases = [head.bias for head in heads if head.bias is not None]
+    bias = torch.cat(biases) if len(biases) == len(heads) else None
+    return Projection(torch.cat([head.weight for head in heads]), bias)
+
+
+def _roles_of(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[Roles]:
+    """The projections that one part may hold; in every order if its name states none."""
+    is_named, letters = not letters.endswith("?"), letters.rstrip("?")
+    if len(letters) == 1:
+        unnamed = () if is_named else (Choice("unnamed", f"{part.name} makes the {_NAMES[letters]}"),)
+        for weight, choices in _matrices(part, widths, letters):
+            bias = part.biases.get(letters) if part.bias is None else part.bias.flatten()
+            if bias is not None and bias.numel() < weight.shape[0]:
+                bias = bias.repeat(weight.shape[0] // bias.numel())
+            yield {letters: Projection(weight, bias)}, (*choices, *unnamed)
+        return
+    for weights, biases, choices in _cut_parts(part, letters, widths):
+        for order in [tuple(letters)] if is_named else permutations(letters):
+            words = Choice("fused-order", f"{part.name} holds {', '.join(order)} in this order")
+            roles = {
+                letter: Projection(weight, part.biases.get(letter) if bias is None else bias)
+                for letter, weight, bias in zip(order, weights, biases, strict=True)
+            }
+            yield roles, choices if is_named else (*choices, words)
 
 
 def _matrices(part: WeightMatrix, widths: Widths, letter: str) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
@@ -135,148 +163,103 @@ def _matrices(part: WeightMatrix, widths: Widths, letter: str) -> Iterator[tuple
     n_heads = widths.n_heads if letter == "q" else widths.n_kv_heads or widths.n_heads
     weight, is_free = part.weight, part.orientation == "free"
     if weight.ndim == 3:
-        yield from _kernels(weight, d_in, n_heads)
+        kernel = Choice("kernel", "weights have an axis for heads")
+        for axis in [axis for axis in range(3) if weight.shape[axis] == d_in]:
+            input_last = weight.movedim(axis, 2)
+            for heads_first in (input_last, input_last.transpose(0, 1)):
+                if heads_first.shape[0] == n_heads:
+                    yield heads_first.flatten(0, 1), (kernel,)
     if weight.ndim != 2:
         return
     if n_heads > 1 and tuple(weight.shape) == (d_in / n_heads, d_in / n_heads):
-        shared = Choice(
-            "shared-projections", f"{part.name} projects a slice of the row for each head, the same for all"
-        )
+        words = f"{part.name} projects a slice of the row for each head, the same for all"
         for block in (weight, weight.mT)[: 2 if is_free else 1]:
-            yield torch.block_diag(*[block] * n_heads), (shared,)
+            yield torch.block_diag(*[block] * n_heads), (Choice("shared-projections", words),)
     if part.orientation != "in-out" and weight.shape[1] == d_in:
         yield weight, ()
     if part.orientation != "out-in" and weight.shape[0] == d_in:
         yield weight.mT, (Choice("orientation", f"{part.name} is applied as x W"),) if is_free else ()
 
 
-def _kernels(weight: Tensor, d_in: int, n_heads: int) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
-    """The readings of a kernel with three axes: input, heads and head width, in any order."""
-    for axis in range(3):
-        if weight.shape[axis] == d_in:
-            input_last = weight.movedim(axis, 2)
-            for heads_first in (input_last, input_last.transpose(0, 1)):
-                if heads_first.shape[0] == n_heads:
-                    yield heads_first.flatten(0, 1), (Choice("kernel", "weights have an axis for heads"),)
-
-
-def _fused(part: WeightMatrix, letters: str, is_named: bool, widths: Widths) -> Iterator[tuple[_Role, ...]]:
-    """The projections in one fused matrix, in every possible order and layout."""
+def _cut_parts(
+    part: WeightMatrix, letters: str, widths: Widths
+) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor | None], tuple[Choice, ...]]]:
+    """The matrices and biases in a fused matrix, in every possible layout."""
+    none = [None] * len(letters)
     if part.weight.ndim == 3 and part.weight.shape[0] == len(letters):
-        notes = (Choice("fused", f"{part.name} holds a matrix for each of {', '.join(letters)}"),)
-        biases = [None] * len(letters) if part.bias is None else list(part.bias.reshape(len(letters), -1))
-        for pieces in (list(part.weight), [weight.mT for weight in part.weight]):
-            yield from _ordered(part, letters, is_named, pieces, biases, notes)
+        stacked = Choice("fused", f"{part.name} holds a matrix for each of {', '.join(letters)}")
+        biases = none if part.bias is None else [*part.bias.reshape(len(letters), -1)]
+        for pieces in (part.weight, part.weight.mT):
+            yield [*pieces], biases, (stacked,)
         return
     for matrix, applied in _matrices(part, widths, letters[0]):
-        for shared, layout in product(_widths_of_fused(matrix, letters, widths), _LAYOUTS):
-            pieces_of = _cut(matrix, layout, letters, shared)
-            biases_of = None if part.bias is None else _cut(part.bias, layout, letters, shared)
-            if pieces_of is not None:
-                chosen = (*applied, *(() if layout == "3hd" else (_layout_choice(layout),)))
-                yield from _ordered(part, letters, is_named, pieces_of, biases_of or [None] * len(letters), chosen)
+        for n_kv_heads, layout in product(_kv_heads_of_fused(matrix, letters, widths), _LAYOUTS):
+            of = widths._replace(n_kv_heads=n_kv_heads)
+            weights = _cut(matrix, layout, letters, of)
+            if weights is not None:
+                cut_bias = None if part.bias is None else _cut(part.bias, layout, letters, of)
+                yield weights, cut_bias or none, (*applied, *_LAYOUT_CHOICES[layout])
 
 
-def _widths_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[Widths]:
+_PER_HEAD_WORDS = "the fused projection holds queries, keys and values of each head in turn"
+_LAYOUT_CHOICES: Mapping[str, tuple[Choice, ...]] = {
+    **{layout: (Choice("fused-layout", f"the fused projection's rows are numbered ({' '.join(layout)})"),)
+       for layout in _LAYOUTS},
+    "3hd": (), "h3d": (Choice("fused-per-head", _PER_HEAD_WORDS),),
+}  # fmt: skip
+
+
+def _kv_heads_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[int | None]:
     """The candidate numbers of kv heads. If it is unknown, the number that the rows of a fused matrix imply comes first, for
     queries as wide as the input; then as many as query heads."""
     if len(letters) < 3 or widths.n_kv_heads is not None or widths.d_in % widths.n_heads:
-        return [widths]
+        return [widths.n_kv_heads]
     n_kv, remainder = divmod(matrix.shape[0] - widths.d_in, 2 * (widths.d_in // widths.n_heads))
     is_shared = not remainder and 0 < n_kv < widths.n_heads and widths.n_heads % n_kv == 0
-    return [widths._replace(n_kv_heads=n_kv), widths] if is_shared else [widths]
+    return [n_kv, None] if is_shared else [None]
 
 
-def _fused_per_head(group: tuple[WeightMatrix, ...], letters: str, widths: Widths) -> Iterator[tuple[_Role, ...]]:
-    """The projections if each head has its own fused matrix."""
-    ordered = sorted(group, key=lambda part: part.number or 0)
-    matrices = [next(_matrices(part, widths, letters[0]), None) for part in ordered]
-    if any(matrix is None or matrix[0].shape[0] % len(letters) for matrix in matrices):
-        return
-    cut = [matrix[0].chunk(len(letters)) for matrix in matrices if matrix is not None]
-    biases = [None if part.bias is None else part.bias.chunk(len(letters)) for part in ordered]
-    notes, names = (Choice("per-head", "each head has projections of its own"),), tuple(part.name for part in ordered)
-    roles = []
-    for index, letter in enumerate(letters):
-        letter_biases = [bias[index] for bias in biases if bias is not None]
-        bias = torch.cat(letter_biases) if len(letter_biases) == len(ordered) else None
-        roles.append(
-            _Role(letter, Projection(torch.cat([pieces[index] for pieces in cut]), bias), names, notes, letters)
-        )
-    yield tuple(roles)
-
-
-def _layout_choice(layout: str) -> Choice:
-    if layout == "h3d":
-        return Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn")
-    return Choice("fused-layout", f"the fused projection's rows are numbered ({' '.join(layout)})")
-
-
-def _ordered(
-    part: WeightMatrix,
-    letters: str,
-    is_named: bool,
-    pieces: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    notes: tuple[Choice, ...],
-) -> Iterator[tuple[_Role, ...]]:
-    """The pieces in the order that the name states, or in every order if it states none."""
-    orders = [tuple(letters)] if is_named else list(permutations(letters))
-    for order in orders:
-        choice = () if is_named else (Choice("fused-order", f"{part.name} holds {', '.join(order)} in this order"),)
-        yield tuple(
-            _Role(letter, Projection(piece, bias), (part.name,), (*notes, *choice), letters if is_named else None)
-            for letter, piece, bias in zip(order, pieces, biases, strict=True)
-        )
-
-
-def _cut(rows: Tensor, layout: str, letters: str, widths: Widths) -> list[Tensor] | None:
+def _cut(rows: Tensor, layout: str, letters: str, widths: Widths) -> Sequence[Tensor] | None:
     """Splits the rows of a fused matrix or bias, each piece ordered by head; None if they do not divide evenly."""
-    n_heads, n_kv = widths.n_heads, widths.n_kv_heads or widths.n_heads
+    n_kv = widths.n_kv_heads or widths.n_heads
+    counts = [widths.n_heads if letter == "q" else n_kv for letter in letters]
     n_parts, total = len(letters), rows.shape[0]
-    counts = [n_heads if letter == "q" else n_kv for letter in letters]
-    if layout == "3hd" and "q" not in letters:
-        return None if total % n_parts else list(rows.chunk(n_parts))
     if layout == "3hd":
-        if total % sum(counts):
+        shares = counts if "q" in letters else [1] * n_parts
+        unit, remainder = divmod(total, sum(shares))
+        return None if remainder else rows.split([share * unit for share in shares])
+    if len(set(counts)) > 1:  # each group holds its queries, its key and its value
+        shares = [count // n_kv for count in counts]
+        if layout != "h3d" or total % (n_kv * sum(shares)):
             return None
-        return list(rows.split([count * (total // sum(counts)) for count in counts]))
-    if len(set(counts)) > 1:
-        return _per_group(rows, letters, n_heads, n_kv) if layout == "h3d" else None
+        return [piece.flatten(0, 2) for piece in rows.unflatten(0, (n_kv, sum(shares), -1)).split(shares, dim=1)]
     if total % (n_parts * counts[0]):
         return None
     sizes = {"3": n_parts, "h": counts[0], "d": total // (n_parts * counts[0])}
     numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
-    moved = numbered.movedim([layout.index(axis) for axis in "3hd"], [0, 1, 2])
-    return [piece.flatten(0, 1) for piece in moved]
+    return [piece.flatten(0, 1) for piece in numbered.movedim([layout.index(axis) for axis in "3hd"], [0, 1, 2])]
 
 
-def _per_group(rows: Tensor, letters: str, n_heads: int, n_kv: int) -> list[Tensor] | None:
-    """Splits rows that hold, for each group, its queries, its key and its value."""
-    counts = [n_heads // n_kv if letter == "q" else 1 for letter in letters]
-    if rows.shape[0] % (n_kv * sum(counts)):
-        return None
-    grouped = rows.unflatten(0, (n_kv, sum(counts), -1)).split(counts, dim=1)
-    return [piece.flatten(0, 2) for piece in grouped]
+# ------------------------------------------------------------------------------------------------------------ the output
 
 
-def _outputs(remaining: Sequence[WeightMatrix]) -> Iterator[_Role | None]:
-    """The candidates for the output projection; None if there is none."""
-    named = [part for part in remaining if part.letters == "o"]
-    candidates = named or [part for part in remaining if not part.letters]
+def _outputs(rest: Sequence[WeightMatrix]) -> Iterator[tuple[Projection | None, tuple[str, ...]]]:
+    """The candidates for the output projection, with the names of their parts; None if there is none."""
+    named = [part for part in rest if part.letters == "o"]
+    candidates = named or [part for part in rest if not part.letters]
     if not candidates:
-        yield None
+        yield None, ()
     if len(named) > 1 and all(part.number is not None for part in named):
         ordered = sorted(named, key=lambda part: part.number or 0)
         biases = [part.bias for part in ordered if part.bias is not None]
-        bias = torch.stack(biases).sum(dim=0) if biases else None
         weights = [part.weight.mT if part.orientation == "in-out" else part.weight for part in ordered]
         if len({weight.shape[0] for weight in weights}) == 1:
-            yield _Role("o", Projection(torch.cat(weights, dim=1), bias), tuple(part.name for part in ordered))
+            bias = torch.stack(biases).sum(dim=0) if biases else None
+            yield Projection(torch.cat(weights, dim=1), bias), tuple(part.name for part in ordered)
     for part in candidates:
-        bias = None if part.bias is None else part.bias.flatten()
+        bias = part.biases.get("o") if part.bias is None else part.bias.flatten()
         for weight in _output_matrices(part):
-            yield _Role("o", Projection(weight, bias), (part.name,))
+            yield Projection(weight, bias), (part.name,)
 
 
 def _output_matrices(part: WeightMatrix) -> Iterator[Tensor]:
@@ -292,47 +275,75 @@ def _output_matrices(part: WeightMatrix) -> Iterator[Tensor]:
             yield part.weight.mT
 
 
-def _with_outputs(
-    roles: dict[str, _Role], outputs: Sequence[_Role | None], parts: Sequence[WeightMatrix], widths: Widths
-) -> Iterator[ProjectionReading]:
-    """The readings with these inputs and every output projection that fits."""
-    q, k, v = (roles[letter].projection for letter in "qkv")
-    for output in outputs:
-        out = None if output is None else output.projection
-        for n_kv in _kv_heads(q, k, widths):
-            if q.weight.shape[0] % widths.n_heads or v.weight.shape[0] % n_kv:
-                continue
-            used = (*roles["q"].names, *roles["k"].names, *roles["v"].names, *(() if output is None else output.names))
-            choices = [choice for role in (*roles.values(), output) if role is not None for choice in role.choices]
-            yield ProjectionReading(
-                Projections(q, k, v, out),
-                widths.n_heads,
-                n_kv,
-                tuple(dict.fromkeys(choices)),
-                roles["q"].order,
-                tuple(dict.fromkeys(used)),
-                tuple(part.name for part in parts if part.name not in used),
-            )
+# ----------------------------------------------------------------------------------------------------------- the parameters
 
 
-def _kv_heads(q: Projection, k: Projection, widths: Widths) -> Iterator[int]:
-    """The numbers of kv heads that the widths allow."""
-    if q.weight.shape[0] % widths.n_heads or q.weight.shape[0] < widths.n_heads:
-        return
-    d_head = q.weight.shape[0] // widths.n_heads
-    if (
-        k.weight.shape[0] >= d_head
-        and k.weight.shape[0] % d_head == 0
-        and widths.n_heads % max(1, k.weight.shape[0] // d_head) == 0
-    ):
-        yield k.weight.shape[0] // d_head
+def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[WeightMatrix, ...]:
+    """Every matrix of a module, or of tensors passed by name, in order of creation."""
+    matrices: dict[str, tuple[Tensor, Tensor | None, Orientation]] = {}
+    raw: dict[str, Tensor] = dict(tensors)
+    for path, child in () if module is None else module.named_modules(remove_duplicate=False):
+        parameters = dict(child.named_parameters(recurse=False, remove_duplicate=False))
+        if is_norm(child) or isinstance(child, nn.Embedding):
+            continue
+        orientation = _orientation(child)
+        if orientation is not None and parameters.get("weight") is not None:
+            weight = parameters["weight"] if parameters["weight"].ndim == 2 else parameters["weight"].flatten(1)
+            matrices[path] = weight, parameters.get("bias"), orientation
+        else:
+            raw.update({f"{path}.{name}" if path else name: tensor for name, tensor in parameters.items()})
+    vectors = {name: tensor for name, tensor in raw.items() if _is_bias(name, tensor)}
+    for name, tensor in raw.items():
+        if name not in vectors and tensor.ndim >= 2:
+            is_torch = name.rpartition(".")[2] in _OF_TORCH
+            matrices[name] = tensor, _bias_of(name, vectors), "out-in" if is_torch else "free"
+    apart = {read_name(name)[0]: vector for name, vector in vectors.items() if _is_named_bias(name)}
+    return tuple(WeightMatrix(name, *matrix, *read_name(name), apart) for name, matrix in matrices.items())
 
 
-# -------------------------------------------------------------------------------------------------- names of parameters
+_OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+"""The bare parameters of torch's own attention."""
 
 
-Orientation = Literal["out-in", "in-out", "free"]
-"""How a matrix is applied: `x Wᵀ` as in nn.Linear, `x W` as in Conv1D, or unknown."""
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalises its input, by its class name. Weight parametrizations do not count."""
+    return "norm" in type(module).__name__.lower() and "parametriz" not in type(module).__module__
+
+
+def _orientation(module: nn.Module) -> Orientation | None:
+    if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv1d | nn.Conv2d) and set(module.kernel_size) == {1}):
+        return "out-in"
+    return "in-out" if type(module).__name__ == "Conv1D" else None
+
+
+def _bias_of(name: str, vectors: Mapping[str, Tensor]) -> Tensor | None:
+    """The bias of a bare matrix: the vector of the same name, else of the same role, else its third of torch's fused one."""
+    letters = read_name(name)
+    by_name = (vector for other, vector in vectors.items() if _stem(other) == _stem(name))
+    by_role = (vector for other, vector in vectors.items() if letters[0] and read_name(other) == letters)
+    fused = next((vector for other, vector in vectors.items() if other.endswith("in_proj_bias")), None)
+    is_third = fused is not None and name.rpartition(".")[2] in _OF_TORCH[1:]
+    third = fused.chunk(3)["qkv".index(letters[0])] if fused is not None and is_third else None
+    return next(iter((*by_name, *by_role, third)))
+
+
+def _is_bias(name: str, tensor: Tensor) -> bool:
+    return tensor.ndim == 1 or (tensor.ndim <= 3 and _is_named_bias(name))
+
+
+def _is_named_bias(name: str) -> bool:
+    last = name.rpartition(".")[2].lower()
+    return "bias" in last or re.fullmatch(r"b_?([qkvo]|out|qkv)", last) is not None
+
+
+def _stem(name: str) -> str:
+    folder, _, last = name.rpartition(".")
+    last = re.sub(r"(?i)_?(weight|bias|kernel)s?$", "", last)
+    return f"{folder}.{re.sub(r'^[wWbB]_?(?=[a-zA-Z])', '', last)}".lower()  # the same for a weight and its bias
+
+
+# ------------------------------------------------------------------------------------------------------ names of parameters
+
 
 _WORDS = {
     "q": "toqueries wquery q query queries querys wq qs qry fcq qproj qlin queryproj",
@@ -346,94 +357,11 @@ _AFFIXED = re.compile(r"^(?:w|fc|linear|lin|proj)?(q|k|v)s?(?:linear|lin|proj|pr
 _FUSED = re.compile(r"^(?:to_?|w_?|c_?|fc_?)?((?!(.).?\2)[qkv]{2,3})(?:_?proj|s)?$")
 
 
-class WeightMatrix(NamedTuple):
-    """A matrix and its bias. `letters` are the roles that its name states: q, k, v, o, several of q, k and v in order, or none.
-    `number` is its index in a list of similar matrices."""
-
-    name: str
-    weight: Tensor
-    bias: Tensor | None
-    orientation: Orientation
-    letters: str
-    number: int | None = None
-
-
-def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[WeightMatrix, ...]:
-    """Every matrix of a module, or of tensors passed by name, in order of creation."""
-    matrices: list[WeightMatrix] = []
-    raw: dict[str, Tensor] = dict(tensors)
-    for path, child in () if module is None else module.named_modules(remove_duplicate=False):
-        parameters = dict(child.named_parameters(recurse=False, remove_duplicate=False))
-        if is_norm(child) or isinstance(child, nn.Embedding):
-            continue
-        kind = _orientation(child)
-        if kind is not None and parameters.get("weight") is not None:
-            weight = parameters["weight"] if parameters["weight"].ndim == 2 else parameters["weight"].flatten(1)
-            matrices.append(_part(path, weight, parameters.get("bias"), kind))
-        else:
-            raw.update({f"{path}.{name}" if path else name: tensor for name, tensor in parameters.items()})
-    return (*matrices, *_raw_parts(raw))
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises its input, by its class name. Weight parametrizations do not count."""
-    return "norm" in type(module).__name__.lower() and "parametriz" not in type(module).__module__
-
-
-def _orientation(module: nn.Module) -> Orientation | None:
-    if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv1d) and module.kernel_size == (1,)):
-        return "out-in"
-    return "in-out" if type(module).__name__ == "Conv1D" else None
-
-
-def _part(name: str, weight: Tensor, bias: Tensor | None, orientation: Orientation) -> WeightMatrix:
-    letters, index = read_name(name)
-    return WeightMatrix(name, weight, bias, orientation, letters, index)
-
-
-def _raw_parts(raw: Mapping[str, Tensor]) -> Iterator[WeightMatrix]:
-    """Bare parameters. A vector is the bias of the matrix with the same role."""
-    vectors = {name: t for name, t in raw.items() if _is_bias(name, t)}
-    for name, tensor in raw.items():
-        if name in vectors or tensor.ndim < 2:
-            continue
-        stem, letters = _stem(name), read_name(name)
-        bias = next((v for n, v in vectors.items() if _stem(n) == stem), None)
-        if bias is None and letters[0]:
-            bias = next((v for n, v in vectors.items() if read_name(n) == letters), None)
-        is_torch = name.rpartition(".")[2] in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-        if bias is None and is_torch and name.rpartition(".")[2] != "in_proj_weight":
-            bias = _third(vectors, letters[0])
-        yield WeightMatrix(name, tensor, bias, "out-in" if is_torch else "free", *letters)
-
-
-def _third(vectors: Mapping[str, Tensor], letter: str) -> Tensor | None:
-    fused = next((t for name, t in vectors.items() if name.endswith("in_proj_bias")), None)
-    return None if fused is None else fused.chunk(3)["qkv".index(letter)]
-
-
-def _is_bias(name: str, tensor: Tensor) -> bool:
-    last = name.rpartition(".")[2].lower()
-    is_named = "bias" in last or re.fullmatch(r"b_?([qkvo]|out|qkv)", last) is not None
-    return tensor.ndim == 1 or (is_named and tensor.ndim <= 3)
-
-
-def _stem(name: str) -> str:
-    folder, _, last = name.rpartition(".")
-    last = re.sub(r"(?i)_?(weight|bias|kernel)s?$", "", last)
-    return f"{folder}.{re.sub(r'^[wWbB]_?(?=[a-zA-Z])', '', last)}".lower()  # the same for a weight and its bias
-
-
 def read_name(name: str) -> tuple[str, int | None]:
     """The role of a parameter in letters of q, k, v, o, and its index in a list of similar parameters."""
-    steps = [step for step in name.split(".") if step not in ("weight", "bias", "kernel")]
-    index = next((int(step) for step in reversed(steps) if step.isdigit()), None)
-    named = [step for step in steps if not step.isdigit()]
-    for step in reversed(named):
-        letters = _letters_of(step)
-        if letters:
-            return letters, index
-    return "", index
+    steps = [step for step in reversed(name.split(".")) if step not in ("weight", "bias", "kernel")]
+    index = next((int(step) for step in steps if step.isdigit()), None)
+    return next((letters for step in steps if not step.isdigit() and (letters := _letters_of(step))), ""), index
 
 
 def _letters_of(step: str) -> str:
@@ -442,17 +370,14 @@ def _letters_of(step: str) -> str:
     plain = re.sub(r"_?(weight|bias|kernel)s?$", "", plain)
     if plain in ("in_proj", "inproj", "in_projection"):
         return "qkv"
-    fused = _FUSED.match(plain)
-    if fused is not None:
-        return fused[1]
     bare = plain.replace("_", "")
+    words = [word for word in re.split(r"_+|\d+", plain) if word]
+    fused = next((match[1] for word in (plain, *words) if (match := _FUSED.match(word))), None)
     affixed = _AFFIXED.match(bare)
+    if fused is not None and (plain == fused or not (bare in _LETTER or affixed)):
+        return fused
     if bare in _LETTER or affixed is not None:
         return _LETTER.get(bare) or str(affixed and affixed[1])
-    words = [word for word in re.split(r"_+|\d+", plain) if word]
-    inner = next((match[1] for word in words if (match := _FUSED.match(word))), None)
-    if inner is not None:
-        return inner
     letters = [_LETTER[word] for word in words if word in _LETTER]
     roles = [letter for letter in letters if letter != "o"]
     return "".join(dict.fromkeys(roles)) or (letters[0] if letters else "")

@@ -14,7 +14,6 @@ from mhacli.attention.mistakes.stages import (
     Mistake,
     MistakeVariant,
     ReferenceLayer,
-    SourceEvidence,
     Symptoms,
     require,
 )
@@ -260,7 +259,6 @@ _ERASED = (
             MistakeVariant("mask · −∞ is added to the scores", times_infinity),
             MistakeVariant("mask · −∞ is added to the scores, of those that are visible", allowed_times_infinity),
         ),
-        applies=lambda hints, layer: hints.may_be_infinite,
         may_be_nan=True,
     ),
 )
@@ -279,15 +277,6 @@ def sentinel_variants(value: float) -> tuple[MistakeVariant, MistakeVariant]:
     )
 
 
-def _is_filled(evidence: SourceEvidence) -> bool:
-    return any(operation.name.rstrip("_") in ("masked_fill", "where") for operation in evidence.operations)
-
-
-def _is_raised(evidence: SourceEvidence) -> bool:
-    masking = (operation for operation in evidence.operations if operation.name.rstrip("_") in MASKING)
-    return any(bool(operation.output.isposinf().any()) for operation in masking)
-
-
 def _has_nan_rows(symptoms: Symptoms) -> str | None:
     rows = f"{symptoms.n_nan_rows} rows of the output are NaN when padding stands on the left"
     return f"{rows}: its own causal mask leaves them no key" if symptoms.n_nan_rows else None
@@ -301,7 +290,6 @@ _SENTINELS = (
             MistakeVariant("masked scores are set to 10⁹", filled_with(1e9), is_rare=True),
             MistakeVariant("masked scores are set to +∞", filled_with(math.inf), is_rare=True),
         ),
-        rather_than={"mask-after-softmax": _is_raised},
     ),
     Mistake(
         "mask-sentinel-too-small",
@@ -315,7 +303,6 @@ _SENTINELS = (
             MistakeVariant("masked scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True),
         ),
         operations=("masked_fill", "masked_fill_", "where"),
-        rather_than={"mask-multiplied": _is_filled},
         shown_by=("large",),
         with_number=sentinel_variants,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from mhacli.attention.mistakes.stages import (
     Mistake,
     MistakeVariant,
     ReferenceLayer,
-    SourceEvidence,
-    SourceOperation,
     require,
 )
 
@@ -37,28 +35,12 @@ def assigned_names(source: str) -> list[str]:
     return [name.id for name in names if isinstance(name, ast.Name)]
 
 
-def unpacks_in_order(operations: Sequence[SourceOperation], order: str) -> bool | None:
-    """Whether the line that splits a fused projection names its parts in order; None without such a line."""
-    for operation in operations:
-        if operation.name in ("chunk", "split", "unbind", "tensor_split", "getitem") and operation.source:
-            letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(operation.source))
-            if sorted(letters) == sorted(order):
-                return letters == order
-    return None
-
-
-def _is_unpacked_in_order(evidence: SourceEvidence) -> bool:
-    in_order = unpacks_in_order(evidence.operations, evidence.order or "qkv")
-    return bool(in_order) or (in_order is None and evidence.order is None)
-
-
 _PRODUCTS = (
     Mistake(
         "qk-swapped",
         "products",
         (MistakeVariant("the scores are k qᵀ instead of q kᵀ", lambda layer, q, k: k @ q.mT),),
-        applies=lambda hints, layer: hints.is_order_known,
-        rather_than={"qkv-order": _is_unpacked_in_order},
+        applies=lambda hints, layer: hints.is_order_known and hints.is_unpacked_in_order,
     ),
 )
 
@@ -95,31 +77,17 @@ def scaled_by_size(axis: int, power: float) -> Callable[..., Tensor]:
     return scale
 
 
-def scaled_late(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """Weights of unscaled scores, scaled after the softmax."""
-    require(layer.scale is not None or layer.d_head is not None)
-    right = layer.scale if layer.scale is not None else (layer.d_head or 1) ** -0.5
-    unscaled = scaled / right
-    return stages.softmax(layer, unscaled if keep is None else stages.mask(layer, unscaled, keep)) * right
+def scaled_late(factor: Callable[[ReferenceLayer, int, float | Tensor], float | Tensor]) -> Callable[..., Tensor]:
+    """Weights of unscaled scores, scaled after the softmax by a factor of the layer, d_head and the right scale."""
 
+    def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+        require(layer.scale is not None or layer.d_head is not None)
+        right = layer.scale if layer.scale is not None else (layer.d_head or 1) ** -0.5
+        unscaled = scaled / right
+        weights = stages.softmax(layer, unscaled if keep is None else stages.mask(layer, unscaled, keep))
+        return weights * factor(layer, layer.d_head or 1, right)
 
-def _scalings(evidence: SourceEvidence) -> list[SourceOperation]:
-    """The operations that scale scores, by a number or in a fused kernel."""
-    scaling = ("mul", "div", "mul_", "div_", "scaled_dot_product_attention")
-    return [
-        operation for operation in evidence.operations
-        if operation.name in scaling and sum(t.numel() > 1 for t in operation.inputs) != 2
-    ]  # fmt: skip
-
-
-def _is_scaled_twice(evidence: SourceEvidence) -> bool:
-    return len(_scalings(evidence)) > 1
-
-
-def _mentions_model_width(evidence: SourceEvidence) -> bool:
-    lines = " ".join(operation.source for operation in _scalings(evidence))
-    words = ("d_model", "embed", "n_embd", "hidden", "emb", "dim")
-    return any(word in lines for word in words) and "head" not in lines
+    return value_weights
 
 
 _SCALES = (
@@ -135,7 +103,6 @@ _SCALES = (
             MistakeVariant("the scores are divided by √d_model", scaled_by(by_model_width)),
             MistakeVariant("the scores are divided by d_model", scaled_by(by_whole_model_width), is_rare=True),
         ),
-        rather_than={"scale-not-root": _mentions_model_width},
     ),
     Mistake(
         "scale-not-root",
@@ -146,7 +113,6 @@ _SCALES = (
         "scale-twice",
         "scale",
         (MistakeVariant("the scores are scaled twice", scaled_by(lambda layer, d, right: right * right)),),
-        rather_than={"scale-not-root": _is_scaled_twice, "scale-d-model": _is_scaled_twice},
     ),
     Mistake(
         "scale-one-side",
@@ -192,7 +158,15 @@ _SCALES = (
     Mistake(
         "scale-after-softmax",
         "value_weights",
-        (MistakeVariant("the softmax is over unscaled scores, and its result is scaled", scaled_late),),
+        tuple(
+            MistakeVariant(f"the softmax is over unscaled scores, and its result is {how}", scaled_late(factor))
+            for how, factor in (
+                ("scaled", lambda layer, d, right: right),
+                ("divided by √d_model", by_model_width),
+                ("divided by d_head", lambda layer, d, right: 1 / d),
+                ("divided by d_model", by_whole_model_width),
+            )
+        ),
     ),
 )
 

@@ -7,9 +7,9 @@ With all stages right, this computes `mhacli.attention.core.attend` between its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class ReferenceLayer:
     bool `[query, key]`, is another mask of the layer. `before(input)` and `after(out, input)` are further operations, such as a
     norm or a residual connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number, or one
     for each head, `[head, 1, 1]`. `bias` returns the score bias `[1, head, query, key]` for some inputs, or None. `sinks`,
-    `[head]`, are sink logits in the softmax.
+    `[head]`, are sink logits in the softmax. `hidden` is the score of a hidden key.
     """
 
     n_heads: int
@@ -72,6 +72,7 @@ class ReferenceLayer:
     k_norm: Callable[[Tensor], Tensor] | None = None
     bias: Callable[[ReferenceInputs], Tensor | None] | None = None
     sinks: Tensor | None = None
+    hidden: float = -math.inf
 
     @property
     def d_head(self) -> int | None:
@@ -186,8 +187,8 @@ def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, T
 
 
 def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """The scores, −∞ where masked."""
-    return scores.masked_fill(~keep, -math.inf)
+    """The scores, −∞ where masked, or the number that the layer has for it."""
+    return scores.masked_fill(~keep, layer.hidden)
 
 
 def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -403,34 +404,13 @@ def out_of(layer: ReferenceLayer) -> Projection:
 
 
 class SourceHints(NamedTuple):
-    """Hints from documentation and source: whether attention is meant to be causal, whether the rotary pairing is stated,
-    whether infinite scores are possible, and whether the order of the projections is known."""
+    """Hints from options and source: whether attention is meant to be causal, whether the rotary pairing is stated, whether the
+    order of the projections is known, and whether the code unpacks a fused projection in the order of its name."""
 
     expects_causal: bool = False
     is_pairing_stated: bool = False
-    may_be_infinite: bool = True
     is_order_known: bool = True
-
-
-@runtime_checkable
-class SourceOperation(Protocol):
-    """A recorded operation: its torch name, its tensors, and its line of user code."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def inputs(self) -> tuple[Tensor, ...]: ...  # noqa: D102
-    @property
-    def output(self) -> Tensor: ...  # noqa: D102
-    @property
-    def source(self) -> str: ...  # noqa: D102
-
-
-class SourceEvidence(NamedTuple):
-    """The operations of a run, and the order of q, k and v in the name of a fused projection, None if it states none."""
-
-    operations: Sequence[SourceOperation]
-    order: str | None = None
+    is_unpacked_in_order: bool = True
 
 
 @dataclass(frozen=True)
@@ -509,10 +489,9 @@ class Mistake:
     further ones have words of their own under `code, form`.
 
     The source line is the line of the first of the `operations`, else a line that matches the regular expression `in_source`,
-    else the line that computes the site. `applies` tells whether it is a mistake in a layer at all. For mistakes with the same
-    numbers, `rather_than` maps the other code to a function that is true if this one is the right diagnosis. `shown_by` are
-    further kinds of inputs that show it. `may_be_nan`: it may leave only NaN. `with_number` makes variants from a number in the
-    user's masks. `symptom` returns the evidence from probes, or None.
+    else the line that computes the site. `applies` tells whether it is a mistake in a layer at all. `shown_by` are further kinds
+    of inputs that show it. `may_be_nan`: it may leave only NaN. `with_number` makes variants from a number in the user's masks.
+    `symptom` returns the evidence from probes, or None.
     """
 
     code: str
@@ -523,7 +502,6 @@ class Mistake:
     operations: tuple[str, ...] = ()
     in_source: str = ""
     applies: Callable[[SourceHints, ReferenceLayer], bool] = _always
-    rather_than: Mapping[str, Callable[[SourceEvidence], bool]] = field(default_factory=dict)
     shown_by: tuple[Literal["large", "windows"], ...] = ()
     may_be_nan: bool = False
     with_number: Callable[[float], tuple[MistakeVariant, ...]] | None = None

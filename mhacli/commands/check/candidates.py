@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import math
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer, split
-from mhacli.commands.check.inputs import TOLERANCE, InputCase, output_for
-from mhacli.commands.check.observed_properties import NO_PROPERTIES, Norm, ObservedProperties, distinct_norms
+from mhacli.attention.mistakes.stages import ReferenceLayer, split
+from mhacli.commands.check.inputs import Examined
+from mhacli.commands.check.observed_properties import (
+    PAIRS,
+    Norm,
+    PairedRuns,
+    Rotation,
+    around,
+    distinct_norms,
+    has_tables,
+    learned_scales,
+    norms,
+    rotations,
+    runs_of,
+    score_bias,
+    sinks,
+)
 from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.arguments import Role, role_of
-from mhacli.usercode.call.user_attention import UserAttention
-from mhacli.usercode.inputs import cast
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import (
     ProjectionReading,
     WeightMatrix,
     Widths,
-    is_norm,
     parts_of,
     projection_readings,
     read_name,
@@ -38,50 +43,52 @@ from mhacli.usercode.types import Built
 
 _READ = "read from the run"
 """The ending of a choice that a run showed."""
-_ROTARY = re.compile(r"(?i)\b(rope|rotary|rotate_half|freqs?_cis|polar)|\.cos\(|\bcos\b")
+Scale = tuple[float | Tensor | None, Choice | None]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that it may implement, with its design choices. `reading` is the source of its weights, None for a function."""
+    """A layer that it may implement, with its design choices. `reading` is the source of its weights, None for a function.
+    `contradicts` are the statements of the request, `n_heads` or `scale`, that it does not follow."""
 
     layer: ReferenceLayer
     choices: tuple[Choice, ...] = ()
     reading: ProjectionReading | None = None
+    contradicts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class IntendedLayer:
-    """The layer that options, arguments, documentation and recorded runs (`properties`) describe. `causal` are the open answers
-    to whether it masks the future itself."""
-
-    causal: tuple[bool, ...] = (False, True)
-    pairings: tuple[Pairing | None, ...] = (None,)
-    is_pairing_known: bool = False
-    scales: tuple[tuple[float | Tensor | None, Choice | None], ...] = ((None, None),)
-    is_scale_known: bool = False
-    thetas: tuple[float, ...] = (10000.0,)
-    softcap: float | None = None
-    scale_words: tuple[str, ...] = ()
-    properties: ObservedProperties = NO_PROPERTIES
-
-
-def candidates(
-    subject: UserAttention,
-    module: nn.Module | None,
-    tensors: Mapping[str, Tensor],
-    intended: IntendedLayer,
-    request: CheckRequest,
-) -> list[Candidate]:
-    """Every possible layer, with the fewest choices first. Empty if its projections cannot be identified."""
-    n_heads = next(iter(stated_heads(subject.built, module, request)), None)
-    rotations = list(_rotation_choices(intended))
+def candidates(examined: Examined) -> list[Candidate]:
+    """Every possible layer, those that contradict a statement last, with the fewest choices first. Empty if its projections
+    cannot be identified."""
+    runs = recorded_runs(examined)
+    bases = list(_base_layers(examined))
+    if runs is not None:
+        shown = norms(runs)
+        bases = [
+            layer
+            for base in _with_observed(bases, examined, runs)
+            for layer in _with_norms(base, examined, runs, shown)
+        ]
+    learned = [] if runs is None else list(learned_scales(runs))
+    turned = list(product(_causalities(examined), _rotations(examined, runs)))
     layers = [
-        _with(base, intended, causal, rotation, scale)
-        for base in _with_observed(_base_layers(subject, module, tensors, request), intended.properties)
-        for causal, rotation, scale in product(intended.causal, rotations, _scales_of(base, n_heads, intended))
+        _with(base, examined, causal, rotation, scale)
+        for base in bases
+        for scale in _scales(base, examined, learned)
+        for causal, rotation in turned
     ]
-    return sorted(layers, key=_n_open)
+    return sorted(layers, key=lambda layer: (len(layer.contradicts), _n_open(layer)))
+
+
+def recorded_runs(examined: Examined) -> PairedRuns | None:
+    """Two recorded runs, of self-attention if possible; None if the call cannot be recorded, or depends on the numbers."""
+    subject = examined.subject
+    for other in (False, True) if subject.takes_context else (False,):
+        try:
+            return runs_of(subject, examined.request.of.seed, other=other)
+        except Exception:  # user code may raise anything
+            continue
+    return None
 
 
 def _n_open(candidate: Candidate) -> int:
@@ -89,200 +96,42 @@ def _n_open(candidate: Candidate) -> int:
     return sum(_READ not in choice.message for choice in candidate.choices)
 
 
-def _with_observed(bases: Iterable[Candidate], properties: ObservedProperties) -> Iterator[Candidate]:
-    """Layers with the biases and sinks that runs show."""
-    choices = []
-    if properties.bias is not None:
-        choices.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(properties.bias.at)}"))
-    if properties.sinks is not None:
-        choices.append(Choice("sinks", f"each head has a sink logit, {_READ}{_at(properties.sinks.at)}"))
-    logits = None if properties.sinks is None else properties.sinks.logits
-    for base in bases:
-        layer = replace(base.layer, bias=properties.bias, sinks=logits)
-        yield from _with_norms(replace(base, layer=layer, choices=(*base.choices, *choices)), properties)
+def _causalities(examined: Examined) -> tuple[bool, ...]:
+    """The answers that its behaviour leaves open: whether it masks the future itself."""
+    if examined.probed.facts.visible != "full":
+        return (True, False) if examined.expects_causal else (False, True)
+    if not examined.expects_causal:
+        return (False, True)
+    return (False,) if examined.subject.mask_forms else (True,)
 
 
-def _at(line: SourceLine) -> str:
-    """A source location as the end of a sentence; empty if unknown."""
-    return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
+# ------------------------------------------------------------------------------------------------------ weights and heads
 
 
-def _with_norms(base: Candidate, properties: ObservedProperties) -> Iterator[Candidate]:
-    """Layers with queries and keys normalised as runs show; without norms too if a run does not show what they apply to."""
-    layer = base.layer
-    fitting = [norm for norm in properties.norms if norm.gain.shape[-1] == layer.d_head]
-    if not fitting or layer.q_norm is not None or layer.k_norm is not None:
-        yield base
-        return
-    choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
-    observed = _normed_in_run(layer, fitting, properties.rows)
-    if observed is None:
-        yield base
-    for q_norm, k_norm in product(distinct_norms(fitting), repeat=2) if observed is None else [observed]:
-        is_shared = q_norm.is_like(k_norm)
-        n_gains = (q_norm.gain.shape[0], k_norm.gain.shape[0])
-        if (properties.uses_all or not is_shared) and n_gains in product((1, layer.n_heads), (1, layer.n_kv_heads)):
-            normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
-            yield replace(base, layer=normed, choices=(*base.choices, choice))
-
-
-def _normed_in_run(
-    layer: ReferenceLayer, fitting: Sequence[Norm], rows: ReferenceInputs | None
-) -> tuple[Norm, Norm] | None:
-    """The last norms observed on this layer's queries and keys; None unless both were observed."""
-    if layer.weights is None or rows is None:
-        return None
-    q_rows, k_rows = (t if layer.before is None else layer.before(t) for t in (rows.queries, rows.keys))
-    q = split(layer, layer.weights.q(q_rows), layer.n_heads, "q")
-    k = split(layer, layer.weights.k(k_rows), layer.n_kv_heads, "k")
-    q_norms, k_norms = ([norm for norm in fitting if norm.is_of(heads)] for heads in (q, k))
-    return (q_norms[-1], k_norms[-1]) if q_norms and k_norms else None
-
-
-def _scales_of(
-    base: Candidate, stated_heads_count: int | None, intended: IntendedLayer
-) -> tuple[tuple[float | Tensor | None, Choice | None], ...]:
-    """The possible scales. If the number of heads differs from the stated one, the stated one's scale is possible too."""
-    weights, d_head = base.layer.weights, base.layer.d_head
-    if weights is None or d_head is None or intended.is_scale_known:
-        return intended.scales
-    if isinstance(base.layer.q_norm, Norm) and base.layer.q_norm.is_unit:
-        cosine = Choice("scale", "scores are cosines, times √d_head")
-        return ((d_head**0.5, cosine), *(scale for scale in intended.scales if scale[0] is not None))
-    widths = {"1 / d_head": 1 / d_head, "1 / √d_model": float(weights.q.weight.shape[1] ** -0.5)}
-    documented = [
-        (widths[text], Choice("scale", f"the scale is {text}, as its documentation says"))
-        for text in intended.scale_words
-    ]
-    stated_scale = (
-        []
-        if stated_heads_count in (None, base.layer.n_heads)
-        else [((weights.q.weight.shape[0] / (stated_heads_count or 1)) ** -0.5, None)]
-    )
-    return (*intended.scales, *documented, *stated_scale)
-
-
-def _with(
-    base: Candidate,
-    intended: IntendedLayer,
-    causal: bool,
-    rotation: RotationChoice,
-    scale: tuple[float | Tensor | None, Choice | None],
-) -> Candidate:
-    choices = list(base.choices)
-    if rotation.pairing is not None:
-        choices.append(Choice("rope", rotation.description(base.layer.d_head)))
-    if scale[1] is not None:
-        choices.append(scale[1])
-    if intended.softcap is not None:
-        choices.append(Choice("softcap", f"scores are soft-capped at {intended.softcap:g}"))
-    layer = replace(base.layer, causal=causal, pairing=rotation.pairing, rates=rotation.rates)
-    layer = replace(layer, theta=rotation.base or 10000.0, scale=scale[0], softcap=intended.softcap)
-    return replace(base, layer=layer, choices=tuple(choices))
-
-
-class RotationChoice(NamedTuple):
-    """A rotation of queries and keys; `pairing` is None without rotation, `base` None for rates without a base."""
-
-    pairing: Pairing | None
-    base: float | None
-    rates: Tensor | None = None
-
-    def description(self, d_head: int | None) -> str:
-        """A description, for heads of this width."""
-        assert self.pairing is not None
-        n_turned = d_head if self.rates is None else 2 * len(self.rates)
-        columns = "" if d_head in (None, n_turned) else f"the first {n_turned} of {d_head} columns, "
-        angles = "angles of its own" if self.base is None else f"base {self.base:g}"
-        backwards = ", backwards" if self.rates is not None and self.rates[0] < 0 else ""
-        return f"rotary positions rotate {columns}{_PAIRS[self.pairing]}, {angles}{backwards}"
-
-
-def _rotation_choices(intended: IntendedLayer) -> Iterator[RotationChoice]:
-    """The rotations that runs show, or the usual ones if only words or unrecognised position tables suggest a rotation."""
-    stated_pairing = intended.pairings[0] if intended.is_pairing_known else None
-    for rotation in intended.properties.rotations:
-        yield RotationChoice(stated_pairing or rotation.pairing, rotation.base, rotation.rates)
-    if intended.properties.rotations:
-        return
-    is_open = intended.properties.has_tables and intended.pairings == (None,)
-    pairings: tuple[Pairing | None, ...] = (None, *_PAIRS) if is_open else intended.pairings
-    for pairing in pairings:
-        for theta in intended.thetas:
-            yield RotationChoice(pairing, theta)
-
-
-_PAIRS: Mapping[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
-
-
-def _base_layers(
-    subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], request: CheckRequest
-) -> Iterator[Candidate]:
+def _base_layers(examined: Examined) -> Iterator[Candidate]:
+    subject, module, request = examined.subject, examined.module, examined.request
     if subject.is_function:
         yield Candidate(ReferenceLayer(subject.n_heads, subject.n_heads))
         return
-    parts = parts_of(module, tensors)
-    sizes = subject.sizes
+    parts, sizes = parts_of(module, examined.tensors), subject.sizes
     for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts_width=widest(parts)):
+        contradicts = () if request.n_heads in (None, n_heads) else ("n_heads",)
         for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
-            yield from _with_norms_around(_with_head_orders(reading), module)
+            for base in _with_head_orders(reading):
+                yield replace(base, contradicts=contradicts)
 
 
-def _with_head_orders(reading: ProjectionReading) -> list[Candidate]:
+def _with_head_orders(reading: ProjectionReading) -> Iterator[Candidate]:
     """A reading with each way to split and join heads."""
     layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
-    choices = reading.choices + (
-        () if reading.weights.out is not None else (Choice("no-out-proj", "there is no output projection"),)
-    )
-    layers = []
-    for is_split_interleaved, is_merge_interleaved in ((False, False), (True, True), (True, False), (False, True)):
-        if reading.n_heads == 1 and (is_split_interleaved or is_merge_interleaved):
-            continue
-        columns = Choice(
-            "interleaved-heads",
-            f"a head has every {reading.n_heads}th column"
-            + ("" if is_split_interleaved == is_merge_interleaved else " on one side"),
-        )
-        variant = replace(layer, interleaved_split=is_split_interleaved, interleaved_merge=is_merge_interleaved)
-        layers.append(
-            Candidate(
-                variant, (*choices, columns) if is_split_interleaved or is_merge_interleaved else choices, reading
-            )
-        )
-    return layers
-
-
-def _with_norms_around(layers: list[Candidate], module: nn.Module | None) -> Iterator[Candidate]:
-    """The layers with norms of the module before or after, and with a residual connection."""
-    children = [] if module is None else list(module.named_modules())
-    norms = [(name, child) for name, child in children if is_norm(child) or _is_head_norm(name, child)]
-    head_norms = {read_name(name)[0]: child for name, child in norms if read_name(name)[0] in ("q", "k")}
-    others = [child for name, child in norms if read_name(name)[0] not in ("q", "k")]
-    for candidate in layers:
-        layer = replace(candidate.layer, q_norm=head_norms.get("q"), k_norm=head_norms.get("k"))
-        choices = (
-            *candidate.choices,
-            *((Choice("qk-norm", "queries and keys of each head are normalised"),) if head_norms else ()),
-        )
-        for before, after, extra in _norms_and_residuals(others):
-            yield replace(candidate, layer=replace(layer, before=before, after=after), choices=(*choices, *extra))
-
-
-def _norms_and_residuals(
-    norms: Sequence[nn.Module],
-) -> Iterator[tuple[Callable[[Tensor], Tensor] | None, Callable[[Tensor, Tensor], Tensor] | None, tuple[Choice, ...]]]:
-    residual = Choice("residual", "the input is added to the output")
-    yield None, None, ()
-    for norm in norms:
-        first, last = (
-            Choice("pre-norm", "the input is normalised first"),
-            Choice("post-norm", "the output is normalised"),
-        )
-        yield norm, None, (first,)
-        yield norm, lambda out, x: out + x, (first, residual)
-        yield None, lambda out, x, norm=norm: norm(out + x), (last, residual)  # type: ignore[misc]
-        yield None, lambda out, x, norm=norm: norm(out), (last,)  # type: ignore[misc]
-    yield None, lambda out, x: out + x, (residual,)
+    without_out = Choice("no-out-proj", "there is no output projection")
+    choices = reading.choices if reading.weights.out is not None else (*reading.choices, without_out)
+    yield Candidate(layer, choices, reading)
+    for splits, merges in ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ():
+        side = "" if splits == merges else " on one side"
+        columns = Choice("interleaved-heads", f"a head has every {reading.n_heads}th column{side}")
+        variant = replace(layer, interleaved_split=splits, interleaved_merge=merges)
+        yield Candidate(variant, (*choices, columns), reading)
 
 
 def widest(parts: Sequence[WeightMatrix]) -> int:
@@ -295,16 +144,18 @@ def head_counts(
 ) -> list[tuple[int, int | None]]:
     """Possible numbers of query and kv heads: stated, else from arguments and attributes, else divisors of the width."""
     n_kv = counts_of(built, module, "n_kv_heads")
-    stated = stated_heads(built, module, request)
+    named = counts_of(built, module, "n_heads")
     counts = [n for n in range(1, 65) if parts_width % n == 0]
-    if stated:
-        counts = stated if request.n_heads else [*stated, 1, *(parts_width // n for n in stated)]
+    if named:
+        counts = [*named, 1, *(parts_width // n for n in named)]
+    counts = [request.n_heads or counts[0], *counts]
     return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts) if n]
 
 
-def stated_heads(built: Built, module: nn.Module | None, request: CheckRequest) -> list[int]:
-    """The numbers of query heads in options, arguments or attributes; empty if there is none."""
-    return [request.n_heads] if request.n_heads else counts_of(built, module, "n_heads")
+def stated_heads(examined: Examined) -> int | None:
+    """The number of query heads in options, arguments or attributes; None if there is none."""
+    named = counts_of(examined.subject.built, examined.module, "n_heads")
+    return examined.request.n_heads or next(iter(named), None)
 
 
 def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
@@ -315,7 +166,7 @@ def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
         value
         for namespace in namespaces
         for name, value in namespace.items()
-        if role_of(str(name)) == role and _is_count(value)
+        if type(value) is int and 0 < value <= 1024 and role_of(str(name)) == role
     ]
     return list(dict.fromkeys(counts))
 
@@ -325,36 +176,106 @@ def _is_of_torch(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.") and not isinstance(module, nn.MultiheadAttention)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1024
+# ------------------------------------------------------------------------------------------------------ what runs show
 
 
-# -------------------------------------------------------------------------------------------------------------- intentions
+def _with_observed(bases: Sequence[Candidate], examined: Examined, runs: PairedRuns) -> Iterator[Candidate]:
+    """Layers with the biases, sinks, norms around and residual connections that runs show."""
+    choices: list[Choice] = []
+    bias, sink = score_bias(examined.subject, examined.request.of.seed, runs), sinks(runs)
+    before, after, around_it = around(runs, examined.module) if not examined.subject.is_function else (None, None, ())
+    if bias is not None:
+        choices.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(bias[1])}"))
+    if sink is not None:
+        choices.append(Choice("sinks", f"each head has a sink logit, {_READ}{_at(sink[1])}"))
+    for base in bases:
+        layer = replace(base.layer, before=before, after=after)
+        layer = replace(layer, bias=None if bias is None else bias[0], sinks=None if sink is None else sink[0])
+        yield replace(base, layer=layer, choices=(*base.choices, *choices, *around_it))
 
 
-def intended_layer(
-    built: Built,
-    module: nn.Module | None,
-    request: CheckRequest,
-    causal: tuple[bool, ...],
-    properties: ObservedProperties = NO_PROPERTIES,
-) -> IntendedLayer:
-    """The layer that options, arguments and documentation describe."""
-    pairing = request.rope or documented_pairing(built.documentation)
-    rotary = _ROTARY.search(built.documentation + source_of(built)) is not None
-    pairings: tuple[Pairing | None, ...] = (None,) if not rotary else (None, "half", "interleaved")
-    thetas = [value for _, value in _numbers(built, "theta")]
-    return IntendedLayer(
-        causal,
-        pairings if pairing is None else (pairing,),
-        pairing is not None,
-        tuple(_scales(built, module, request, properties)),
-        request.scale is not None,
-        (*dict.fromkeys((*thetas, 10000.0)),),
-        next((value for _, value in _numbers(built, "softcap")), None),
-        documented_widths(_docstrings(built)),
-        properties,
-    )
+def _at(line: SourceLine) -> str:
+    """A source location as the end of a sentence; empty if unknown."""
+    return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
+
+
+def _with_norms(base: Candidate, examined: Examined, runs: PairedRuns, shown: Sequence[Norm]) -> Iterator[Candidate]:
+    """Layers with queries and keys normalised, by the norms that their names give to queries and keys, else as runs show;
+    without norms too if a run does not show what they apply to."""
+    layer, module = base.layer, examined.module
+    named = {
+        read_name(name)[0]: child
+        for name, child in ([] if module is None else module.named_modules())
+        if "norm" in name.rpartition(".")[2].lower() and [*child.parameters()] and read_name(name)[0] in ("q", "k")
+    }
+    if named:
+        choice = Choice("qk-norm", "queries and keys of each head are normalised")
+        normed = replace(layer, q_norm=named.get("q"), k_norm=named.get("k"))
+        yield replace(base, layer=normed, choices=(*base.choices, choice))
+        return
+    fitting = [norm for norm in shown if norm.gain.shape[-1] == layer.d_head]
+    choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
+    observed = _normed_in_run(layer, fitting, runs)
+    if observed is None:
+        yield base
+    n_gains = {(n, m) for n in (1, layer.n_heads) for m in (1, layer.n_kv_heads)}
+    uses_all = module is None or runs.uses(len([*module.parameters()]))
+    for q_norm, k_norm in product(distinct_norms(fitting), repeat=2) if observed is None else [observed]:
+        is_open = uses_all or not q_norm.is_like(k_norm)
+        if is_open and (q_norm.gain.shape[0], k_norm.gain.shape[0]) in n_gains:
+            normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
+            yield replace(base, layer=normed, choices=(*base.choices, choice))
+
+
+def _normed_in_run(layer: ReferenceLayer, fitting: Sequence[Norm], runs: PairedRuns) -> tuple[Norm, Norm] | None:
+    """The last norms observed on this layer's queries and keys; None unless both were observed."""
+    if layer.weights is None or not fitting:
+        return None
+    rows = (runs.rows.queries, runs.rows.keys)
+    q_rows, k_rows = (t if layer.before is None else layer.before(t) for t in rows)
+    q = split(layer, layer.weights.q(q_rows), layer.n_heads, "q")
+    k = split(layer, layer.weights.k(k_rows), layer.n_kv_heads, "k")
+    q_norms, k_norms = ([norm for norm in fitting if norm.is_of(heads)] for heads in (q, k))
+    return (q_norms[-1], k_norms[-1]) if q_norms and k_norms else None
+
+
+# ---------------------------------------------------------------------------------------------------- rotation and scale
+
+
+def _rotations(examined: Examined, runs: PairedRuns | None) -> list[Rotation]:
+    """The rotations that runs show, with the stated pairing; every usual one if a run only shows position tables."""
+    stated = examined.request.rope
+    shown = [] if runs is None else rotations(runs)
+    if shown:
+        return [rotation._replace(pairing=stated or rotation.pairing) for rotation in shown]
+    if stated is None and (runs is None or not has_tables(runs)):
+        return [Rotation(None, None)]
+    thetas = dict.fromkeys((*(value for _, value in _numbers(examined.subject.built, "theta")), 10000.0))
+    usual = [Rotation(pairing, theta) for pairing in ([stated] if stated else PAIRS) for theta in thetas]
+    return usual if stated else [Rotation(None, None), *usual]
+
+
+def _scales(
+    base: Candidate, examined: Examined, learned: Sequence[tuple[float | Tensor, SourceLine]]
+) -> Iterator[Scale]:
+    """The possible scales: of the option, the usual one (None), of arguments, and learned ones that a run shows. If the number
+    of heads differs from the stated one, the stated one's scale is possible too."""
+    request, layer = examined.request, base.layer
+    if request.scale is not None:
+        yield request.scale, Choice("scale", f"the scale is {request.scale:g}, from --scale")
+    d_head = layer.d_head
+    if d_head is not None and isinstance(layer.q_norm, Norm) and layer.q_norm.is_unit:
+        yield d_head**0.5, Choice("scale", "scores are cosines, times √d_head")
+    else:
+        yield None, None
+    for name, value in _numbers(examined.subject.built, "scale"):
+        yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
+    for scale, line in learned:
+        of = "the scale" if isinstance(scale, float) else "the scale of each head"
+        yield scale, Choice("scale", f"{of} is learned, {_READ}{_at(line)}")
+    n_stated = stated_heads(examined)
+    if layer.weights is not None and n_stated not in (None, layer.n_heads):
+        yield (layer.weights.q.weight.shape[0] / n_stated) ** -0.5, None
 
 
 def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
@@ -365,177 +286,18 @@ def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
     return [(n, float(v)) for n, v in names.items() if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-def _is_head_norm(name: str, child: nn.Module) -> bool:
-    """Whether a module with parameters is named as a norm of queries or keys."""
-    return (
-        "norm" in name.rpartition(".")[2].lower() and read_name(name)[0] in ("q", "k") and bool([*child.parameters()])
-    )
-
-
-def source_of(built: Built) -> str:
-    """The source of the target, empty if unavailable."""
-    try:
-        return inspect.getsource(built.thing)
-    except (OSError, TypeError):
-        return ""
-
-
-def _scales(
-    built: Built, module: nn.Module | None, request: CheckRequest, properties: ObservedProperties
-) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
-    """The scale of the option; else the usual scale (None), and scales from arguments, documentation, T5, parameters and
-    runs."""
-    if request.scale is not None:
-        yield request.scale, Choice("scale", f"the scale is {request.scale:g}, from --scale")
-        return
-    yield None, None
-    for name, value in _numbers(built, "scale"):
-        yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
-    for value, quote in documented_scales(built.documentation):
-        yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {quote}")
-    if _is_t5(built, module, properties):
-        yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which starts from smaller weights")
-    for name, parameter in [] if module is None else list(module.named_parameters()):
-        if parameter.numel() == 1:
-            value = float(parameter.detach())
-            for scale_read, prefix in (
-                (value, ""),
-                (math.exp(min(value, 50.0)), "exp "),
-                (1 / value if value else 1.0, "1 / "),
-            ):
-                yield scale_read, Choice("scale", f"the scale is learned: {prefix}{name} = {scale_read:.6g}")
-    if properties.temperature is not None:
-        scale, line = properties.temperature
-        yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{_at(line)}")
-
-
-_BUCKETS = re.compile(r"(?i)bucket")
-
-
-def _is_t5(built: Built, module: nn.Module | None, properties: ObservedProperties) -> bool:
-    """Whether it is T5's attention: by its name, by the name of T5's bias table, or by a learned bias with the word bucket. T5
-    includes 1/√d_head in its initial weights instead of the scores. Source: `T5PreTrainedModel._init_weights` of transformers,
-    after Mesh TensorFlow's attention."""
-    names = () if module is None else (name for name, _ in module.named_modules())
-    is_named = re.search(r"T5(?![0-9])", getattr(built.thing, "__name__", "")) is not None
-    is_learned = properties.bias is not None and properties.bias.is_learned
-    return (
-        is_named
-        or any(name.rpartition(".")[2] == "relative_attention_bias" for name in names)
-        or (is_learned and _BUCKETS.search(built.documentation + source_of(built)) is not None)
-    )
-
-
-def _docstrings(built: Built) -> str:
-    """The docstrings only, because a comment may describe a mistake."""
-    objects = (
-        built.thing,
-        getattr(built.thing, "forward", None),
-        sys.modules.get(getattr(built.thing, "__module__", "")),
-    )
-    return "\n".join(text for obj in objects if (text := getattr(obj, "__doc__", None)))
-
-
-# ------------------------------------------------------------------------------------------------- norms and residuals
-
-
-def with_matching_norms(
-    layers: Sequence[Candidate], subject: UserAttention, module: nn.Module | None, case: InputCase
-) -> Sequence[Candidate]:
-    """The candidates whose residual connection and norms match the module, despite any mistake inside; all candidates if none
-    matches.
-
-    With zero projections the heads are zero, so that only residual connections and norms remain.
-    """
-    if module is None:
-        return layers
-    try:
-        silent = subject.of(cast(zeroed_parameters(module), subject.dtype, subject.device), subject.dtype)
-        with torch.no_grad():
-            output = output_for(silent, case.inputs, case.form, case.padding)
-        matching = [candidate for candidate in layers if _matches_zeroed(candidate, case, output)]
-    except Exception:  # the module may divide by a zero projection, or a norm may fail
-        return layers
-    return matching or layers
-
-
-def zeroed_parameters(module: nn.Module) -> nn.Module:
-    """A copy with all parameters zero, except norms and single numbers."""
-    zeroed = copy.deepcopy(module)
-    kept_ids = {id(parameter) for child in zeroed.modules() if is_norm(child) for parameter in child.parameters()}
-    for parameter in zeroed.parameters():
-        if id(parameter) not in kept_ids and parameter.numel() > 1:
-            parameter.data.zero_()
-    return zeroed
-
-
-def _matches_zeroed(candidate: Candidate, case: InputCase, output: Tensor) -> bool:
-    """Whether the candidate with zero heads gives this output."""
-    zeros = torch.zeros_like(output)
-    expected = zeros if candidate.layer.after is None else candidate.layer.after(zeros, case.rows.queries)
-    return expected.shape == output.shape and torch.allclose(expected, output, rtol=TOLERANCE, atol=TOLERANCE)
-
-
-# ------------------------------------------------------------------------------------- documented scales and rotations
-
-
-_SCORES = r"(?:dot[- ]products?|scores?|logits?|q\s*[·@]?\s*k\S*|attention|softmax|they|it)"
-_UNSCALED = re.compile(
-    rf"(?i)(\bunscaled\b|\b{_SCORES}\s+(?:is|are)\s*(?:not|n[o']t|never)\s+(?:being\s+)?(?:scaled|divided)"
-    rf"|\b{_SCORES}\s+(?:isn[’']t|aren[’']t)\s+(?:scaled|divided)"
-    r"|(?:without|no)\s+(?:any\s+)?(?:1\s*/\s*√\w+\s+|softmax\s+|score\s+)?scal(?:e|ing)\b(?!\s+(?:of|to|rate))"
-    rf"|(?:does|do|did) not\s+(?:scale|divide)\s+(?:by|the\s+{_SCORES}|{_SCORES})|(?:does|do) not apply (?:any )?scaling"
-    r"|(?:without|not)\s+dividing|without\s+(?:the\s+)?1\s*/\s*(?:√|sqrt)|scaling\s+is\s+not\s+(?:applied|used|done)"
-    r"|(?:scale|scaling|√\S+|sqrt\S*)\s+is\s+(?:folded|absorbed)\s+into)"
-)
-_NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?(?![\d\w^]|\.\d|\s*(?:\*\*|\^|/))"
-_GIVEN = re.compile(
-    rf"(?i)\b(?:scal(?:e|es|ed|ing)(?:\s+factor)?(?:\s*(?:by|of|is|:|=))?|(divided)\s+by)\s+{_NUMBER}|\bscale\s*[=:]\s*{_NUMBER}"
-)
-
-
-def documented_scales(documentation: str) -> Iterator[tuple[float, str]]:
-    """Each scale that the documentation states: none (1), or a number, with the quoted words."""
-    scales: dict[float, str] = {}
-    unscaled = _UNSCALED.search(documentation)
-    if unscaled:
-        scales[1.0] = unscaled[0]
-    for match in _GIVEN.finditer(documentation):
-        divided, *numbers = match.groups()
-        numerator, denominator = (float(n) if n else 1.0 for n in (numbers[:2] if numbers[0] else numbers[2:]))
-        value = numerator / denominator if denominator else 0.0
-        if value:
-            scales.setdefault(1 / value if divided else value, match[0])
-    yield from scales.items()
-
-
-_BY_HEAD = re.compile(r"(?i)1\s*/\s*d(?:_?head|_?k)?\b(?!\s*(?:\*\*|\^))|(?:divided|scaled)\s+by\s+d_?(?:head|k)\b")
-_BY_MODEL = re.compile(
-    r"(?i)(?:√|sqrt\s*\(?|root of\s+(?:the\s+)?)\s*\(?(?:d_?model|embed_dim|model(?:'s)? width)\b"
-    r"|d_?model\s*(?:\*\*|\^)\s*\(?-?(?:0?\.5|1/2)"
-)
-
-
-def documented_widths(documentation: str) -> tuple[str, ...]:
-    """The documented scales by a width of the layer, other than the usual one."""
-    patterns = {"1 / d_head": _BY_HEAD, "1 / √d_model": _BY_MODEL}
-    return tuple(text for text, pattern in patterns.items() if pattern.search(documentation))
-
-
-_HALVES = re.compile(
-    r"(?i)(rotate[_ -]half|half[_ -]rotation|(?:by|of|into|two|as|for) halves|first half|neox|j and j \+ d/2)"
-)
-_NEIGHBOURS = re.compile(
-    r"(?i)(interleaved|neighbou?r(?:s|ing)|adjacent|consecutive|gpt-?j\b|every[_ ]two|(?:even|odd)[ -]and[ -](?:even|odd)"
-    r"|2j and 2j \+ 1)"
-)
-
-
-def documented_pairing(documentation: str) -> Pairing | None:
-    """The documented pairing of rotary columns; None if it states neither or both."""
-    if not re.search(r"(?i)\b(rope|rotary|rotat\w+)", documentation):
-        return None
-    half, neighbours = _HALVES.search(documentation), _NEIGHBOURS.search(documentation)
-    if (half is None) == (neighbours is None):
-        return None
-    return "half" if half else "interleaved"
+def _with(base: Candidate, examined: Examined, causal: bool, rotation: Rotation, scale: Scale) -> Candidate:
+    """A layer with these choices."""
+    choices = list(base.choices)
+    if rotation.pairing is not None:
+        choices.append(Choice("rope", rotation.description(base.layer.d_head)))
+    if scale[1] is not None:
+        choices.append(scale[1])
+    softcap = next((value for _, value in _numbers(examined.subject.built, "softcap")), None)
+    if softcap is not None:
+        choices.append(Choice("softcap", f"scores are soft-capped at {softcap:g}"))
+    layer = replace(base.layer, causal=causal, pairing=rotation.pairing, rates=rotation.rates)
+    layer = replace(layer, theta=rotation.base or 10000.0, scale=scale[0], softcap=softcap)
+    is_as_stated = examined.request.scale is None or layer.scale is examined.request.scale
+    contradicts = base.contradicts if is_as_stated else (*base.contradicts, "scale")
+    return replace(base, layer=layer, choices=tuple(choices), contradicts=contradicts)

@@ -2,97 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
-from mhacli.attention.mistakes.stages import ReferenceLayer, SourceEvidence, Symptoms
-from mhacli.commands.check.candidates import candidates, intended_layer, stated_heads
-from mhacli.commands.check.diagnose import Diagnosis, PriorKnowledge
-from mhacli.commands.check.hypotheses import (
-    AppliedMistake,
-    Smallest,
-    SourceLocator,
-    evaluate,
-    observe,
-    smallest,
-    stages_with,
-)
-from mhacli.commands.check.inputs import Examined, InputCase, core_cases, with_random_weights
-from mhacli.commands.check.observed_properties import observed_properties
-from mhacli.commands.check.probes import Probed
-from mhacli.commands.check.result import CheckRequest, Finding, OutputComparison
+from mhacli.attention.mistakes import MISTAKES, Mistake
+from mhacli.attention.mistakes.stages import Symptoms
+from mhacli.commands.check.candidates import stated_heads
+from mhacli.commands.check.diagnose import Diagnosis
+from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded, smallest
+from mhacli.commands.check.inputs import Examined, InputCase, output_for
+from mhacli.commands.check.result import Finding
 from mhacli.record.checks import error_text
 from mhacli.usercode.arguments import role_of, stated
-from mhacli.usercode.call.find_call import find_modes
 from mhacli.usercode.call.user_attention import UserAttention, call_attention, drawer_of
-from mhacli.usercode.names import function_around, in_user_names, mentions, names_within
-from mhacli.usercode.process import SourceLine, Stage
+from mhacli.usercode.inputs import seeded
+from mhacli.usercode.names import function_around, in_user_names, mentions, names_on, names_within
+from mhacli.usercode.operations import watch
+from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
-from mhacli.usercode.types import Built
-from mhacli.usercode.user_module import limited
+from mhacli.usercode.types import Operation
 
 
-def findings_of(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, prior: PriorKnowledge, request: CheckRequest
-) -> tuple[Finding, ...]:
-    """Every mistake found, proven ones first."""
-    proven = list(_proven(diagnosis, examined.subject, request))
+def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
+    """Every mistake found: statements that the code contradicts, proven mistakes, and those that only probes show."""
+    proven = [*_contradictions(diagnosis, examined), *_proven(diagnosis, examined)]
     codes = {finding.code for finding in proven}
-    unproven = [
-        finding for finding in _from_symptoms(diagnosis, probed, examined, prior, request) if finding.code not in codes
-    ]
-    return (*proven, *unproven)
+    return (*proven, *(finding for finding in _from_symptoms(diagnosis, examined) if finding.code not in codes))
 
 
-def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest) -> Iterator[Finding]:
-    candidate = diagnosis.candidate
-    if candidate is None:
-        return
+def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
+    subject = examined.subject
     for applied in diagnosis.mistakes:
-        error, tolerance, cases = diagnosis.proofs[applied.mistake.code]
-        case = cases[0]
-        observed = _observed(diagnosis, subject, case)
-        indistinguishable = (applied, *diagnosis.alternatives.get(applied.mistake.code, ()))
-        order = None if candidate.reading is None else candidate.reading.order
-        chosen = by_source(indistinguishable, SourceEvidence(observed.operations, order))
-        line, *other_lines = observed.lines_for(chosen.mistake, chosen.sites, subject.built)
-        where = ", ".join(proof_case.name for proof_case in cases)
-        others = tuple(other.mistake.code for other in diagnosis.mistakes if other is not applied)
-        other_stages = stages_with(other for other in diagnosis.mistakes if other is not applied)
-        example = smallest(subject, candidate.layer, other_stages, case, request.of.seed)
-        lines = [
-            f"matches exactly if {chosen.variant.description}: "
-            f"largest difference {error_text(error)}, tolerance {error_text(tolerance)} ({where})"
-            + (f", together with {' and '.join(others)}" if others else "")
-        ]
-        if example is not None:
-            lines.append(_smallest_text(example))
-        lines += [f"the same in line {other.line}: {other.source}" for other in other_lines if other.line is not None]
-        parts = () if candidate.reading is None else candidate.reading.parts
-        finding = finding_of(chosen.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
-        names = _user_names(line, observed, subject, case, parts, candidate.layer)
-        effect = chosen.variant.effect or finding.effect
-        yield replace(finding, fix=in_user_names(finding.fix, names), effect=effect)
+        error, cases = diagnosis.proofs[applied.mistake.code]
+        run = _located(diagnosis, examined, cases[0])
+        line, *other_lines = run.lines_for(applied.mistake, applied.sites, subject.built)
+        others = tuple(other for other in diagnosis.mistakes if other is not applied)
+        codes = tuple(other.mistake.code for other in others)
+        together = f", together with {' and '.join(codes)}" if codes else ""
+        proof = f"matches exactly if {applied.variant.description}: {_in_numbers(error, cases)}{together}"
+        example = smallest(subject, diagnosis.layer, others, cases[0], examined.request.of.seed)
+        lines = [proof, example] + [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
+        evidence = "\n".join(line for line in lines if line is not None)
+        finding = finding_of(applied.mistake, evidence, line)
+        names = _user_names(line, run, examined, cases[0], diagnosis)
+        if applied.mistake.stage == "project":
+            names |= names_on(line, applied.mistake.site[0])
+        tolerance = max(case.tolerance for case in cases)
+        yield replace(
+            finding, fix=in_user_names(finding.fix, names), effect=applied.variant.effect or finding.effect, proven=True,
+            error=error * tolerance, tolerance=tolerance, together_with=codes,
+        )  # fmt: skip
+
+
+def _in_numbers(error: float, cases: Sequence[InputCase]) -> str:
+    tolerance, where = max(case.tolerance for case in cases), ", ".join(case.name for case in cases)
+    return f"largest difference {error_text(error * tolerance)}, tolerance {error_text(tolerance)} ({where})"
+
+
+def _located(diagnosis: Diagnosis, examined: Examined, case: InputCase) -> SourceLocator:
+    """The recorded run of a case, with the sites of the diagnosed layer."""
+    run = recorded(examined.subject, case)
+    return run.at_sites(diagnosis.layer, diagnosis.mistakes, case)
+
+
+def finding_of(mistake: Mistake, evidence: str, line: SourceLine) -> Finding:
+    """The finding for a mistake at a line."""
+    words = mistake.words
+    return Finding(
+        code=mistake.code,
+        message=words.explanation,
+        evidence=evidence,
+        fix=("scaled_dot_product_attention" in line.source and words.in_torch) or words.right,
+        effect=words.effect,
+        file=line.file,
+        line=line.line,
+        source=line.source,
+    )
 
 
 def _user_names(
-    line: SourceLine,
-    observed: SourceLocator,
-    subject: UserAttention,
-    case: InputCase,
-    parts: Sequence[str],
-    layer: ReferenceLayer,
+    line: SourceLine, run: SourceLocator, examined: Examined, case: InputCase, diagnosis: Diagnosis
 ) -> dict[str, str]:
     """Maps names in corrected expressions to the user's names in the function around a line, or to what they stand for."""
-    function = function_around(line)
+    function, layer = function_around(line), diagnosis.layer
     if function is None:
         return {}
+    reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head}
-    names = names_within(function, subject.built.module, parts, sizes) | dict(observed.names_in(function))
+    names = names_within(function, examined.subject.built.module, () if reading is None else reading.parts, sizes)
+    names |= dict(run.names_in(function))
     if (scaled := names.pop("scaled", None)) is not None:
         names.setdefault("scores", scaled)
     if "z" not in names and {"pattern", "v"} <= {*names} and layer.n_kv_heads == layer.n_heads:
@@ -107,80 +108,55 @@ def _user_names(
     return names
 
 
-def _smallest_text(small: Smallest) -> str:
-    batch, q_len, k_len, error, largest, is_nan = small
-    inputs = f"{batch} sequence{'s' if batch > 1 else ''} of "
-    inputs += f"{q_len} token{'s' if q_len > 1 else ''}" if q_len == k_len else f"{q_len} queries and {k_len} keys"
-    size = f" (its largest number is {largest:.3g})" if largest == largest else ""
-    not_comparable = "NaN" if is_nan else "infinite or of another shape"
-    result = not_comparable if error == float("inf") else f"off by {error:.3g}{size}"
-    return f"smallest example, {inputs}: the output is {result}"
-
-
-def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> SourceLocator:
-    assert diagnosis.candidate is not None
-    try:
-        return observe(subject, diagnosis.candidate.layer, stages_with(diagnosis.mistakes), case)
-    except Exception:  # the call cannot be recorded
-        return SourceLocator((), {})
-
-
-def finding_of(
-    mistake: Mistake,
-    evidence: str,
-    line: SourceLine,
-    *,
-    error: float | None = None,
-    tolerance: float | None = None,
-    together: tuple[str, ...] = (),
-) -> Finding:
-    """The finding for a mistake at a line; proven if there is an `error`."""
-    words = mistake.words
-    return Finding(
-        code=mistake.code,
-        message=words.explanation,
-        evidence=evidence,
-        fix=("scaled_dot_product_attention" in line.source and words.in_torch) or words.right,
-        effect=words.effect,
-        proven=error is not None,
-        error=error,
-        tolerance=tolerance,
-        together_with=together,
-        file=line.file,
-        line=line.line,
-        source=line.source,
-    )
-
-
 # ----------------------------------------------------------------------------------------------------------------- symptoms
 
 
-def _from_symptoms(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, prior: PriorKnowledge, request: CheckRequest
-) -> Iterator[Finding]:
+def _from_symptoms(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     """Mistakes that only probes show, first those that no hypothesis can prove."""
-    subject, observed = examined.subject, SourceLocator((), {})
-    symptoms = _symptoms(diagnosis, probed, examined, prior, request)
+    symptoms = _symptoms(diagnosis, examined)
+    built = examined.subject.built
     results = [(mistake, mistake.symptom(symptoms)) for mistake in MISTAKES if mistake.symptom is not None]
     present = [(mistake, evidence) for mistake, evidence in results if evidence is not None]
-    if present and diagnosis.cases and diagnosis.candidate is not None:
-        observed = _observed(diagnosis, subject, diagnosis.cases[0])
-    for mistake, evidence in sorted(
-        present, key=lambda mistake_and_evidence: mistake_and_evidence[0].stage is not None
-    ):
-        line = observed.lines_for(mistake, (mistake.site,), subject.built)[0]
-        yield finding_of(mistake, evidence, line)
+    run = SourceLocator((), {})
+    if present and diagnosis.candidate is not None:
+        run = _located(diagnosis, examined, diagnosis.cases[0])
+    for mistake, evidence in sorted(present, key=lambda one: one[0].stage is not None):
+        unsteady = _first_that_varies(examined) if mistake.code == "dropout-in-eval" else None
+        lines = [unsteady.at] if unsteady is not None else run.lines_for(mistake, (mistake.site,), built)
+        yield finding_of(mistake, evidence, lines[0])
 
 
-def _symptoms(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, prior: PriorKnowledge, request: CheckRequest
-) -> Symptoms:
-    facts, subject, candidate = probed.facts, examined.subject, diagnosis.candidate
-    width, name = _width_of_queries(diagnosis, subject)
+def _first_that_varies(examined: Examined) -> Operation | None:
+    """The first operation, on a line of user code, that gives another result in a second call with the same input; None if there
+    is none, or if the code cannot be built with dropout."""
+    subject, facts = examined.subject, examined.probed.facts
+    try:
+        module = subject.built.rebuild(dict.fromkeys(facts.dropout_names, 0.5)).module
+        assert module is not None
+        subject = subject.of(module.to(subject.dtype).eval(), subject.dtype)
+        inputs = drawer_of(subject, examined.request.of.seed).inputs(with_context=False)
+        runs = []
+        for seed in range(2):
+            with seeded(seed, subject.device):
+                runs.append(watch(lambda: output_for(subject, inputs), subject.built.files)[1])
+    except Exception:  # the constructor may reject it, and user code may raise anything
+        return None
+    steps = zip(*runs, strict=False)
+    return next((op for op, again in steps if op.line is not None and _differs(op.output, again.output)), None)
+
+
+def _differs(output: Tensor, again: Tensor) -> bool:
+    return output.shape == again.shape and not torch.equal(output.nan_to_num(), again.nan_to_num())
+
+
+def _symptoms(diagnosis: Diagnosis, examined: Examined) -> Symptoms:
+    probed, subject, facts = examined.probed, examined.subject, examined.probed.facts
+    width, name = _width_of_queries(diagnosis, examined)
     has_default_width = not subject.is_function and stated(subject.built.arguments, "d_head") is None
-    n_heads = next(iter(stated_heads(subject.built, subject.built.module, request)), 1) if has_default_width else 1
+    is_explained = diagnosis.mistakes or facts.is_random or facts.keeps_state
+    leaks = any(result.name == "batch independence" and result.ok is False for result in probed.probes)
     return Symptoms(
-        {probe.name: probe.message for probe in probed.probes},
+        {result.name: result.message for result in probed.probes},
         is_random=facts.is_random,
         is_random_with_dropout=facts.is_random_with_dropout,
         is_rescaled=facts.is_rescaled,
@@ -188,23 +164,19 @@ def _symptoms(
         remembers_masks=examined.keeps_state and not facts.keeps_state,
         largest_future=facts.largest_future,
         n_nan_rows=diagnosis.n_nan_rows,
-        expects_causal=prior.hints.expects_causal,
+        expects_causal=examined.expects_causal,
         takes_mask=bool(subject.mask_forms),
-        layer=None if candidate is None else candidate.layer,
-        leaks_batch=_leaks_batch(diagnosis, probed),
-        unused=() if diagnosis.is_right or diagnosis.mistakes else unused_projections(subject, request.of.seed),
-        n_heads=n_heads,
+        layer=None if diagnosis.candidate is None else diagnosis.layer,
+        leaks_batch=leaks and not is_explained,
+        unused=()
+        if diagnosis.is_right or diagnosis.mistakes
+        else unused_projections(subject, examined.request.of.seed),
+        n_heads=(stated_heads(examined) or 1) if has_default_width else 1,
         d_in=subject.sizes.d_in,
         query_width=width,
         query_name=name,
-        may_be_narrow=_may_be_narrow(subject),
+        may_be_narrow=_may_be_narrow(subject.built.arguments),
     )
-
-
-def _leaks_batch(diagnosis: Diagnosis, probed: Probed) -> bool:
-    """Whether sequences of a batch influence each other, and neither a known mistake nor chance nor state explains it."""
-    is_explained = diagnosis.mistakes or probed.facts.is_random or probed.facts.keeps_state
-    return not is_explained and any(probe.name == "batch independence" and probe.ok is False for probe in probed.probes)
 
 
 def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
@@ -219,9 +191,7 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
     parts = [part for part in parts_of(module, {}) if part.letters and part.number is None]
     names = {part.name for part in parts} | {f"{part.name}.weight" for part in parts}
     unused = []
-    for name, weight in module.named_parameters():
-        if name not in names:
-            continue
+    for name, weight in [pair for pair in module.named_parameters() if pair[0] in names]:
         original = weight.detach().clone()
         try:
             weight.data.mul_(-1.5).add_(0.1)
@@ -233,69 +203,50 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
     return tuple(unused)
 
 
-def _may_be_narrow(subject: UserAttention) -> bool:
+def _may_be_narrow(arguments: Mapping[str, object]) -> bool:
     """Whether a numeric argument may make it narrower inside, such as `downsample_rate=2`."""
-    numbers = [
-        name for name, value in subject.built.arguments.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and role_of(str(name).rpartition(".")[2]) is None
-    ]  # fmt: skip
-    return bool(numbers)
+    numbers = [name for name, value in arguments.items() if type(value) in (int, float)]
+    return any(role_of(str(name).rpartition(".")[2]) is None for name in numbers)
 
 
-def _width_of_queries(diagnosis: Diagnosis, subject: UserAttention) -> tuple[int, str]:
+def _width_of_queries(diagnosis: Diagnosis, examined: Examined) -> tuple[int, str]:
     """The total width of all queries, and the name of the query projection."""
-    candidate = diagnosis.candidate
+    candidate, d_in = diagnosis.candidate, examined.subject.sizes.d_in
     if candidate is not None and candidate.layer.weights is not None and candidate.reading is not None:
         return candidate.layer.weights.q.weight.shape[0], candidate.reading.parts[0]
-    for part in parts_of(subject.built.module, subject.tensors):
-        if (
-            part.letters == "q"
-            and part.number is None
-            and part.weight.ndim == 2
-            and subject.sizes.d_in in part.weight.shape
-        ):
-            return part.weight.numel() // subject.sizes.d_in, part.name
+    for part in parts_of(examined.subject.built.module, examined.subject.tensors):
+        if part.letters == "q" and part.number is None and part.weight.ndim == 2 and d_in in part.weight.shape:
+            return part.weight.numel() // d_in, part.name
     return 0, ""
 
 
 # ----------------------------------------------------------------------------------------------------------- contradictions
 
 
-def contradictions(
-    request: CheckRequest,
-    facts: Sequence[str],
-    diagnosis: Diagnosis,
-    subject: UserAttention,
-    comparison: OutputComparison | None,
-) -> Iterator[Finding]:
-    """A finding for each stated fact, `n_heads` or `scale`, that the matching layer contradicts; `comparison` is that of this
-    layer."""
-    assert diagnosis.candidate is not None
-    layer, case = diagnosis.candidate.layer, diagnosis.cases[0]
-    observed = _observed(diagnosis, subject, case)
-    measured = comparison or OutputComparison("reference", "", 0, None, case.tolerance)
-    error, tolerance, proof = measured.max_abs_difference, measured.tolerance, ""
-    if error is not None:
-        proof = f": largest difference {error_text(error)}, tolerance {error_text(tolerance)} ({case.name})"
-    for fact in facts:
-        if fact == "n_heads":
-            finding, line = _heads_finding(request, layer, subject.built, subject.sizes.d_in), observed.line_of("q")
+def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
+    """A finding for each statement, of heads or scale, that the matching layer contradicts."""
+    if diagnosis.candidate is None or not diagnosis.candidate.contradicts:
+        return
+    case = diagnosis.cases[0]
+    error = error_of(diagnosis.layer, diagnosis.mistakes, [case])
+    run = _located(diagnosis, examined, case)
+    for statement in diagnosis.candidate.contradicts:
+        line = run.line_of("q" if statement == "n_heads" else "scaled")
+        if statement == "n_heads":
+            finding = _heads_finding(diagnosis, examined)
         else:
-            line = observed.line_of("scaled")
-            reading = diagnosis.candidate.reading
-            names = _user_names(line, observed, subject, case, () if reading is None else reading.parts, layer)
-            finding = _scale_finding(request, layer, case, names)
+            finding = _scale_finding(diagnosis, examined, _user_names(line, run, examined, case, diagnosis))
         yield replace(
-            finding, evidence=finding.evidence + proof, proven=error is not None, error=error, tolerance=tolerance,
-            file=line.file, line=line.line, source=line.source,
+            finding, evidence=f"{finding.evidence}: {_in_numbers(error, [case])}", proven=True, error=error * case.tolerance,
+            tolerance=case.tolerance, file=line.file, line=line.line, source=line.source,
         )  # fmt: skip
 
 
-def _heads_finding(request: CheckRequest, layer: ReferenceLayer, built: Built, d_in: int) -> Finding:
-    n_heads, meant = layer.n_heads, request.n_heads or 1
-    heads_text = f"{n_heads} head{'s' * (n_heads != 1)}"
-    names = [name for name in built.arguments if role_of(name.rpartition(".")[2]) == "n_heads" and d_in % meant == 0]
-    advice = f"build it with --arg {names[0]}={meant}, or " if names else ""
+def _heads_finding(diagnosis: Diagnosis, examined: Examined) -> Finding:
+    n_heads, meant = diagnosis.layer.n_heads, examined.request.n_heads or 1
+    subject, heads_text = examined.subject, f"{n_heads} head{'s' * (n_heads != 1)}"
+    names = [name for name in subject.built.arguments if role_of(name.rpartition(".")[2]) == "n_heads"]
+    advice = f"build it with --arg {names[0]}={meant}, or " if names and subject.sizes.d_in % meant == 0 else ""
     return Finding(
         code="heads-not-as-stated",
         message=f"the code has {heads_text}, and --heads says {meant}",
@@ -305,91 +256,19 @@ def _heads_finding(request: CheckRequest, layer: ReferenceLayer, built: Built, d
     )
 
 
-def _scale_finding(request: CheckRequest, layer: ReferenceLayer, case: InputCase, names: Mapping[str, str]) -> Finding:
-    advice = ""
+def _scale_finding(diagnosis: Diagnosis, examined: Examined, names: Mapping[str, str]) -> Finding:
+    layer, meant, advice = diagnosis.layer, examined.request.scale, ""
     if isinstance(layer.scale, Tensor):
         scale_text = "a learned number of each head"
     else:
-        scale = (layer.d_head or case.rows.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
+        d_head = layer.d_head or diagnosis.cases[0].rows.queries.shape[-1]
+        scale = d_head**-0.5 if layer.scale is None else layer.scale
         scale_text = f"{scale:.4g}" + " = 1/√d_head" * (layer.scale is None)
         advice = f", or state --scale {scale:.4g}"
     return Finding(
         code="scale-not-as-stated",
-        message=f"the code multiplies the scores by {scale_text}, and --scale says {request.scale:.4g}",
+        message=f"the code multiplies the scores by {scale_text}, and --scale says {meant:.4g}",
         evidence=f"matches exactly if the scores are multiplied by {scale_text}",
-        fix=in_user_names(f"q @ k.transpose(-2, -1) * {request.scale:.4g}", names) + advice,
+        fix=in_user_names(f"q @ k.transpose(-2, -1) * {meant:.4g}", names) + advice,
         effect="the softmax is sharper or flatter than intended",
     )
-
-
-# -------------------------------------------------------------------------------------------- indistinguishable mistakes
-
-
-def by_other_sizes(
-    indistinguishable: Sequence[AppliedMistake],
-    original: UserAttention,
-    probed: Probed,
-    causal: tuple[bool, ...],
-    request: CheckRequest,
-    stage: Stage,
-) -> list[AppliedMistake]:
-    """The mistakes that still match after a rebuild with another number of heads. For example, √d_model and d_head are both 8
-    for 64 columns and 8 heads. All of the mistakes if it cannot be rebuilt."""
-    built = original.built
-    for changes in _other_heads(built):
-        try:
-            stage(f"building {built.name} with {', '.join(f'{name}={n}' for name, n in changes.items())}")
-            modes = find_modes(limited(built.rebuild(changes), stage), request.of)
-            subject = next((mode_subject for mode_subject in modes if mode_subject.mode == original.mode), modes[0])
-            examined = with_random_weights(subject, probed, request.of.seed)
-            properties = observed_properties(examined.subject, request.of.seed)
-            intended = intended_layer(subject.built, examined.module, request, causal, properties)
-            layers = [
-                c.layer for c in candidates(examined.subject, examined.module, examined.tensors, intended, request)[:8]
-            ]
-            cases = list(core_cases(examined.subject, request.of.seed))
-        except Exception:  # the code may not support these sizes
-            continue
-        remaining = [
-            applied
-            for applied in indistinguishable
-            if any(evaluate(layer, (applied,), cases).matches for layer in layers)
-        ]
-        if remaining:
-            return remaining
-    return list(indistinguishable)
-
-
-def _other_heads(built: Built) -> Iterator[dict[str, int]]:
-    """Arguments for another number of heads."""
-    for name, value in built.arguments.items():
-        if role_of(str(name).rpartition(".")[2]) == "n_heads" and isinstance(value, int) and value > 0:
-            yield from ({name: n} for n in (value // 2, value * 2, value // 3) if n > 1)
-            return
-
-
-def by_source(indistinguishable: Sequence[AppliedMistake], evidence: SourceEvidence) -> AppliedMistake:
-    """The mistake that the source suggests, by the pairwise rules of the catalogue."""
-    codes = {applied.mistake.code: applied for applied in indistinguishable}
-    rivals = [applied for applied in codes.values() if _has_rule(applied, codes)]
-    chosen, *others = rivals or indistinguishable[:1]
-    for other in others:
-        chosen = _preferred(chosen, other, evidence)
-    return chosen
-
-
-def _has_rule(applied: AppliedMistake, codes: Collection[str]) -> bool:
-    """Whether a rule of the catalogue separates a mistake from one with another of these codes."""
-    others = (BY_CODE[code] for code in codes if code != applied.mistake.code)
-    return any(
-        applied.mistake.code in other.rather_than or other.code in applied.mistake.rather_than for other in others
-    )
-
-
-def _preferred(applied: AppliedMistake, other: AppliedMistake, evidence: SourceEvidence) -> AppliedMistake:
-    """The mistake that the source suggests; the first if no rule applies."""
-    for first, second in ((applied, other), (other, applied)):
-        is_first = first.mistake.rather_than.get(second.mistake.code)
-        if is_first is not None:
-            return first if is_first(evidence) else second
-    return applied

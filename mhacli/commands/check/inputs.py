@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.commands.check.probes import Probed
+from mhacli.commands.check.result import CheckRequest
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.call.signature import called_function
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
-from mhacli.usercode.inputs import cast, cast_copy, seeded
-from mhacli.usercode.operations import watch
-from mhacli.usercode.types import Built, Inputs, MaskForm, Operation
+from mhacli.usercode.inputs import cast, cast_copy
+from mhacli.usercode.types import Inputs, MaskForm
 
 InputKind = Literal["core", "mask", "padding", "large"]
 TOLERANCE = TOLERANCES["float32"].runs
@@ -63,15 +62,10 @@ def output_for(
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
     """The inputs of the reference, rounded to the subject's dtype."""
-
-    def rounded(t: Tensor) -> Tensor:
-        return t.to(subject.dtype).to(torch.float64)
-
-    queries = rounded(inputs.queries)
-    keys = queries if inputs.keys is None else rounded(inputs.keys)
-    return ReferenceInputs(
-        queries, keys, keys if inputs.values is None else rounded(inputs.values), inputs.allowed, inputs.real
-    )
+    queries, keys, values = (t if t is None else t.to(subject.dtype).to(torch.float64) for t in inputs[:3])
+    assert queries is not None
+    keys = queries if keys is None else keys
+    return ReferenceInputs(queries, keys, keys if values is None else values, inputs.allowed, inputs.real)
 
 
 def make_case(
@@ -121,23 +115,27 @@ def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """The cases without masks: self-attention, and separate inputs for each argument."""
     inputs = drawer_of(subject, seed)
     yield make_case("core", "self-attention", subject, inputs.inputs(with_context=False))
-    if subject.takes_context:
-        yield make_case("core", "fewer queries than keys", subject, inputs.inputs(with_context=True))
-    elif subject.n_rows > 1:
-        yield make_case("core", "other rows for each argument", subject, inputs.inputs(with_context=True))
+    if subject.takes_context or subject.n_rows > 1:
+        name = "fewer queries than keys" if subject.takes_context else "other rows for each argument"
+        yield make_case("core", name, subject, inputs.inputs(with_context=True))
 
 
-def mask_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
-    """One case for each form of a mask."""
+def masked_cases(subject: UserAttention, seed: int, forms: Sequence[MaskForm], kind: InputKind) -> Iterator[InputCase]:
+    """One case for each form of a mask, or of padding."""
     drawer = drawer_of(subject, seed)
     inputs = drawer.inputs(with_context=subject.takes_context)
-    inputs = inputs._replace(allowed=drawer.allowed(inputs))
+    if kind == "mask":
+        allowed = drawer.allowed(inputs)
+    else:
+        holes, right = drawer.real(inputs, on_the_right=False), drawer.real(inputs)
     for form in forms:
-        case_inputs = inputs
-        if "batch" not in form.axes and inputs.allowed is not None:
-            case_inputs = inputs._replace(allowed=inputs.allowed[:1])
         try:
-            yield make_case("mask", _mask_text(form), subject, case_inputs, form)
+            if kind == "mask":
+                masked = inputs._replace(allowed=allowed if "batch" in form.axes else allowed[:1])
+                yield make_case("mask", _mask_text(form), subject, masked, form)
+            else:
+                padded = inputs._replace(real=right if form.kind == "lengths" else holes)
+                yield make_case("padding", _mask_text(form), subject, padded, padding=form)
         except Exception:  # the form does not fit these sizes
             continue
 
@@ -155,19 +153,6 @@ def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase
         return None
 
 
-def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
-    """One case for each form of padding."""
-    drawer = drawer_of(subject, seed)
-    inputs = drawer.inputs(with_context=subject.takes_context)
-    holes, right = drawer.real(inputs, on_the_right=False), drawer.real(inputs)
-    for form in forms:
-        padded = inputs._replace(real=right if form.kind == "lengths" else holes)
-        try:
-            yield make_case("padding", _mask_text(form), subject, padded, padding=form)
-        except Exception:
-            continue
-
-
 def large_case(subject: UserAttention, like: InputCase) -> InputCase:
     """Another case with scores a million times as large."""
     inputs = like.inputs
@@ -183,10 +168,8 @@ def _mask_text(form: MaskForm) -> str:
         return f"{form.parameter} as 0 and −∞"
     if form.kind == "lengths":
         return f"{form.parameter} as lengths"
-    kind = {"bool": "True", "01": "1", "whole": "1"}[form.kind]
-    return (
-        f"{form.parameter} [{', '.join(form.axes)}], {kind} = {'may attend' if form.true_means == 'keep' else 'hidden'}"
-    )
+    sign, meaning = "True" if form.kind == "bool" else "1", "may attend" if form.true_means == "keep" else "hidden"
+    return f"{form.parameter} [{', '.join(form.axes)}], {sign} = {meaning}"
 
 
 # -------------------------------------------------------------------------------------------------------- random weights
@@ -194,76 +177,61 @@ def _mask_text(form: MaskForm) -> str:
 
 @dataclass(frozen=True)
 class Examined:
-    """The subject with random weights and without dropout; if it keeps state, each call uses a fresh copy."""
+    """All that is known before the comparison: the subject with random weights and without dropout, its module in float64 for
+    the reference, the weights that a function is called with, what the probes measured, and the request. If it keeps state, each
+    call uses a fresh copy. `expects_causal`: the code or the user states that no token sees a later one."""
 
     subject: UserAttention
     module: nn.Module | None
     tensors: Mapping[str, Tensor]
+    probed: Probed
+    request: CheckRequest
+    expects_causal: bool
     keeps_state: bool = False
 
 
-def with_random_weights(subject: UserAttention, probed: Probed, seed: int) -> Examined:
+def with_random_weights(
+    subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool
+) -> Examined:
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
-    module = _pristine(subject.built, probed)
+    module, facts = subject.built.module, probed.facts
     if module is None:
-        tensors = {name: t.detach().to("cpu", torch.float64) for name, t in _tensors_of(subject).items()}
-        return Examined(subject, None, tensors)
-    module = cast(randomised(module, seed), subject.dtype)
+        attributes = getattr(subject.built.call, "__dict__", {})
+        stored = {
+            n: value for n, value in attributes.items() if isinstance(value, Tensor) and value.is_floating_point()
+        }
+        weights = {name: t.detach().to("cpu", torch.float64) for name, t in (dict(subject.tensors) or stored).items()}
+        return Examined(subject, None, weights, probed, request, expects_causal)
+    if facts.is_random or facts.keeps_state:
+        try:
+            module = subject.built.rebuild(dict.fromkeys(facts.dropout_names, 0.0)).module or module
+        except Exception:  # the constructor rejects it
+            module = subject.built.module
+    assert module is not None
+    module = cast(randomised(module, request.of.seed), subject.dtype)
     randomised_subject = subject.of(module, subject.dtype)
     forgetful = replace(randomised_subject, is_forgetful=True)
-    keeps_state = bool(probed.facts.keeps_state) or _remembers_masks(subject, forgetful, seed)
+    keeps_state = bool(facts.keeps_state) or _remembers_masks(forgetful, request.of.seed)
+    subject = forgetful if keeps_state else randomised_subject
     reference_module = cast_copy(module, torch.float64, "cpu")
-    return Examined(forgetful if keeps_state else randomised_subject, reference_module, {}, keeps_state)
+    return Examined(subject, reference_module, {}, probed, request, expects_causal, keeps_state)
 
 
-def _pristine(built: Built, probed: Probed) -> nn.Module | None:
-    """The module, rebuilt without dropout if it is random or keeps state."""
-    facts = probed.facts
-    if built.module is None or not (facts.is_random or facts.keeps_state):
-        return built.module
-    try:
-        return built.rebuild(dict.fromkeys(facts.dropout_names, 0.0)).module
-    except Exception:  # the constructor rejects it
-        return built.module
-
-
-def _remembers_masks(subject: UserAttention, forgetful: UserAttention, seed: int) -> bool:
+def _remembers_masks(forgetful: UserAttention, seed: int) -> bool:
     """Whether the mask of one call affects the next call."""
-    drawer = drawer_of(subject, seed)
-    inputs = drawer.inputs(with_context=subject.takes_context)
-    for form in (*subject.padding_forms[:1], *subject.mask_forms[:1]):
-        is_padding = form in subject.padding_forms
-        masked = (
-            inputs._replace(real=drawer.real(inputs))
-            if is_padding
-            else inputs._replace(allowed=drawer.allowed(inputs)[:1])
-        )
-        open_inputs = masked._replace(
-            allowed=None if masked.allowed is None else torch.ones_like(masked.allowed),
-            real=None if masked.real is None else torch.ones_like(masked.real),
-        )
-        form_argument = {"padding": form} if is_padding else {"mask": form}
+    cases = [*masked_cases(forgetful, seed, forgetful.padding_forms[:1], "padding")]
+    cases += masked_cases(forgetful, seed, forgetful.mask_forms[:1], "mask")
+    for case in cases:
+        allowed, real = (None if mask is None else torch.ones_like(mask) for mask in case.inputs[3:])
+        used = forgetful.of(copy.deepcopy(forgetful.built.call), forgetful.dtype)
         try:
-            used_subject = forgetful.of(copy.deepcopy(forgetful.built.call), forgetful.dtype)
-            output_for(used_subject, open_inputs, **form_argument)
-            with seeded(0, subject.device):
-                after_call = output_for(used_subject, masked, **form_argument)
-            with seeded(0, subject.device):
-                without_call = output_for(forgetful, masked, **form_argument)
-        except Exception:  # the form does not fit these sizes
+            output_for(used, case.inputs._replace(allowed=allowed, real=real), case.form, case.padding)
+            after_call = output_for(used, case.inputs, case.form, case.padding)
+        except Exception:  # an open mask does not fit
             continue
-        if not torch.equal(after_call.nan_to_num(), without_call.nan_to_num()):
+        if not torch.equal(after_call.nan_to_num(), case.output.nan_to_num()):
             return True
     return False
-
-
-def _tensors_of(subject: UserAttention) -> Mapping[str, Tensor]:
-    """The weights of a function or instance: passed to each call, or stored in attributes."""
-    passed = dict(subject.tensors)
-    attributes = getattr(subject.built.call, "__dict__", {})
-    return passed or {
-        n: value for n, value in attributes.items() if isinstance(value, Tensor) and value.is_floating_point()
-    }
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:
@@ -273,106 +241,9 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
         if not parameter.is_floating_point() or parameter.numel() == 1:
             continue
         numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        if parameter.ndim == 1:
-            numbers = numbers * 0.5 if not _is_gain(parameter) else (1 + numbers * 0.2).abs()
-        elif _is_gain(parameter):
+        if bool((parameter.detach() == 1).all()):  # an untrained gain of a norm, or a temperature
             numbers = (1 + numbers * 0.2).abs()
         else:
-            numbers = numbers * 1.2 * sorted(parameter.shape)[-1] ** -0.5
+            numbers = numbers * (0.5 if parameter.ndim == 1 else 1.2 * sorted(parameter.shape)[-1] ** -0.5)
         parameter.data.copy_(numbers)
     return copied_module
-
-
-def _is_gain(parameter: Tensor) -> bool:
-    """Whether the parameter is all ones, as an untrained gain of a norm or a temperature."""
-    return bool((parameter.detach() == 1).all())
-
-
-# -------------------------------------------------------------------------------------------------------- recorded runs
-
-
-class Unreadable(Exception):
-    """Raised if two runs have different operations or sizes, so that nothing can be read from them."""
-
-
-class OperationPair(NamedTuple):
-    """The same operation in both runs."""
-
-    first: Operation
-    second: Operation
-
-    def fixed_inputs(self) -> list[bool]:
-        """For each input, whether it is equal in both runs."""
-        return [same(a, b) for a, b in zip(self.first.inputs, self.second.inputs, strict=True)]
-
-
-@dataclass(frozen=True)
-class PairedRuns:
-    """The operations of two runs with inputs of the same sizes; `rows` are the inputs of the first."""
-
-    steps: tuple[OperationPair, ...]
-    batch: int
-    q_len: int
-    k_len: int
-    rows: ReferenceInputs
-
-    @cached_property
-    def learned(self) -> frozenset[int]:
-        """The ids of tensors in the first run that are computed from parameters."""
-        ids: set[int] = set()
-        for op, _ in self.steps:
-            if any(isinstance(t, nn.Parameter) or id(t) in ids for t in op.inputs):
-                ids.add(id(op.output))
-        return frozenset(ids)
-
-    def is_learned(self, tensor: Tensor) -> bool:
-        """Whether a tensor of the first run is a parameter or computed from parameters."""
-        return isinstance(tensor, nn.Parameter) or id(tensor) in self.learned
-
-    def moving(self) -> Iterator[tuple[int, OperationPair]]:
-        """The numbered steps whose output depends on the inputs."""
-        return ((n, step) for n, step in enumerate(self.steps) if not same(step.first.output, step.second.output))
-
-    def as_scores(self, tensor: Tensor, shape: torch.Size) -> Tensor | None:
-        """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
-        key_axes = [axis for axis, size in enumerate(shape) if size == self.k_len]
-        if not key_axes or tensor.ndim > len(shape):
-            return None
-        key = key_axes[-1]
-        query_axes = [axis for axis, size in enumerate(shape) if size == self.q_len and axis != key]
-        if not query_axes or shape.numel() % (self.batch * self.q_len * self.k_len):
-            return None
-        scores = tensor.detach().to("cpu", torch.float64).expand(shape).movedim((query_axes[-1], key), (-2, -1))
-        return scores.reshape(self.batch, -1, self.q_len, self.k_len)
-
-
-def runs_of(
-    subject: UserAttention, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None
-) -> PairedRuns:
-    """Two recorded runs of a subject, with separate keys if `other`. Raises `Unreadable` if the operations differ, and what the
-    subject raises."""
-    inputs_of_runs = [
-        drawer_of(subject, seed + number).inputs(with_context=other, q_len=q_len, k_len=k_len) for number in range(2)
-    ]
-    first, second = (watch(partial(output_for, subject, inputs), subject.built.files)[1] for inputs in inputs_of_runs)
-    if [_kind(op) for op in first] != [_kind(op) for op in second]:
-        raise Unreadable
-    rows = rows_of(subject, inputs_of_runs[0])
-    steps = tuple(OperationPair(*pair) for pair in zip(first, second, strict=True))
-    return PairedRuns(steps, rows.queries.shape[0], rows.queries.shape[-2], rows.keys.shape[-2], rows)
-
-
-def _kind(operation: Operation) -> tuple[object, ...]:
-    shapes = tuple(t.shape for t in operation.inputs)
-    return operation.name, operation.line, operation.output.shape, shapes
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, with NaN equal to NaN."""
-    return a is b or bool(a.shape == b.shape and torch.equal(a, b)) or _same_but_nan(a, b)
-
-
-def _same_but_nan(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not a.is_floating_point() or not a.isnan().any():
-        return False
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -39,7 +39,7 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest:
     """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and intentions that the code does
-    not show. `time_limit_s` is per call; trying pairs of mistakes is limited in proportion."""
+    not show. `time_limit_s` is per call."""
 
     # fmt: off
     target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")

@@ -416,7 +416,9 @@ class Explainer:
             return "cache-order"
         operations = self._operations(single)
         position_pattern = re.compile(BY_CODE["cache-position"].in_source)
-        uses_positions = any(
+        candidate = self.diagnosis.candidate
+        is_rotated = candidate is None or candidate.layer.pairing is not None or candidate.layer.weights is None
+        uses_positions = is_rotated and any(
             position_pattern.search(operation.source)
             for operation in operations
             if operation.name not in ("view", "reshape")
@@ -446,7 +448,9 @@ class Explainer:
             evidence = f"matches exactly if {variant.description}: {match}\n{evidence}"
         others = tuple(other for other, _ in mistakes if other != code)
         tolerance = None if variant is None else first.tolerance
-        return finding_of(mistake, evidence, line, error=error, tolerance=tolerance, together=others)
+        finding = finding_of(mistake, evidence, line)
+        proof = {"proven": error is not None, "error": error, "tolerance": tolerance, "together_with": others}
+        return replace(finding, **proof)  # type: ignore[arg-type]
 
     def _line(self, code: str, outcome: StepwiseRun) -> SourceLine:
         """The line of the mistake: its positions, the cache update, or its mask."""

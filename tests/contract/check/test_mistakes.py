@@ -263,7 +263,7 @@ FUSED = [
          "weights = weights * torch.bernoulli(torch.full_like(weights, 1 - self.drop_rate * self.training))"),
         states=CAUSAL,
     ),
-    *in_layer("fused:TriangleAttention", ("mask-sign", 'float("-inf")', 'float("inf")'), states=CAUSAL, line=False),
+    *in_layer("fused:TriangleAttention", ("mask-sign", 'float("-inf")', 'float("inf")'), states=CAUSAL),
     *in_layer(
         "fused:LengthsAttention",
         ("padding-ignored", "scores = scores.masked_fill(", "scores.masked_fill("),
@@ -424,6 +424,10 @@ ROTATED = [
         "positions:ViT22B",
         ("merge-without-transpose", "z.transpose(1, 2)", "z"),
     ),
+    *in_layer(
+        "positions:HandNormed",
+        ("rope-of-queries-only", "q, k = self.rotated(q), self.rotated(k)", "q = self.rotated(q)"),
+    ),
     *in_layer("positions:SwinCosine", ("merge-without-transpose", "(attn @ v).transpose(1, 2)", "(attn @ v)")),
     *in_layer(
         "positions:RotaryAttention",
@@ -446,10 +450,6 @@ WITHOUT_CODE_TODAY = [
         states=CAUSAL,
     ),
     *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k")),
-    *in_layer(
-        "positions:HandNormed",
-        ("rope-of-queries-only", "q, k = self.rotated(q), self.rotated(k)", "q = self.rotated(q)"),
-    ),
     *in_layer("positions:NanoChat", ("qk-norm-of-one", "q, k = unit(q), unit(k)", "q = unit(q)"), states=CAUSAL),
     *in_layer(
         "positions:SwinCosine",
@@ -493,7 +493,6 @@ CACHED = [
 ]  # fmt: skip
 LINE_WRONG_TODAY = [
     *in_layer("fused:ContextAttention", ("values-from-keys", '("bij,bjd->bid", attn, v)', '("bij,bjd->bid", attn, k)')),
-    *in_layer("fused:TriangleAttention", ("mask-sign", 'float("-inf")', 'float("inf")'), states=CAUSAL),
     *in_layer(
         "positions:BloomAttention",
         ("bias-head-order", "alibi.reshape(", "alibi.transpose(0, 1).reshape("),
