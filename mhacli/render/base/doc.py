@@ -137,7 +137,7 @@ class Grid:
     """A matrix of numbers `[row, column]` with names along both axes. NaN is not a number; where `allowed` is false a cell is
     masked.
 
-    Shades reach from 0 to `top`, or for a change from −`top`. Names of columns may have two lines. `places` are the numbers of
+    Shades reach from 0 to `top`, or for a change from −`top`. `places` are the numbers of
     columns where names do not fit (None: from 0 on). `marked` cells have a star, and `signs` stand in place of numbers, each with
     its style. Columns `beside` the cells are of the number of a row; those with a `drop` go first. With `has_all_rows` none is
     left out. `smaller` gives the grid with at most so many rows and columns. `taken` are the cells that were taken out, and

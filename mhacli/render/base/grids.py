@@ -114,8 +114,8 @@ class _Panel:
 
 
 def _longest(g: Grid) -> int:
-    """The width of the longest name of a column, of one or two lines."""
-    return max(cell_len(line) for name in g.columns for line in name.split("\n"))
+    """The width of the longest name of a column."""
+    return max(map(cell_len, g.columns))
 
 
 def _least(g: Grid, *, has_numbers: bool) -> int:
@@ -266,9 +266,7 @@ def _painted(panel: _Panel, top: float, screen: Screen) -> Iterator[Text]:
     g, label, rows = panel.grid, panel.label, panel.rows
     widths = [panel.width_beside(column) for column in panel.beside]
     above = "".join(f"{c.heading:>{width}}" for c, width in zip(panel.beside, widths, strict=True))
-    if any("\n" in name for name in g.columns):
-        yield _heading(panel, [name.partition("\n")[0] for name in g.columns], "")
-    yield _heading(panel, [name.rpartition("\n")[2] for name in g.columns], g.corner).append(above, style="dim")
+    yield _heading(panel).append(above, style="dim")
     is_halved = not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
     cells = levels_of(g, top, is_linear=panel.has_numbers).astype(int).tolist()
     for number, row in enumerate(rows.shown):
@@ -291,10 +289,10 @@ def _painted(panel: _Panel, top: float, screen: Screen) -> Iterator[Text]:
         yield line
 
 
-def _heading(panel: _Panel, names: Sequence[str], corner: str) -> Text:
+def _heading(panel: _Panel) -> Text:
     """The names of the columns, or where they have no room some of their numbers."""
-    g, size = panel.grid, panel.size
-    line = Text(f"{corner:<{panel.label}}", style="dim")
+    g, size, names = panel.grid, panel.size, panel.grid.columns
+    line = Text(f"{g.corner:<{panel.label}}", style="dim")
     if panel.has_numbers:
         star = " " * (g.marked is not None)
         words = [fitted(name, size - 1 - len(star)) + star for name in names]

@@ -120,17 +120,7 @@ def by_layers(layers: Sequence[InspectedLayer], describe: Callable[[InspectedLay
         layers_of.setdefault(describe(layer), []).append(layer)
     if len(layers_of) == 1:
         return [word for word in layers_of if word]
-    return [f"{word} ({_names_within(named, layers)})" for word, named in layers_of.items() if word]
-
-
-def _names_within(subset: Sequence[InspectedLayer], layers: Sequence[InspectedLayer]) -> str:
-    """As `names_of`, but a kind with all its layers has no numbers."""
-    parts = []
-    for kind in dict.fromkeys(layer.kind for layer in subset):
-        same = [layer for layer in subset if layer.kind == kind]
-        is_whole = kind != "self" and len(same) == sum(layer.kind == kind for layer in layers)
-        parts.append(kind if is_whole else names_of(same))
-    return ", ".join(parts)
+    return [f"{word} ({names_of(named)})" for word, named in layers_of.items() if word]
 
 
 def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:

@@ -204,16 +204,12 @@ def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
 
 def _places(record: Record) -> Mapping[HeadKey, tuple[str, int]]:
     """For each head the prefix of its layer's arrays, and its index on their head axis."""
-    if not record.layers:
-        return {head_key(head): ("", place) for place, head in enumerate(record.heads)}
-    prefixes = {(layer.layer, layer.name): layer_prefix(index) for index, layer in enumerate(record.layers)}
-    places: dict[HeadKey, tuple[str, int]] = {}
-    counts = dict.fromkeys(prefixes.values(), 0)
-    for head in record.heads:
-        prefix = prefixes[head_key(head)[:2]]
-        places[head_key(head)] = (prefix, counts[prefix])
-        counts[prefix] += 1
-    return places
+    views = [(layer_prefix(index), record.of_layer(index)) for index in range(len(record.layers))]
+    return {
+        head_key(head): (prefix, place)
+        for prefix, view in views or [("", record)]
+        for place, head in enumerate(view.heads)
+    }
 
 
 # --------------------------------------------------------------------------------------------------------- types and baselines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from mhacli.record.heads import SINK_LIFT, Corner, HeadsSummary, HeadStatistics, in_order
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Grid, Table
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     agreement,
     bytes_text,
@@ -34,8 +35,8 @@ from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import token_tables
-from mhacli.render.heads.grids import head_map_view
-from mhacli.render.heads.head_map import where
+from mhacli.render.heads.grids import grid_of, head_map_view
+from mhacli.render.heads.head_map import cell_map, where
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
@@ -233,30 +234,23 @@ def corner_view(
     several."""
     arrays, queries = record.arrays, slice(corner.first_query, corner.first_query + corner.n_queries)
     visible = arrays["visible"][sequence]
-    first = corner.first_query - record.first_query(sequence), corner.first_key - record.first_key(sequence)
-    keys = [index + first[1] for index in range(corner.n_keys)]
+    first_query, first_key = (
+        corner.first_query - record.first_query(sequence),
+        corner.first_key - record.first_key(sequence),
+    )
     blocks = []
     for place in places_of(record, heads):
-        weights = arrays["corner"][
-            sequence, place
-        ]  # NaN where masked, and where queries that see keys have NaN weights
-        is_broken = (visible[min(place, len(visible) - 1), queries] > 0) & np.isnan(
-            arrays["entropy"][sequence, place, queries]
-        )
-        blocks.append(
-            Grid(
-                title=f"{where(record, sequence, layer, record.heads[place].head)} · cells",
-                values=weights,
-                allowed=~np.isnan(weights) | is_broken[:, None],
-                rows=[query_name(record, sequence, row + first[0]) for row in range(corner.n_queries)],
-                columns=[f"{token_text(record.keys[sequence], key)}\n{key}" for key in keys],
-                places=keys,
-                top=float(np.nanmax(weights, initial=0.0)) or 1.0,
-                digits=options.precision,
-                corner="query",
-                has_all_rows=options.everything or corner.n_queries <= _MAX_ROWS,
-            )
-        )
+        weights, entropy = arrays["corner"][sequence, place], arrays["entropy"][sequence, place, queries]
+        has_keys = visible[min(place, len(visible) - 1), queries] > 0
+        is_broken = has_keys & np.isnan(entropy)  # a cell is NaN where masked, and in rows of NaN
+        allowed = ~np.isnan(weights) | is_broken[:, None]
+        cells = cell_map(record.sequences[sequence], record.keys[sequence], weights, allowed, first=(0, first_key))
+        cells = replace(cells, rows=tuple(range(first_query, first_query + corner.n_queries)))
+        title = f"{where(record, sequence, layer, record.heads[place].head)} · cells"
+        grid = grid_of(cells, title, scale="linear", digits=options.precision)
+        columns = [f"{place} {name}" for place, name in zip(grid.places or (), grid.columns, strict=True)]
+        has_all_rows = options.everything or corner.n_queries <= _MAX_ROWS
+        blocks.append(replace(grid, columns=columns, corner="query", has_all_rows=has_all_rows))
     yield from grids(blocks, screen, form="numbers", everything=options.everything)
 
 
