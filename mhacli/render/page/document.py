@@ -15,7 +15,7 @@ from mhacli.render.base.format import (
     provenance,
 )
 from mhacli.render.base.options import ViewOptions, chosen
-from mhacli.render.base.selection import chosen_heads, chosen_layers, names_of, ranges
+from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.checkpoint.corpus import corpus_tables
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
@@ -36,8 +36,7 @@ from mhacli.render.page.elements import (
     whole,
 )
 from mhacli.render.page.payload import LIMIT_BYTES, PageMaps, PageView, page_maps, payload
-from mhacli.render.page.tables import head_statistics
-from mhacli.render.page.trace import walkthrough
+from mhacli.render.page.tables import head_statistics, walkthrough
 from mhacli.render.run.trace import header
 from mhacli.text.escape import visible
 
@@ -170,8 +169,8 @@ def _exactness(view: PageView, maps: PageMaps) -> str:
     rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
     if maps.factor == 1:
         return f"attention weights are as the record holds them{rounded}"
-    kept = "the strongest key" if maps.n_keys == 1 else f"the {maps.n_keys} strongest keys"
-    also = f", and {kept} of every query with their weights{rounded}" if maps.n_keys else ""
+    kept = f", and the strongest keys, {maps.n_keys} of every query, with their weights{rounded}"
+    also = kept if maps.n_keys else ""
     limit = f"so that the page stays about {format_size(LIMIT_BYTES)}"
     return f"the page has the means of blocks{also}, {limit}; --full stores every cell"
 
@@ -203,15 +202,3 @@ def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[s
         yield "mha heads stores means of blocks, which show sinks only at the first token; mha run stores every cell"
     if options.words:
         yield "tokens are drawn as they are; words are merged in the terminal only"
-    yield from _left_out(record, options, view)
-
-
-def _left_out(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
-    """What the options left out."""
-    if options.heads is not None:
-        yield f"shown: {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} only, as chosen"
-    if options.layers is not None:
-        yield f"shown: {names_of([layer.inspected for layer in chosen_layers(record, options)])} only, as chosen"
-    if len(view.sequences) < len(record.sequences):
-        noun = "sequences" if len(view.sequences) > 1 else "sequence"
-        yield f"shown: {noun} {ranges(view.sequences)} of {len(record.sequences)} only, as chosen"

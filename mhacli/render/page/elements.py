@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from io import StringIO
 from itertools import takewhile
 from typing import NewType
@@ -38,14 +37,17 @@ def text(words: str) -> Html:
     return Html(escape(words, quote=True))
 
 
-def tag(name: str, *inside: Html, **attributes: str) -> Html:
-    """An element. Attributes are escaped; a trailing underscore of a name is dropped, and inner ones become hyphens.
+def tag(name: str, *inside: Html, **attributes: str | None) -> Html:
+    """An element. Attributes are escaped, and those that are None are left out; a trailing underscore of a name is dropped, and
+    inner ones become hyphens.
 
     >>> tag("th", text("a < b"), scope="row")
     '<th scope="row">a &lt; b</th>'
     """
-    named = ((key.rstrip("_").replace("_", "-"), escape(value, quote=True)) for key, value in attributes.items())
-    values = "".join(f' {key}="{value}"' if value else f" {key}" for key, value in named)
+    values = ""
+    for key, value in attributes.items():
+        if value is not None:
+            values += f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
     return Html(f"<{name}{values}>{''.join(inside)}</{name}>")
 
 
@@ -65,37 +67,48 @@ def joined(parts: Iterable[Html], between: str = "\n") -> Html:
 def table(of: Table[Row], of_row: Callable[[Row], Mapping[str, str]] = lambda row: {}) -> Html:
     """The table with all columns, in an element that scrolls. The first cell of each row is its heading, and so are the ids that
     follow it. `of_row` gives the attributes of a row."""
-    kinds = [{"class_": "word"} if column.unit == "word" else {} for column in of.columns]
+    columns = [(column, "word" if column.unit == "word" else None) for column in of.columns]
     n_names = max(1, len([*takewhile(lambda column: column.unit == "id", of.columns)]))
-    headings = []
-    for column, kind in zip(of.columns, kinds, strict=True):
-        title = {"title": column.explanation} if column.explanation else {}
-        headings.append(tag("th", text(column.heading), scope="col", **title, **kind))
+    headings = [
+        tag("th", text(column.heading), scope="col", title=column.explanation or None, class_=kind)
+        for column, kind in columns
+    ]
 
     def line(row: Row) -> Html:
         cells = []
-        for place, (column, kind) in enumerate(zip(of.columns, kinds, strict=True)):
-            about = {"title": words} if (words := column.about(row)) else {}
-            name = {"scope": "row"} if place < n_names else {}
-            cells.append(tag("th" if name else "td", text(column.text(row)), **name, **kind, **about))
+        for place, (column, kind) in enumerate(columns):
+            words, about = text(column.text(row)), column.about(row) or None
+            if place < n_names:
+                cells.append(tag("th", words, scope="row", title=about, class_=kind))
+            else:
+                cells.append(tag("td", words, title=about, class_=kind))
         return tag("tr", *cells, **of_row(row))
 
-    parts = [tag("caption", text(of.title))] if of.title else []
-    parts += [tag("thead", tag("tr", *headings)), tag("tbody", *map(line, of.rows[: of.most]))]
-    parts += [tag("tfoot", *map(line, of.foot))] if of.foot else []
+    parts = [tag("thead", tag("tr", *headings)), tag("tbody", *map(line, of.rows[: of.most]))]
+    if of.title:
+        parts.insert(0, tag("caption", text(of.title)))
+    if of.foot:
+        parts.append(tag("tfoot", *map(line, of.foot)))
     return tag("div", tag("table", *parts), class_="scroll")
 
 
 def whole(title: str, policy: str, style: str, body: Html) -> str:
     """A document with its content security policy and its style sheet."""
-    metas = (
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="referrer" content="no-referrer">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-    )
-    head = [Html("<head>"), *map(Html, metas), tag("title", text(title)), tag("style", Html(style)), Html("</head>")]
-    return f'<!doctype html>\n<html lang="en">\n{joined(head)}\n<body>\n{body}\n</body>\n</html>\n'
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="referrer" content="no-referrer">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{text(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
 
 
 def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
@@ -113,18 +126,12 @@ def preformatted(view: RenderableType, width: int) -> Html:
 
 
 def _span(segment: Segment) -> Html:
-    names = _class_names(segment.style or Style.null())
-    return (
-        tag("span", text(segment.text), class_=" ".join(names))
-        if names and segment.text.strip()
-        else text(segment.text)
-    )
-
-
-def _class_names(style: Style) -> list[str]:
+    style = segment.style or Style.null()
     colour = "" if style.color is None else style.color.name.removeprefix("bright_")
-    names = [_CLASSES[colour]] if colour in _CLASSES else []
-    return names + (["bold"] if style.bold else []) + (["dim"] if style.dim else [])
+    has = {_CLASSES.get(colour, ""): colour in _CLASSES, "bold": style.bold, "dim": style.dim}
+    names = " ".join(name for name, is_so in has.items() if is_so)
+    words = text(segment.text)
+    return tag("span", words, class_=names) if names and words.strip() else words
 
 
 # ---------------------------------------------------------------------------------------------------- style and script
@@ -147,7 +154,7 @@ def page_style(*, has_effects: bool = False) -> str:
 
 def page_part(name: str) -> Html:
     """A part of every page that the script fills, from an asset."""
-    return Html(_compact(_folder().joinpath(name).read_text(encoding="utf-8")))
+    return Html(_assets(name))
 
 
 def change_class(level: int) -> str:
@@ -161,17 +168,17 @@ def _change(number: int) -> str:
 
 
 def content_policy(script: str, style: str) -> str:
-    """The content security policy: this script and this style only, and no network."""
-    allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    """The content security policy: this script and this style only, and no network. It names them by the digests of their texts.
+    Source: Content Security Policy Level 3, section 6.7.3.3."""
+    digests = (hashlib.sha256(content.encode("utf-8")).digest() for content in (style, script))
+    of_style, of_script = (f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests)
+    return f"default-src 'none'; style-src {of_style}; script-src {of_script}; base-uri 'none'; form-action 'none'"
 
 
-def _folder() -> Traversable:
-    return files("mhacli.render.page").joinpath("assets")
-
-
-def _assets(suffix: str) -> str:
-    named = sorted((file for file in _folder().iterdir() if file.name.endswith(suffix)), key=lambda file: file.name)
+def _assets(ending: str) -> str:
+    """The assets whose names end so, in the order of their names."""
+    folder = files("mhacli.render.page").joinpath("assets")
+    named = sorted((file for file in folder.iterdir() if file.name.endswith(ending)), key=lambda file: file.name)
     return "".join(_compact(file.read_text(encoding="utf-8")) for file in named)
 
 
@@ -179,8 +186,3 @@ def _compact(source: str) -> str:
     """The source without indentation, blank lines, and comments on lines of their own."""
     without = re.sub(r"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$", "", source, flags=re.MULTILINE | re.DOTALL)
     return "".join(f"{line.strip()}\n" for line in without.splitlines() if line.strip())
-
-
-def _hash(content: str) -> str:
-    """The digest of an element's text as UTF-8. Source: Content Security Policy Level 3, section 6.7.3.3."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")

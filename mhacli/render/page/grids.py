@@ -21,9 +21,9 @@ def grid(of: Grid, paint: Paint) -> Html:
     def cell(row: int, column: int) -> Html:
         if not of.allowed[row, column]:
             return tag("td", text("" if of.scale == "change" else "0"), class_="dim")
-        title = {} if of.about is None else {"title": of.about(row, column)}
+        title = None if of.about is None else of.about(row, column)
         number = shown(float(of.values[row, column]), of.unit, of.digits)
-        return tag("td", text(number), **title, **paint(levels[row][column]))
+        return tag("td", text(number), title=title, **paint(levels[row][column]))
 
     head = [tag("th", text(name), scope="col") for name in of.columns]
     rows = []

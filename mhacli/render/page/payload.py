@@ -21,7 +21,7 @@ from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
 from mhacli.render.base.cells import DECADES, FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, is_dark, ramp_colour
-from mhacli.render.base.format import fitted, number_text, percent_text, token_text
+from mhacli.render.base.format import number_text, percent_text, token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
@@ -227,7 +227,6 @@ def payload(view: PageView, maps: PageMaps, orders: Sequence[Mapping[str, Any]])
         "terms": _terms(view),
         "texts": list(texts),
         "numbers": view.sequences,
-        "names": [_sequence_name(view, sequence) for sequence in view.sequences],
         "begin": view.begin,
         "heads": [_head(head, places[id(head.record)]) for head in view.heads],
         "scale": view.scale,
@@ -250,17 +249,6 @@ def _scale(top: float, *, is_exceeded: bool) -> Mapping[str, Any]:
     return {"top": top, "linear": ["0", most], "log": [f"{number_text(top / 10**DECADES)} or less", most]}
 
 
-_NAME_WIDTH, _NAMED_TOKENS = 40, 8
-
-
-def _sequence_name(view: PageView, sequence: int) -> str:
-    """The number of a sequence and its first words."""
-    if not view.heads:
-        return str(sequence)
-    words = _labels(view.heads[0].record.sequences[sequence])[:_NAMED_TOKENS]
-    return fitted(f"{sequence}: {' '.join(words)}", _NAME_WIDTH)
-
-
 def script_safe(text: str) -> Html:
     """JSON in which nothing begins a tag or a comment, with the same value."""
     for character in "<>&":
@@ -272,7 +260,8 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
     """The texts of a layer, how its scores are computed, and why arrays are absent."""
 
     def places(family: Sequence[TokenSequence]) -> list[int]:
-        return [texts.setdefault(_labels(family[b]), len(texts)) for b in sequences]
+        labels = [tuple(token_text(family[b], i) for i in range(len(family[b].tokens))) for b in sequences]
+        return [texts.setdefault(text, len(texts)) for text in labels]
 
     config, layer = head.record.config, head.layer
     if layer is None:
@@ -326,10 +315,6 @@ def _terms(view: PageView) -> Mapping[str, str]:
     concepts = words_of("glossary", "concept")
     words = {word: concepts[term].explanation for word, term in _EXPLAINED.items()}
     return words | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types}
-
-
-def _labels(sequence: TokenSequence) -> tuple[str, ...]:
-    return tuple(token_text(sequence, place) for place in range(len(sequence.tokens)))
 
 
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The table of head statistics of a page."""
+"""The tables of a page that need no script: head statistics, and the steps of a run or of decoding."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 from mhacli.record.heads import in_order
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
-from mhacli.render.page.elements import Html, table, tag, text
+from mhacli.render.page.elements import Html, preformatted, table, tag, text
+from mhacli.render.run.decode import step_table
+from mhacli.render.run.steps import steps_table
+from mhacli.render.run.trace import closing
+from mhacli.render.run.view import self_check_line
 
 _DECIMALS = 3
 """The least decimals of an attention weight, more than on a terminal."""
@@ -55,3 +59,23 @@ def _order(of: Table[HeadRow], place: int, column: Column[HeadRow]) -> Mapping[s
     is_number = column.unit not in ("word", "id")
     known.sort(key=values.__getitem__, reverse=is_number)  # type: ignore[arg-type]  # a column has values of one type
     return {"first": "descending" if is_number else "ascending", "places": known}
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+
+
+_STORY = Screen(width=100, colour=False)
+
+
+def walkthrough(record: Record) -> Html:
+    """A section with the steps of a run or of decoding, in the order of execution; empty without steps."""
+    if not record.trace:
+        return Html("")
+    if record.decoding is None:
+        end = closing(record, _STORY) if record.survey is None else self_check_line(record.self_check)
+        body = [table(steps_table(record)), preformatted(end, _STORY.width)]
+    else:
+        caches = [step.cache for step in record.trace if step.cache is not None]
+        shown = step_table(caches, range(len(record.sequences)))
+        body = [table(replace(shown, title="one token at a time, with a cache"))]
+    return tag("section", tag("h2", text("shapes, step by step")), *body, id="walk")

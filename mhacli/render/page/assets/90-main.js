@@ -23,8 +23,9 @@ function drawPointed() {
 
 function listenToControls() {
   const sequences = byId("sequence");
-  sequences.append(...RECORD.names.map((name, at) => new Option(name, at)));
-  sequences.parentElement.hidden = RECORD.names.length < 2;
+  const words = (at) => RECORD.texts[RECORD.layers[0].queries[at]].slice(0, 8).join(" ");
+  sequences.append(...RECORD.numbers.map((number, at) => new Option(`${number}: ${words(at)}`, at)));
+  sequences.parentElement.hidden = RECORD.numbers.length < 2;
   sequences.addEventListener("change", () => choose({ sequence: Number(sequences.value), query: -1, key: -1 }));
   byId("scale").addEventListener("change", ({ target }) => choose({ scale: target.value }));
   byId("sinks").addEventListener("change", ({ target }) => choose({ hideSinks: target.checked }));
