@@ -7,6 +7,7 @@ or a saved `record`.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import shlex
@@ -153,6 +154,17 @@ def index_list(word: str) -> tuple[int, ...]:
 
 
 _MAX_LISTED = 100_000
+
+
+def example_call(word: str) -> str:
+    """The word, if it is a `lambda` of a target, or of a target and a length. Raises `ValueError` with the form."""
+    try:
+        made = ast.parse(word.strip(), mode="eval").body
+    except SyntaxError as fault:
+        raise ValueError(f"{word[:80]!r} is no Python: {fault.msg}") from None
+    if not isinstance(made, ast.Lambda) or len(made.args.args) not in (1, 2):
+        raise ValueError(f"{word[:80]!r} is not of the form lambda m, T: m(torch.randn(2, T, 64))")
+    return word
 
 
 def numbers(form: str, example: str) -> Callable[[str], tuple[int, ...]]:
@@ -382,6 +394,7 @@ MODEL = "Use this checkpoint: a folder, or a Hugging Face id such as org/name (n
 _DEVICE_MAP = "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra device-map)"
 ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
 CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
+EXAMPLE = "A call that works, at every length T, such as 'lambda m, T: m(torch.randn(2, T, 64))'. (default: guessed)"
 TIME_LIMIT = "Seconds that an import or a call may take."
 _GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
 _CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."

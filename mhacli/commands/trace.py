@@ -18,7 +18,20 @@ from mhacli.cli.source import are_literal, computed, make_run, record_command, r
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
-from mhacli.settings import ARG, CALL_ARG, MAX_SECONDS, TIME_LIMIT, Computation, Mode, like, numbers, pairs, setting
+from mhacli.settings import (
+    ARG,
+    CALL_ARG,
+    EXAMPLE,
+    MAX_SECONDS,
+    TIME_LIMIT,
+    Computation,
+    Mode,
+    example_call,
+    like,
+    numbers,
+    pairs,
+    setting,
+)
 
 if TYPE_CHECKING:
     from mhacli.models.runs.run import CheckpointRun
@@ -40,6 +53,9 @@ class Walk:
     # fmt: off
     arg: tuple[str, ...] = setting((), _CODE, ARG, metavar="NAME=VALUE", common=True, modes=("code",))
     call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", modes=("code",))
+    example: str | None = setting(
+        None, _CODE, EXAMPLE, parse=example_call, metavar="LAMBDA", default="", modes=("code",), excludes=("call_arg",)
+    )
     time_limit: float = setting(5, _CODE, TIME_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
     route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
     values: bool = setting(False, _WALK, "Show the range and distribution of each tensor, and small ones whole.")
@@ -55,7 +71,7 @@ class Walk:
 
 def _target(given: Mapping[str, Any]) -> str | None:
     """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
-    typed, has_arguments = given.get("typed"), bool(given.get("arg") or given.get("call_arg"))
+    typed, has_arguments = given.get("typed"), any(given.get(name) for name in ("arg", "call_arg", "example"))
     if given.get("path") is not None or not typed or are_literal():
         return None
     if not _names_code(typed[0], has_arguments=has_arguments):
@@ -179,7 +195,9 @@ def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
     from mhacli.usercode.target import TargetRequest, require_readable
 
     require_readable(target)
-    request = TargetRequest(target, pairs(walk.arg, "arg"), pairs(walk.call_arg, "call-arg"), **given)
+    request = TargetRequest(
+        target, pairs(walk.arg, "arg"), pairs(walk.call_arg, "call-arg"), example=walk.example, **given
+    )
     if request.device == "auto":
         request = replace(request, device="cpu")
     job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}

@@ -114,7 +114,7 @@ class StepConvention:
         fixed |= self._masks(setting, start, end) | self._rotations(setting, start, end)
         extras = tuple(recipe for recipe in convention.extras if recipe.parameter not in fixed)
         plain = replace(convention, fixed=fixed, extras=extras, idle=())
-        return call_with(call, plain, Inputs(rows), setting).results[0]
+        return call_with(call, plain, Inputs(rows), setting)
 
     def _masks(self, setting: CallSetting, start: int, end: int) -> dict[str, Any]:
         """The masks of a step: its rows of the causal mask, and open masks for the other required ones."""
@@ -173,7 +173,7 @@ def step_conventions(caller: UserAttention, sizes: CacheSizes, mask: MaskForm | 
     """The ways to call attention step by step, the likeliest first; none without any sign of a cache. `mask` is the form of a
     mask that makes it causal, None if it always is."""
     convention, parameters = caller.convention, signature_of(caller.built.call).parameters
-    if caller.is_function or not convention.batched:
+    if caller.is_function:
         return
     free = [parameter for parameter in parameters if parameter.name not in convention.fixed]
     switches = tuple(p.name for p in free if _SWITCH.fullmatch(p.name.lower()))

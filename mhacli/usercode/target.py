@@ -50,7 +50,8 @@ class Choice:
 class TargetRequest:
     """One class or function, `FILE.py:NAME` or `package.module:NAME`, and how to build and call it.
 
-    `arguments` and `call_arguments` are `(name, value as typed)` for the constructor and for each call.
+    `arguments` and `call_arguments` are `(name, value as typed)` for the constructor and for each call; `example`
+    is a call of it, as a function of the target and a length.
     """
 
     target: str
@@ -59,6 +60,7 @@ class TargetRequest:
     causal: bool = False
     device: str = "cpu"
     seed: int = 0
+    example: str | None = None
 
 
 class Target(NamedTuple):

@@ -86,11 +86,9 @@ class Inputs(NamedTuple):
 
 
 class AttentionOutput(NamedTuple):
-    """The output `[batch, query, d_out]`, for a function `[batch, head, query, d_v]`, and the pattern `[batch, head, query,
-    key]` if the call returned one. A pattern that is the mean over heads has one head."""
+    """The output `[batch, query, d_out]`, for a function `[batch, head, query, d_v]`."""
 
     out: Float[Tensor, "..."]
-    pattern: Float[Tensor, "batch head query key"] | None = None
 
 
 @dataclass(frozen=True)

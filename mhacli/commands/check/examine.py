@@ -37,6 +37,7 @@ from mhacli.commands.check.result import (
 from mhacli.commands.check.stepwise import examine_stepwise
 from mhacli.io.data import decode, finite
 from mhacli.usercode.arguments import parse_value
+from mhacli.usercode.call.example import example_text
 from mhacli.usercode.call.find_call import find_modes
 from mhacli.usercode.call.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.call.user_attention import UserAttention
@@ -165,6 +166,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         verdict=verdict,
         target=request.of.target,
         called=subject.described,
+        example="" if subject.convention.example else example_text(subject),
         arguments=arguments_of(subject.built),
         findings=findings,
         choices=_choices(diagnosis, examined) + steps.choices,

@@ -13,7 +13,19 @@ from mhacli.errors import UsageError
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.record.record import Argument
-from mhacli.settings import ARG, CALL_ARG, MAX_SECONDS, MODEL, TIME_LIMIT, Config, like, pairs, setting
+from mhacli.settings import (
+    ARG,
+    CALL_ARG,
+    EXAMPLE,
+    MAX_SECONDS,
+    MODEL,
+    TIME_LIMIT,
+    Config,
+    example_call,
+    like,
+    pairs,
+    setting,
+)
 from mhacli.usercode.process import shown_path
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
 
@@ -46,6 +58,7 @@ class CheckRequest:
     model: str | None = setting(None, _CODE, MODEL, "--model --checkpoint", metavar="DIR", excludes=("target", "arg", "other"))
     arg: tuple[str, ...] = _pairs((), _CODE, ARG)
     call_arg: tuple[str, ...] = _pairs((), _CODE, CALL_ARG)
+    example: str | None = setting(None, _CODE, EXAMPLE, parse=example_call, metavar="LAMBDA", default="", excludes=("call_arg",))
     other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET")
     other_arg: tuple[str, ...] = _pairs((), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT, needs=("other",))
     other_call_arg: tuple[str, ...] | None = _pairs(
@@ -72,7 +85,7 @@ class CheckRequest:
             )
         device = "cpu" if self.device == "auto" else self.device
         arguments, calls = pairs(self.arg, "arg"), pairs(self.call_arg, "call-arg")
-        return TargetRequest(self.target, arguments, calls, self.causal, device, self.seed)
+        return TargetRequest(self.target, arguments, calls, self.causal, device, self.seed, self.example)
 
     @property
     def states_causal(self) -> bool | None:
@@ -203,10 +216,11 @@ class FirstDifference(Struct, frozen=True):
 
 @dataclass(frozen=True, repr=False)
 class Examination(Shown):
-    """The examination of an attention in user code. `not_examined` are arguments that always kept their defaults, so that the
-    verdict does not cover them. `notes` are facts that may surprise a caller but are no mistakes, such as arguments without
-    effect. `next_steps` are suggestions for an undecided verdict. `modes` has a report for each mode if there are two; the
-    other fields then combine both, and a probe fails if it fails in one mode."""
+    """The examination of an attention in user code. `not_examined` are arguments that always kept their defaults, so that
+    the verdict does not cover them. `notes` are facts that may surprise a caller but are no mistakes, such as arguments
+    without effect. `example` is the call that was assumed, empty where one was given. `next_steps` are suggestions for an
+    undecided verdict. `modes` has a report for each mode if there are two; the other fields then combine both, and a probe
+    fails if it fails in one mode."""
 
     verdict: Verdict
     target: str
@@ -230,6 +244,7 @@ class Examination(Shown):
     not_examined: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
+    example: str = ""
     behaviour: tuple[Behaviour, ...] = ()
 
     @property

@@ -24,6 +24,7 @@ def check(
     *,
     arguments: Mapping[str, object] = _NONE,
     call_arguments: Mapping[str, object] = _NONE,
+    example: str | Callable[..., object] | None = None,
     against: object = None,
     against_arguments: Mapping[str, object] = _NONE,
     against_call_arguments: Mapping[str, object] | None = None,
@@ -42,15 +43,17 @@ def check(
     `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A name is imported and run in a
     child process, with `time_limit_s` for each call; an object is examined in this process, a module as a copy. A model that
     takes token ids, of transformers or not, is examined by its behaviour over texts of `length` tokens: 256, or the model's
-    positions. `arguments` go to the constructor, `call_arguments` to each call. `against` is another implementation to compare
-    with, instead of the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does
-    not show it. Raises `MhaError` if the target cannot be imported, built or called.
+    positions. `arguments` go to the constructor, `call_arguments` to each call; or `example` makes the call, as a function of
+    the target and a length. `against` is another implementation to compare with, instead of the reference. `causal`,
+    `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show it. Raises `MhaError` if the
+    target cannot be imported, built or called.
     """
-    with _named(target) as name, _named(against) as other:
+    with _named(target) as name, _named(against) as other, _named(example) as call:
         request = CheckRequest(
             target=name,
             arg=_words(arguments),
             call_arg=_words(call_arguments),
+            example=call,
             other=other,
             other_arg=_words(against_arguments),
             other_call_arg=None if against_call_arguments is None else _words(against_call_arguments),
@@ -65,7 +68,7 @@ def check(
             length=length,
             time_limit_s=time_limit_s,
         )
-        if all(isinstance(name_or_object, str | None) for name_or_object in (target, against)):
+        if all(isinstance(name_or_object, str | None) for name_or_object in (target, against, example)):
             return examine_in_child(request)
         from mhacli.commands.check.examine import examined
 

@@ -171,6 +171,8 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         yield from _modes(examination)
     elif examination.called:
         yield "called", Text(visible(examination.called))
+    if examination.example:
+        yield "", Text(visible(f"as --example '{examination.example}'"), style="dim")
     if examination.choices:
         yield "choices", Text("\n".join(filled([visible(choice.message) for choice in examination.choices], _room(on))))
 

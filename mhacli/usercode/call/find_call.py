@@ -1,414 +1,520 @@
-"""Finds out how to call a user's attention: from its signature, names and documentation, and by trial calls."""
+"""Finds out how to call a user's attention: tries the likely calls in order, then its modes, its switches and its masks."""
 
 from __future__ import annotations
 
 import functools
 import re
+import shlex
+import time
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhacli.errors import MhaError
-from mhacli.usercode.arguments import parse_value, role_of
+from mhacli.usercode.arguments import parse_value
 from mhacli.usercode.call.convention import (
+    HEAD_AXES,
+    MERGED,
+    PATTERN_AXES,
+    ArgumentRecipe,
+    AxisNames,
     CallConvention,
     CallSetting,
+    leaves,
+    output_in,
+    part_of,
     path_text,
     rotation_text,
+    sides_of,
     tensor_at,
 )
-from mhacli.usercode.call.masks import MaskedTrial, masks_by_mode, modes_of, with_masks
-from mhacli.usercode.call.signature import (
-    AxisNames,
-    CallParameter,
-    CallRole,
-    Signature,
-    known_sizes,
-    never_read,
-    signature_of,
-)
-from mhacli.usercode.call.trials import (
-    CallFacts,
-    FailedTrial,
-    Trial,
-    TrialRunner,
-    close,
-    find_trial,
-    is_lazy,
-    stated_rows,
-)
-from mhacli.usercode.call.user_attention import UserAttention
-from mhacli.usercode.inputs import float64_copy, map_rows
-from mhacli.usercode.process import is_on_cuda, lacks_cuda, shortened
-from mhacli.usercode.target import Mode, TargetRequest
-from mhacli.usercode.types import Built, Inputs, MaskForm
+from mhacli.usercode.call.example import attentions_of_example, example_of, working_example
+from mhacli.usercode.call.layouts import calls_to_try
+from mhacli.usercode.call.signature import MASKS, CallParameter, CallRole, never_read, signature_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
+from mhacli.usercode.inputs import float64_copy, map_rows, seeded
+from mhacli.usercode.process import exception_text, is_on_cuda, lacks_cuda, shortened, source_line_of
+from mhacli.usercode.target import TargetRequest
+from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, MaskKind
 
-_MOST_GUESSES, _MOST_CHARACTERS, _MOST_SOURCE = 4, 110, 50
+_MOST_CALLS, _MOST_S = 200, 10.0
+_INPUT_SCALE = 0.3
+"""The scale of random inputs, small enough that a softmax without scaling sees more than one key."""
 _NUDGE, _ROUGH = 1e-9, 1e-11
+_LONGEST_ERROR, _LONGEST_SOURCE = 160, 60
 
 
 def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
-    """The target with its call convention, with a context if it takes one. Takes a few dozen calls of copies of the target.
-
-    Raises MhaError if no convention works.
-    """
-    call, runner, trial = _first_call(built, request)
-    trial = _with_pattern(call, runner, _with_causal(call, runner, trial))
-    return _user_attention(call, runner, with_masks(call, runner, trial), None)
+    """The target with its call convention, with a context if it takes one. Raises MhaError if no call works."""
+    attention = _with_switches(_first_call(built, request), request)
+    return _finished(_with_masks(attention, request)[0], request)
 
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the convention and the masks of each mode: self-attention, cross-attention, or both. Raises MhaError if
-    no convention works."""
-    call, runner, trial = _first_call(built, request)
-    runners, trials = {}, {}
-    for mode, mode_trial in modes_of(runner, trial):
-        runners[mode] = TrialRunner(built, runner.device, runner.seed)
-        trials[mode] = with_masks(
-            call, runners[mode], _with_pattern(call, runners[mode], _with_causal(call, runners[mode], mode_trial))
-        )
+    no call works."""
+    first = _first_call(built, request)
+    attentions = [_with_switches(attention, request) for attention in _modes_of(first, request)]
+    found = [_with_masks(attention, request) for attention in attentions]
+    if len(found) == 1:
+        return (_finished(found[0][0], request),)
+    acting = [names for _, names in found]
     return tuple(
-        _user_attention(call, runners[mode], mode_trial, mode)
-        for mode, mode_trial in masks_by_mode(call, trials, runners).items()
-    )
+        _finished(_with_own_masks(attention, names, set().union(*acting)), request)
+        for attention, names in found
+    )  # fmt: skip
 
 
-def _first_call(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner, Trial]:
-    """The facts about the call, the runner of its trials, and a first trial that works."""
-    device = torch.device(request.device)
+# ------------------------------------------------------------------------------------------------------- the first call
+
+
+def _first_call(built: Built, request: TargetRequest) -> UserAttention:
+    """The first call that gives an output."""
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
-    call = CallFacts(built, signature_of(built.call), known_sizes(built), fixed, request.causal, request.seed)
-    call = replace(call, sizes=call.sizes._replace(taken=call.sizes.taken | {call.n_heads}))
-    runner = TrialRunner(built, device, request.seed)
-    refuse_unknown(call)
-    trial = find_trial(call, runner)
-    if trial is None:
-        raise _call_error(call, device, runner.failures)
-    trial = _verified_axes(call, runner, trial)
-    return call, TrialRunner(built, device, request.seed) if is_lazy(built.module) else runner, trial
+    device = torch.device(request.device)
+    dtypes = [] if built.module is None else [p.dtype for p in built.module.parameters() if p.is_floating_point()]
+    dtype = next(iter(dtypes), torch.get_default_dtype())
+    like = UserAttention(built, CallConvention((), (), False), InputSizes(1, 1, 1, 1, 1), 1, 1, dtype, device)
+    if request.example is not None:
+        candidates: Iterable[UserAttention] = attentions_of_example(like, example_of(request.example, built))
+    else:
+        _refuse_unknown(built, fixed)
+        candidates = calls_to_try(built, fixed, like, causal=request.causal)
+    tried: list[tuple[UserAttention, BaseException]] = []
+    mixed: UserAttention | None = None
+    began = time.perf_counter()
+    for n, candidate in enumerate(candidates):
+        if n >= _MOST_CALLS or (n >= 12 and time.perf_counter() - began > _MOST_S):
+            break
+        try:
+            found = _with_output(candidate, request.seed)
+        except (Exception, SystemExit) as fault:  # the user's code may raise anything
+            tried.append((candidate, fault))
+            continue
+        if not candidate.is_function or candidate.takes_context or _keeps_heads_apart(found, request.seed):
+            return _without_idle_context(found, request.seed)
+        mixed = mixed or found
+    if mixed is not None:
+        return mixed
+    raise _call_error(built, device, tried, given=request.example is not None)
 
 
-def _user_attention(call: CallFacts, runner: TrialRunner, masked: MaskedTrial, mode: Mode | None) -> UserAttention:
-    trial, device = masked.trial, runner.device
-    built, dtype = _in_float64(runner, trial)
-    convention, lengths = trial.convention, trial.lengths
-    tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
-    setting = CallSetting(trial.axis_sizes, dtype, device, False, tensors)
-    return UserAttention(
-        built=built,
-        sizes=trial.sizes,
-        is_function=convention.is_function,
-        n_heads=convention.n_heads if convention.is_function else 1,
-        takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
-        n_rows=len({slot.part for slot in convention.slots}),
-        causal_by=convention.causal_by,
-        mask_forms=masked.masks,
-        padding_forms=masked.paddings,
-        dtype=dtype,
-        device=device,
-        described=_described(call, masked, setting),
-        convention=convention,
-        tensors=tensors,
-        untried=untried(call.signature, runner, trial, (*masked.masks, *masked.paddings)),
-        unread=_unread(call),
-        mode=mode,
-    )
+def _inputs(attention: UserAttention, seed: int) -> Inputs:
+    """Random inputs, the same in each call."""
+    rows = drawer_of(attention, seed).inputs(with_context=attention.n_rows > 1)
+    return inputs_for(attention, map_rows(rows, lambda tensor: _INPUT_SCALE * tensor))
 
 
-def _verified_axes(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
-    """The trial, corrected by experiment: the sequence axis may come first, and a context may have no influence."""
-    if trial.convention.is_function:
-        return trial
-    batch_first: AxisNames = ("batch", "row", "width")
-    if (
-        trial.convention.axes == batch_first
-        and stated_rows(call) != batch_first
-        and not runner.is_slow
-        and not keeps_sequences_apart(runner, trial)
-    ):
-        transposed = trial.changed(axes=("row", "batch", "width"))
-        working = runner.with_output(transposed)
-        if working is not None and keeps_sequences_apart(runner, working):
-            trial = working
-    optional = [slot for slot in trial.convention.slots if slot.part != "queries" and not slot.required]
-    if optional and not runner.is_slow and not context_matters(runner, trial):
-        self_trial = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in optional))
-        lengths = self_trial.lengths._replace(k_len=self_trial.lengths.q_len)
-        trial = runner.with_output(replace(self_trial, lengths=lengths)) or trial
-    return trial
+def _with_output(attention: UserAttention, seed: int) -> UserAttention:
+    """The attention with the path of its output. Raises what the call raises, and ValueError without an output."""
+    convention, inputs = attention.convention, _inputs(attention, seed)
+    with seeded(seed, attention.device):
+        result = attention.result(inputs)
+    orders = [convention.axes]
+    if convention.is_function and "head" in convention.axes:
+        orders += [HEAD_AXES, ("batch", "row", "head", "width"), ("batch", "row", MERGED)]
+    output = output_in(result, list(dict.fromkeys(orders)), sides_of(inputs, convention))
+    if output is None:
+        shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
+        sizes = {"batch": attention.sizes.batch, "head": attention.n_heads, "row": attention.sizes.q_len}
+        expected = ", ".join(str(sizes.get(axis, "·")) for axis in convention.axes)
+        raise ValueError(f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{expected}] was to come")
+    return replace(attention, convention=replace(convention, output=output))
 
 
-def keeps_sequences_apart(runner: TrialRunner, trial: Trial) -> bool:
-    """Whether changing one sequence changes only its own output."""
-    inputs = runner.rows(trial)
-    changed_inputs = map_rows(inputs, _first_changed)
-    before, after = runner.output(trial, inputs), runner.output(trial, changed_inputs)
+def _output(
+    attention: UserAttention,
+    inputs: Inputs,
+    seed: int,
+    *,
+    mask: MaskForm | None = None,
+    padding: MaskForm | None = None,
+) -> Tensor | None:
+    """The output in float64, None if the call raises."""
+    try:
+        with seeded(seed, attention.device):
+            return attention(inputs, mask=mask, padding=padding).out.double().cpu()
+    except (Exception, SystemExit):  # the user's code may raise anything
+        return None
+
+
+def _close(left: Tensor | None, right: Tensor | None) -> bool:
+    """Whether two outputs are equal within float32 rounding; NaN equals NaN."""
+    if left is None or right is None or left.shape != right.shape:
+        return False
+    return bool(torch.allclose(left, right, rtol=1e-4, atol=1e-6, equal_nan=True))
+
+
+def _changed(rows: Tensor) -> Tensor:
+    """Other vectors of about the same size."""
+    return rows.flip(-1) + 0.5
+
+
+def _keeps_heads_apart(attention: UserAttention, seed: int) -> bool:
+    """Whether a key moves several queries of its own head, and no other head: so it is if the axes are the right ones."""
+    inputs = _inputs(attention, seed)
+    assert inputs.keys is not None
+    keys = inputs.keys.clone()
+    keys[0, 0, 0] = _changed(keys[0, 0, 0])
+    before, after = (_output(attention, each, seed) for each in (inputs, inputs._replace(keys=keys)))
     if before is None or after is None:
         return False
-    return [close(x, y) for x, y in zip(before.out, after.out, strict=True)] == [False] + [True] * (
-        trial.lengths.batch - 1
-    )
+    moved = ~torch.isclose(before, after, rtol=1e-4, atol=1e-6, equal_nan=True).all(-1)
+    own = int(moved[0, 0].sum())
+    return own == int(moved.sum()) and own >= min(2, moved.shape[-1])
 
 
-def _first_changed(tensor: Tensor) -> Tensor:
-    tensor = tensor.clone()
-    tensor[0] = tensor[0].flip(-1) + 0.5
-    return tensor
+def _without_idle_context(attention: UserAttention, seed: int) -> UserAttention:
+    """The attention without optional keys that have no influence."""
+    inputs = _inputs(attention, seed)
+    if inputs.keys is None or any(slot.required for slot in _key_slots(attention)):
+        return attention
+    values = None if inputs.values is None else _changed(inputs.values)
+    other = inputs._replace(keys=_changed(inputs.keys), values=values)
+    if not _close(_output(attention, inputs, seed), _output(attention, other, seed)):
+        return attention
+    return _over_itself(attention, seed) or attention
 
 
-def context_matters(runner: TrialRunner, trial: Trial) -> bool:
-    """Whether the context influences the output."""
-    inputs = runner.rows(trial)
-    assert inputs.keys is not None
-    other = inputs._replace(keys=inputs.keys + 1.0, values=None if inputs.values is None else inputs.values.flip(-1))
-    before, after = runner.output(trial, inputs), runner.output(trial, other)
-    return before is not None and after is not None and not close(before.out, after.out)
+# ------------------------------------------------------------------------------------------------- modes and switches
 
 
-def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
-    """The trial with its causal switch on, if requested and accepted."""
-    if not call.causal:
-        return trial
-    for parameter in call.free(*call.signature.of_role("causal")):
-        switched = trial.with_values({parameter.name: True})
-        working = runner.with_output(switched.changed(causal_by=parameter.name))
-        if working is not None:
-            return working
-    return trial
+def _key_slots(attention: UserAttention) -> list[CallParameter]:
+    return [slot for slot in attention.convention.slots if part_of(slot) != "queries"]
 
 
-def _with_pattern(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
-    """The trial with switches that return the pattern, preferably of each head, if the output stays the same."""
-    switches = {parameter.name: True for parameter in call.free(*call.signature.of_role("pattern"))}
-    means = {parameter.name: False for parameter in call.free(*call.signature.of_role("mean"))}
-    before = runner.output(trial, runner.rows(trial)) if switches or means else None
-    for values in filter(None, ({**switches, **means}, switches, means)):
-        working = None if before is None else runner.with_output(trial.with_values(values))
-        after = (
-            None
-            if working is None or working.convention.pattern is None
-            else runner.output(working, runner.rows(working))
-        )
-        if working is not None and before is not None and after is not None and close(before.out, after.out):
-            return working
-    return trial
-
-
-def _in_float64(runner: TrialRunner, trial: Trial) -> tuple[Built, torch.dtype]:
-    """A float64 copy, if it computes in float64 throughout; else the original and its dtype."""
-    built = runner.built
-    if is_lazy(built.module):
-        return built, runner.dtype
+def _over_itself(attention: UserAttention, seed: int) -> UserAttention | None:
+    """The attention without its optional keys; None if the call then raises."""
+    keys = _key_slots(attention)
+    slots = tuple(slot for slot in attention.convention.slots if slot not in keys)
+    sizes = replace(attention.sizes, k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
+    alone = replace(attention, convention=replace(attention.convention, slots=slots), sizes=sizes, n_rows=1)
     try:
-        call = float64_copy(built.call)
-    except Exception:
-        return built, runner.dtype
-    float64_built = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
-    float64_runner = TrialRunner(float64_built, runner.device, runner.seed)
-    float64_runner.dtype = torch.float64
-    inputs = float64_runner.rows(trial)
-    result = float64_runner.call(trial, inputs)
-    out = None if result is None else tensor_at(result.results[0], trial.convention.output.path)
-    if out is None or out.dtype != torch.float64 or _rounds_inside(float64_runner, trial, inputs):
-        return built, runner.dtype
-    return float64_built, torch.float64
-
-
-def _rounds_inside(runner: TrialRunner, trial: Trial, inputs: Inputs) -> bool:
-    """Whether the output is rounded somewhere inside, such as to float32. If not, a perturbation twice as large changes it
-    twice as much."""
-    if runner.is_slow:
-        return False
-    outputs = [runner.output(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
-    if any(output is None for output in outputs):
-        return False
-    base, once, twice = (output.out.nan_to_num() for output in outputs if output is not None)
-    deviation = (twice - 2 * once + base).abs().max()
-    return bool(deviation > _ROUGH * base.abs().max())
-
-
-def _described(call: CallFacts, masked: MaskedTrial, setting: CallSetting) -> str:
-    """The call as one line of Python, with a comment on layouts."""
-    convention = masked.trial.convention
-    arguments = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in convention.slots]
-    arguments += [f"{name}={value!r}" for name, value in convention.fixed.items()]
-    arguments += [
-        f"{recipe.parameter}={recipe.value!r}" if recipe.kind == "literal" else f"{recipe.parameter}=…"
-        for recipe in convention.extras
-    ]  # fmt: skip
-    named = [*(name for name, _ in convention.idle), *(form.parameter for form in (*masked.masks, *masked.paddings))]
-    arguments += [f"{name}=…" for name in dict.fromkeys(named)]
-    name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
-    axis_words = {"row": "seq", "width": "d", "head": "1" if not convention.is_function else "head"}
-    notes = [rotation_text(recipe, setting) for recipe in convention.extras if recipe.kind == "rope"]
-    usual = convention.axes in (
-        ("batch", "row", "width"),
-        ("batch", "head", "row", "width"),
-    ) and convention.is_function == ("head" in convention.axes)
-    if not usual:
-        notes.insert(0, f"rows [{', '.join(axis_words.get(axis, axis) for axis in convention.axes)}]")
-    if masked.trial.fails_with is not None:
-        others = ", ".join(axis_words.get(axis, axis) for axis in masked.trial.fails_with)
-        notes.append(f"with [{others}] it is no attention")
-    if convention.output.axes != convention.axes:
-        notes.append(f"result [{', '.join(axis_words.get(axis, axis) for axis in convention.output.axes)}]")
-    return f"{name}({', '.join(arguments)}){path_text(convention.output.path)}" + (
-        f"  # {'; '.join(notes)}" if notes else ""
-    )
-
-
-_SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|einops|reduced? over", re.I)
-
-
-def refuse_unknown(call: CallFacts) -> None:
-    """Raises MhaError for required parameters of unknown role, and for a given parameter that does not exist."""
-    names = [parameter.name for parameter in call.signature.parameters]
-    for name in call.fixed:
-        if name not in names and not call.signature.takes_any and call.signature.known:
-            raise MhaError(
-                f"--call-arg {name}: {call.built.name} has no such parameter",
-                hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=call.built.file,
-            )  # fmt: skip
-    free = call.free(*call.signature.parameters)
-    unknown = [parameter.name for parameter in free if parameter.required and parameter.role == "unknown"]
-    if unknown:
-        pronoun = "it" if len(unknown) == 1 else "them"
-        raise MhaError(
-            f"{call.built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name",
-            hint=f"give {pronoun}, for example {' '.join(f'--call-arg {name}=1' for name in unknown)}",
-            code="cannot-examine", path=call.built.file,
-        )  # fmt: skip
-
-
-def _call_error(call: CallFacts, device: torch.device, failures: list[FailedTrial]) -> MhaError:
-    """The error if no trial works: a known cause, or the most frequent exception."""
-    built, failures = call.built, failures or [FailedTrial("no rows", "no rows of a size that fits")]
-    for failure in failures:
-        if lacks_cuda(failure.message):
-            message = f"{built.name} needs a CUDA device, which this machine does not have: {_short(failure)}"
-            return MhaError(message, code="no-device", path=built.file)
-        if device.type == "cpu" and is_on_cuda(failure.message):
-            message = f"{built.name} puts some tensors on another device than its input, cpu: {_short(failure)}"
-            return MhaError(message, hint="--device cuda", code="cannot-examine", path=built.file)
-    message, hint = _exit_cause(built, failures) or _size_cause(built, failures) or _common_cause(built, failures)
-    return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
-
-
-def _short(failure: FailedTrial) -> str:
-    """The exception and its line, cut to about two terminal lines."""
-    where = f" (line {failure.at.line}: {shortened(failure.at.source, _MOST_SOURCE)})" if failure.at else ""
-    return shortened(failure.message, _MOST_CHARACTERS) + where
-
-
-def _exit_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
-    """The message if the likeliest call exits the program or reads the keyboard."""
-    causes = {"SystemExit": "ends the program when it is called", "EOFError": "waits for input from the keyboard"}
-    cause = causes.get(failures[0].message.partition(":")[0])
-    return None if cause is None else (f"{built.name} {cause}: {_short(failures[0])}", None)
-
-
-def _size_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
-    """The message if every call fails on shapes and the constructor's sizes do not divide each other."""
-    sized: dict[str | None, tuple[str, int]] = {}
-    for name, value in built.arguments.items():
-        if type(value) is int and value > 0:
-            sized.setdefault(role_of(name.rpartition(".")[2]), (name, value))
-    width = "d_out" if "d_out" in sized else "d_model"
-    pairs = [("n_heads", "n_kv_heads"), *([(width, "n_heads")] if "d_head" not in sized else [])]
-    if not all(_SHAPES.search(failure.message) for failure in failures):
+        return _with_output(alone, seed)
+    except (Exception, SystemExit):  # the context is needed all the same
         return None
-    for large, small in pairs:
-        if large in sized and small in sized and sized[large][1] % sized[small][1]:
-            (name, size), (divisor_name, part) = sized[large], sized[small]
-            suggestions = [f"--arg {name}={n}" for n in (size // part * part, size // part * part + part) if n]
-            divisors = [n for n in range(1, size + 1) if size % n == 0]
-            smaller = [n for n in divisors if n < part][-1:]
-            suggestions += [f"--arg {divisor_name}={n}" for n in (*smaller, *[n for n in divisors if n > part][:1])]
-            rule = f"{built.name}: {name} {size} is not a multiple of {divisor_name} {part}"
-            return f"{rule}: {_short(failures[0])}", f"{' or '.join(suggestions)} would fit"
-    return None
 
 
-def _common_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None]:
-    """The message for the most frequent error, with numbers ignored."""
-    groups: dict[object, list[FailedTrial]] = {}
-    for failure in failures:
-        groups.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_CHARACTERS], failure.at), []).append(failure)
-    largest = max(groups.values(), key=len)
-    calls = shortened(largest[0].described, _MOST_SOURCE) + (
-        f" and {len(largest) - 1} more" if len(largest) > 1 else ""
+def _modes_of(attention: UserAttention, request: TargetRequest) -> list[UserAttention]:
+    """The attention in each mode: self and cross if keys are optional, and both attend, else one."""
+    keys = _key_slots(attention)
+    if not keys or attention.convention.example is not None or any(slot.required for slot in keys):
+        return [attention]
+    slots = tuple(slot._replace(required=True) for slot in attention.convention.slots)
+    crossed = replace(attention, convention=replace(attention.convention, slots=slots))
+    alone = _over_itself(attention, request.seed)
+    if alone is None or not _attends(alone, request.seed):
+        return [crossed]
+    return [replace(alone, mode="self"), replace(crossed, mode="cross")]
+
+
+def _attends(attention: UserAttention, seed: int) -> bool:
+    """Whether a position influences the output at another one."""
+    inputs = _inputs(attention, seed)
+    before = _output(attention, inputs, seed)
+    for position in (0, attention.sizes.q_len - 1):
+        queries = inputs.queries.clone()
+        queries[..., position, :] = _changed(queries[..., position, :])
+        after = _output(attention, inputs._replace(queries=queries), seed)
+        others = [other for other in range(attention.sizes.q_len) if other != position]
+        if before is None or after is None:
+            return False
+        if not _close(before[..., others, :], after[..., others, :]):
+            return True
+    return False
+
+
+def _with_values(attention: UserAttention, values: dict[str, Any], seed: int) -> UserAttention | None:
+    """The attention with other values of some arguments; None if the call raises."""
+    convention = attention.convention
+    kept = [recipe for recipe in convention.extras if recipe.parameter not in values]
+    given = [ArgumentRecipe(name, "given", value) for name, value in values.items()]
+    try:
+        return _with_output(replace(attention, convention=replace(convention, extras=(*kept, *given))), seed)
+    except (Exception, SystemExit):  # the switch needs something else
+        return None
+
+
+def _with_switches(attention: UserAttention, request: TargetRequest) -> UserAttention:
+    """The attention with its causal switch on, if requested, and with switches that return the pattern, so that it is computed,
+    if the output stays the same."""
+    if attention.convention.example is not None:
+        return attention
+    for parameter in _free(attention, "causal") if request.causal else ():
+        switched = _with_values(attention, {parameter.name: True}, request.seed)
+        if switched is not None:
+            attention = replace(switched, convention=replace(switched.convention, causal_by=parameter.name))
+            break
+    values = {p.name: p.role == "pattern" for p in _free(attention, "pattern", "mean")}
+    with_pattern = _with_values(attention, values, request.seed) if values else None
+    inputs = _inputs(attention, request.seed)
+    if with_pattern and _close(_output(attention, inputs, request.seed), _output(with_pattern, inputs, request.seed)):
+        return with_pattern
+    return attention
+
+
+def _free(attention: UserAttention, *roles: CallRole) -> list[CallParameter]:
+    """The parameters with these roles that have no value from the user."""
+    of_roles = signature_of(attention.built.call).of_role(*roles)
+    return [parameter for parameter in of_roles if parameter.name not in attention.convention.fixed]
+
+
+# ---------------------------------------------------------------------------------------------------------------- masks
+
+
+_OF_MASKS: tuple[AxisNames, ...] = (PATTERN_AXES, ("batch", "query", "key"), ("query", "key"))
+_OF_PADDING: tuple[AxisNames, ...] = (("batch", "key"), PATTERN_AXES, ("batch", "query", "key"))
+_KINDS: tuple[MaskKind, ...] = ("bool", "01", "whole", "additive")
+_HIDDEN, _SEEN = 1, 0
+
+
+def _with_masks(attention: UserAttention, request: TargetRequest) -> tuple[UserAttention, set[str]]:
+    """The attention with the mask forms that its call accepts, the likeliest first, and the masks that change its output."""
+    if attention.convention.example is not None:
+        return attention, {form.parameter for form in attention.mask_forms}
+    acting: set[str] = set()
+    masks: list[MaskForm] = []
+    paddings: list[MaskForm] = []
+    is_flat = attention.is_function and "head" not in attention.convention.axes
+    for parameter in sorted(_free(attention, *MASKS), key=lambda parameter: parameter.role == "bias"):
+        kinds: tuple[MaskKind, ...] = ("additive",) if parameter.role == "bias" else _KINDS
+        found: list[MaskForm] = []
+        if parameter.role in ("mask", "bias"):
+            choices = product(_OF_MASKS[is_flat:], kinds)
+            found = _accepted(attention, parameter, choices, acting, request.seed, padding=False)
+            masks += found
+        if parameter.role == "lengths":
+            found = _accepted(attention, parameter, [(("batch",), "lengths")], acting, request.seed, padding=True)
+            paddings += found
+        if not found and parameter.role != "bias":
+            choices = product(_OF_PADDING, kinds)
+            paddings += _accepted(attention, parameter, choices, acting, request.seed, padding=True)
+    first = {form.parameter: form for form in reversed([*masks, *paddings])}
+    first |= {form.parameter: form for form in reversed(masks)}
+    idle = tuple((name, form and first.get(name, form)) for name, form in attention.convention.idle)
+    convention = replace(attention.convention, idle=idle)
+    return replace(attention, convention=convention, mask_forms=tuple(masks), padding_forms=tuple(paddings)), acting
+
+
+def _accepted(
+    attention: UserAttention,
+    parameter: CallParameter,
+    choices: Iterable[tuple[AxisNames, MaskKind]],
+    acting: set[str],
+    seed: int,
+    *,
+    padding: bool,
+) -> list[MaskForm]:
+    """The forms of a mask with which the call works: those that hide a key first, then in order."""
+    hides: dict[MaskForm, bool] = {}
+    name = parameter.name.lower()
+    is_hiding = ("pad" in name and "non" not in name and parameter.role == "padding") or "ignore" in name
+    for axes, kind in choices:
+        meanings = ("keep",) if kind in ("additive", "lengths") else ("hide", "keep") if is_hiding else ("keep", "hide")
+        for meaning in meanings:
+            form = MaskForm(parameter.name, axes, kind, meaning)  # type: ignore[arg-type]
+            inputs = _with_hidden_key(attention, form, seed, padding=padding)
+            forms = {"padding": form} if padding else {"mask": form}
+            out = _output(attention, inputs, seed, **forms)
+            if out is None:
+                break
+            hides[form] = _hides(attention, inputs, out)
+            unmasked = _output(attention, inputs._replace(allowed=None, real=None), seed)
+            if not _close(out, unmasked):
+                acting.add(parameter.name)
+    kinds = {form.kind for form, is_hidden in hides.items() if is_hidden}
+    axes_order = list(dict.fromkeys(form.axes for form in hides))
+    return sorted(
+        hides,
+        key=lambda form: (
+            (form.kind not in kinds, axes_order.index(form.axes), _KINDS.index(form.kind), not hides[form])
+            if form.kind != "lengths"
+            else (False, 0, 0, False)
+        ),
     )
-    rule = f"{built.name} could not be called in any of {len(failures)} usual ways"
-    others = f"; and {len(groups) - 1} other error{'s' * (len(groups) > 2)}" if len(groups) > 1 else ""
-    message = f"{rule}: {calls}: {_short(largest[0])}{others}"
-    guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_GUESSES]]
-    options = " ".join(f"--arg {guess}" for guess in guessed)
-    hints = [f"mha guessed {', '.join(guessed)}; give others, in the form {options}"] if guessed else []
-    if any("scalar types: Long" in failure.message for failure in failures):
-        hints.append("it takes token ids: set what else it needs with --call-arg, or name the attention inside it")
-    return message, "; ".join(hints) or None
 
 
-# ------------------------------------------------------------------------------------------------- untried arguments
+def _with_hidden_key(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool) -> Inputs:
+    """Equal sequences with a mask that hides one key, or the last ones, which differs in the second sequence; in the third
+    another key differs."""
+    inputs = map_rows(_inputs(attention, seed), lambda rows: rows[:1].expand_as(rows).clone())
+    keys = inputs.queries if inputs.keys is None else inputs.keys
+    k_len = keys.shape[-2]
+    hidden = k_len - 2 if form.kind == "lengths" else _HIDDEN
+    for rows in (keys, inputs.values):
+        for sequence, key in ((1, hidden), (2, _SEEN)) if rows is not None and len(rows) > 2 else ():
+            rows[sequence, ..., key, :] = _changed(rows[sequence, ..., key, :])  # type: ignore[index]
+    real = torch.ones(len(keys), k_len, dtype=torch.bool)
+    real[:, hidden : k_len if form.kind == "lengths" else hidden + 1] = False
+    if padding:
+        return inputs._replace(real=real)
+    return inputs._replace(allowed=real[:1, None, None, :].expand(1, 1, inputs.queries.shape[-2], k_len))
 
-_WITHOUT_EFFECT: tuple[CallRole, ...] = (
-    "rest", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model",
-)  # fmt: skip
-"""Arguments for sizes and extra results, which never change the output."""
-_RESULT_SWITCH = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
+
+def _hides(attention: UserAttention, inputs: Inputs, out: Tensor) -> bool:
+    """Whether the output shows the key that differs in the third sequence, and not that in the second, which is hidden."""
+    changed = () if attention.n_rows > 1 else (_HIDDEN, _SEEN, out.shape[-2] - 2)
+    rows = out[..., [n for n in range(out.shape[-2]) if n not in changed], :]
+    if len(rows) < 3 or not bool(torch.isfinite(rows).all()):
+        return False
+    return _close(rows[0], rows[1]) and not _close(rows[0], rows[2])
+
+
+_OF_CONTEXT = re.compile(r"context|ctx|enc|mem|cross|source|src|xa|cond|kv", re.I)
+
+
+def _with_own_masks(attention: UserAttention, acting: set[str], acting_anywhere: set[str]) -> UserAttention:
+    """The attention in one mode with the masks that act in it, and with those that act in none and belong to it by name."""
+
+    def is_own(form: MaskForm) -> bool:
+        if form.parameter in acting_anywhere:
+            return form.parameter in acting
+        return (_OF_CONTEXT.search(form.parameter) is not None) == (attention.mode == "cross")
+
+    masks, paddings = (tuple(filter(is_own, forms)) for forms in (attention.mask_forms, attention.padding_forms))
+    return replace(attention, mask_forms=masks, padding_forms=paddings)
+
+
+# ------------------------------------------------------------------------------------------------------------- finished
+
+
+_WITHOUT_EFFECT = ("rest", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model")
+_RESULT_SWITCH = re.compile(
+    r"(return|output|use_return|need|get|ret)_.*|(use|with)_(kv_?)?cache|return|verbose|debug|is_?debug|logger"
+)
 """Switches that change the returned or printed results, not the computation."""
-_EMPTY_WITHOUT_PAST: tuple[CallRole, ...] = ("offset", "cache", "other mask")
+_EMPTY_WITHOUT_PAST = ("offset", "cache", "other mask")
 """Arguments that are 0 or None in a call without a past."""
 
 
-def _unread(call: CallFacts) -> tuple[str, ...]:
-    names = never_read(call.built.call)
-    return tuple(p.name for p in call.signature.parameters if p.name in names and _may_change_output(p))
-
-
-def _may_change_output(parameter: CallParameter) -> bool:
-    return parameter.role not in _WITHOUT_EFFECT and not _RESULT_SWITCH.fullmatch(parameter.name.lower())
-
-
-def untried(signature: Signature, runner: TrialRunner, trial: Trial, forms: tuple[MaskForm, ...]) -> tuple[str, ...]:
-    """The names of untried arguments, in order. A switch that never changes the output does not count."""
-    used = _used(trial.convention, forms)
-    return tuple(
-        parameter.name
-        for parameter in signature.parameters
-        if _may_change_output(parameter)
-        and (parameter.name not in used or _has_no_effect(parameter, trial.convention))
-        and not _is_idle_switch(parameter, runner, trial)
+def _finished(attention: UserAttention, request: TargetRequest) -> UserAttention:
+    """The attention in float64 if it can compute in it, with the description of its call."""
+    convention = attention.convention
+    forms = (*attention.mask_forms, *attention.padding_forms)
+    used = {slot.name for slot in convention.slots} | {form.parameter for form in forms} | set(convention.fixed)
+    recipes = {recipe.parameter: recipe for recipe in convention.extras}
+    parameters = [
+        parameter for parameter in signature_of(attention.built.call).parameters
+        if parameter.role not in _WITHOUT_EFFECT and not _RESULT_SWITCH.fullmatch(parameter.name.lower())
+    ]  # fmt: skip
+    unread = never_read(attention.built.call)
+    untried = [p.name for p in parameters if p.name not in used and _is_default(p, recipes.get(p.name))]
+    if convention.example is not None:
+        untried = []
+    exact = _in_float64(replace(attention, is_forgetful=False), request.seed)
+    return replace(
+        exact,
+        described=_described(exact),
+        untried=tuple(untried),
+        unread=tuple(p.name for p in parameters if p.name in unread),
     )
 
 
-def _used(convention: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
-    """The arguments that some call sets."""
-    extras = {recipe.parameter for recipe in convention.extras}
-    return (
-        {slot.parameter for slot in convention.slots}
-        | {form.parameter for form in forms}
-        | extras
-        | set(convention.fixed)
+def _is_default(parameter: CallParameter, recipe: ArgumentRecipe | None) -> bool:
+    """Whether a call leaves an argument at its default, or gives it a value that means none."""
+    return recipe is None or parameter.role in _EMPTY_WITHOUT_PAST or recipe.value is parameter.default is not None
+
+
+def _in_float64(attention: UserAttention, seed: int) -> UserAttention:
+    """A float64 copy, if it computes in float64 throughout; else itself."""
+    try:
+        call = float64_copy(attention.built.call)
+    except Exception:  # user objects may raise anything
+        return attention
+    exact = attention.of(call, torch.float64)
+    inputs = _inputs(exact, seed)
+    try:
+        with seeded(seed, exact.device):
+            out = tensor_at(exact.result(inputs), exact.convention.output.path)
+    except (Exception, SystemExit):  # something in it has a dtype of its own
+        return attention
+    is_float64 = out is not None and out.dtype == torch.float64
+    return exact if is_float64 and not _rounds_inside(exact, inputs, seed) else attention
+
+
+def _rounds_inside(attention: UserAttention, inputs: Inputs, seed: int) -> bool:
+    """Whether the output is rounded somewhere inside, such as to float32. If not, a perturbation twice as large changes it
+    twice as much."""
+    nudged = [map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE)) for n in range(3)]
+    base, once, twice = (_output(attention, each, seed) for each in nudged)
+    if base is None or once is None or twice is None:
+        return False
+    deviation = (twice - 2 * once + base).nan_to_num().abs().max()
+    return bool(deviation > _ROUGH * base.nan_to_num().abs().max())
+
+
+_AXIS_WORDS = {"row": "seq", "width": "d", "column": "seq"}
+
+
+def _described(attention: UserAttention) -> str:
+    """The call as one line of Python, with a comment on layouts."""
+    convention, built = attention.convention, attention.built
+    inputs = _inputs(attention, 0)
+    setting = CallSetting(sides_of(inputs, convention), attention.dtype, attention.device, False, attention.tensors)
+    arguments = [slot.name if not slot.name.startswith("args[") else part_of(slot) for slot in convention.slots]
+    arguments += [f"{name}={value!r}" for name, value in convention.fixed.items()]
+    for recipe in convention.extras:
+        is_stated = recipe.kind in ("given", "heads", "d_head", "d_model", "scale", "dropout", "causal")
+        arguments.append(f"{recipe.parameter}={recipe.value!r}" if is_stated else f"{recipe.parameter}=…")
+    masked = [form.parameter for form in (*attention.mask_forms, *attention.padding_forms)]
+    arguments += [f"{name}=…" for name in dict.fromkeys([*(name for name, _ in convention.idle), *masked])]
+    notes = [rotation_text(recipe, setting) for recipe in convention.extras if recipe.kind == "rope"]
+    if convention.axes != convention.canonical and "column" in convention.axes:
+        notes.insert(0, "rows [batch, d, height, width]")
+    elif convention.axes != convention.canonical:
+        words = ", ".join(_AXIS_WORDS.get(axis, axis) for axis in convention.axes)
+        notes.insert(0, f"rows [{words}]")
+    if convention.output.axes != convention.axes:
+        notes.append(f"result [{', '.join(_AXIS_WORDS.get(axis, axis) for axis in convention.output.axes)}]")
+    name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")
+    comment = f"  # {'; '.join(notes)}" if notes else ""
+    return f"{name}({', '.join(arguments)}){path_text(convention.output.path)}{comment}"
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+def _refuse_unknown(built: Built, fixed: dict[str, Any]) -> None:
+    """Raises MhaError for required parameters of unknown role, and for a given parameter that does not exist."""
+    signature = signature_of(built.call)
+    names = [parameter.name for parameter in signature.parameters]
+    for name in fixed:
+        if name not in names and not signature.takes_any and signature.known:
+            raise MhaError(
+                f"--call-arg {name}: {built.name} has no such parameter",
+                hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=built.file,
+            )  # fmt: skip
+    unknown = [p.name for p in signature.of_role("unknown") if p.required and p.name not in fixed]
+    if unknown:
+        given = " ".join(f"--call-arg {name}=1" for name in unknown)
+        raise MhaError(
+            f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name",
+            hint=f"give {given}, or a whole call with --example", code="cannot-examine", path=built.file,
+        )  # fmt: skip
+
+
+def _call_error(
+    built: Built, device: torch.device, tried: list[tuple[UserAttention, BaseException]], *, given: bool
+) -> MhaError:
+    """The error if no call works: the exception of the first one, its line, and an example to give."""
+    attention, fault = tried[0]
+    line = source_line_of(fault, built.file)
+    where = f" (line {line.line}: {shortened(line.source, _LONGEST_SOURCE)})" if line else ""
+    message = f"{shortened(exception_text(fault), _LONGEST_ERROR)}{where}"
+    if any(lacks_cuda(exception_text(each)) for _, each in tried):
+        text = f"{built.name} needs a CUDA device, which this machine does not have: {message}"
+        return MhaError(text, code="no-device", path=built.file)
+    hint = None if given else f"give a call that works: --example {shlex.quote(working_example(attention))}"
+    if device.type == "cpu" and is_on_cuda(exception_text(fault)):
+        hint = "--device cuda"
+    if built.guesses and not given:
+        guessed = " ".join(f"--arg {guess.name}={guess.value!r:.20}" for guess in built.guesses[:4])
+        hint = f"{hint}; mha guessed {guessed}"
+    what = "--example" if given else f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
+    return MhaError(
+        f"{built.name} could not be called by {what}: {message}", hint=hint, code="cannot-examine", path=built.file
     )
-
-
-def _has_no_effect(parameter: CallParameter, convention: CallConvention) -> bool:
-    """Whether the argument's value means "none" or is the default."""
-    recipe = next((recipe for recipe in convention.extras if recipe.parameter == parameter.name), None)
-    if recipe is None:
-        return False
-    return parameter.role in _EMPTY_WITHOUT_PAST or (recipe.kind == "literal" and recipe.value is parameter.default)
-
-
-def _is_idle_switch(parameter: CallParameter, runner: TrialRunner, trial: Trial) -> bool:
-    """Whether the argument is a switch without influence on the output."""
-    if not isinstance(parameter.default, bool) or runner.is_slow:
-        return False
-    working = runner.with_output(trial.with_values({parameter.name: not parameter.default}))
-    if working is None:
-        return False
-    rows = runner.rows(trial)
-    before, after = runner.output(trial, rows), runner.output(working, rows)
-    return before is not None and after is not None and close(before.out, after.out)

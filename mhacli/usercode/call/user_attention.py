@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,46 +27,60 @@ from mhacli.usercode.types import AttentionOutput, Built, Inputs, InputSizes, Ma
 class UserAttention:
     """A user's attention, ready to be called.
 
-    `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. `is_function`: q, k and v come
-    split into heads and nothing is projected; `n_heads` is then the number of heads, 1 if the function has none.
-    `takes_context`: keys may be a separate sequence of another length; `n_rows` counts the arguments for queries, keys and
-    values. `causal_by` is the argument that makes it causal. `mask_forms` are the accepted mask forms, with both meanings of
-    True, the likeliest first; `padding_forms` the same for padding. It computes in `dtype` on `device`. `described` is the call
-    as one line of Python, `convention` the same as data. `untried` are the arguments that always keep their defaults, `unread`
-    those that its source never reads. `mode` is self or cross, None for an attention with one mode. `tensors` are the weights
-    passed to a function, by parameter. `is_forgetful`: each call uses a new copy of the module, so that no state remains.
-
-    With `convention.causal_yields`, a call with a mask omits the switch `causal_by`, because the two exclude each other. The
-    mask must then be causal itself.
+    `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. `n_heads` is the number of heads of
+    a function of q, k and v, else 1; `n_rows` counts the arguments for queries, keys and values. It computes in `dtype` on
+    `device`. `mask_forms` are the accepted mask forms, with both meanings of True, the likeliest first; `padding_forms` the same
+    for padding. `described` is the call as one line of Python, `convention` the same as data. `tensors` are the weights passed to
+    a function, by parameter. `untried` are the arguments that always keep their defaults, `unread` those that its source never
+    reads. `mode` is self or cross, None for an attention with one mode. `is_forgetful`: each call uses a new copy of the module,
+    so that no state remains.
     """
 
     built: Built
+    convention: CallConvention
     sizes: InputSizes
-    is_function: bool
     n_heads: int
-    takes_context: bool
     n_rows: int
-    causal_by: str | None
-    mask_forms: tuple[MaskForm, ...]
-    padding_forms: tuple[MaskForm, ...]
     dtype: torch.dtype
     device: torch.device
-    described: str
-    convention: CallConvention
+    mask_forms: tuple[MaskForm, ...] = ()
+    padding_forms: tuple[MaskForm, ...] = ()
+    described: str = ""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     mode: Mode | None = None
     is_forgetful: bool = False
 
+    @property
+    def is_function(self) -> bool:
+        """Whether q, k and v come split into heads and nothing is projected."""
+        return self.convention.is_function
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether keys may be a separate sequence of another length."""
+        return self.n_rows > 1 and self.sizes.q_len != self.sizes.k_len
+
+    @property
+    def causal_by(self) -> str | None:
+        """The argument that makes it causal."""
+        return self.convention.causal_by
+
     def __call__(
         self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
     ) -> AttentionOutput:
         """Copies of the output and the pattern. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what the
         call raises, and ValueError for a mask that its form cannot express."""
-        call = copy.deepcopy(self.built.call) if self.is_forgetful else self.built.call
+        return read_output(self.result(inputs, mask=mask, padding=padding, training=training), self.convention)
+
+    def result(
+        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
+    ) -> Any:
+        """What the call returns."""
+        call = copied(self.built.call) if self.is_forgetful else self.built.call
         setting = CallSetting(sides_of(inputs, self.convention), self.dtype, self.device, training, self.tensors)
-        return read_output(call_with(call, self.convention, inputs, setting, CallMasks(mask, padding)), self.convention)
+        return call_with(call, self.convention, inputs, setting, CallMasks(mask, padding))
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
         """The same convention for another copy of the callable."""
