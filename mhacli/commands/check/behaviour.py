@@ -517,7 +517,8 @@ class Asker:
         tried, raised = [], ""
         for mask in self.of.masks:
             padded = self.passing(*self.texts, mask=mask, side=side)
-            pairs = [Pair(padded, alone, (row, 0)) for row, alone in enumerate(self.alone)]
+            alone = [self.passing(text, mask=mask) for text in self.texts]
+            pairs = [Pair(padded, of_text, (row, 0)) for row, of_text in enumerate(alone)]
             try:
                 tried.append((max(self.apart(pair).max().item() for pair in pairs), mask, pairs))
             except Exception as fault:  # a mask of another form
@@ -531,7 +532,7 @@ class Asker:
         knows_start = side == "right" or (self.of.positions is not None if self.pads_left is None else self.pads_left)
         by = "" if knows_start else ", as where positions count from the first token of a batch"
         agrees, differs = f"{subject} the same outputs as alone ({mask})", f"{subject} other outputs than alone{by}"
-        return self.compare(name, pairs, agrees, differs, decides=knows_start)
+        return self.compare(name, pairs, agrees, differs, decides=knows_start and self.of.hides_padding)
 
     def cache(self) -> Behaviour:
         """Whether tokens that are read behind a cache, one by one and together, give the outputs of one call."""

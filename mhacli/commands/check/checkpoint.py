@@ -4,6 +4,7 @@ the default, sums of attention weights, and the token at the beginning of a text
 from __future__ import annotations
 
 import copy
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +42,7 @@ from mhacli.models.load import Loaded, ModelTokenizer, device_of, load_model, ow
 from mhacli.models.prepare import find
 from mhacli.models.rounding import TIMES_SHAKEN
 from mhacli.models.runs.run import CheckpointRun
-from mhacli.record.checks import ROW_SUMS, Check
-from mhacli.record.record import InspectedLayer
+from mhacli.record.checks import ROW_SUMS
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
@@ -67,7 +67,6 @@ ADVICE: Mapping[str, str] = {
 }
 """For each check, what to do about a failure."""
 EAGER = "eager"
-_HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class _Admitted:
     """A loaded checkpoint with its texts, and in an encoder-decoder those that its encoder reads."""
 
     loaded: Loaded
-    tokenizer: ModelTokenizer | None
     texts: tuple[TokenSequence, ...]
     context: tuple[TokenSequence, ...] | None
     notes: tuple[str, ...]
@@ -118,7 +116,7 @@ def _examined(admitted: _Admitted, settings: ModelSettings, seed: int, report_pr
     n_passes, is_finite = asker.n_passes, checks["finite"].ok is not False
     report_progress(0.55, "row-sums")
     checks |= _of_files(admitted, asker)
-    if dtype in _HALVES and is_finite and _has_room(loaded, settings.device):
+    if is_finite and _can_widen(loaded, settings.device):
         report_progress(0.6, "float32")
         loaded.model.float()
         asker, wide = _asked(
@@ -162,7 +160,7 @@ def ask_checkpoint(model: str | nn.Module, request: CheckRequest, stage: Stage) 
     loaded, dtype = admitted.loaded, admitted.loaded.dtype
     sequences = _sequences_of(admitted, request.length, request.seed)
     in_own = sequences.run([sequences.draw(request.seed, sequences.length)])
-    if dtype in _HALVES and _has_room(loaded, request.device):
+    if _can_widen(loaded, request.device):
         loaded.model.float()
     asker = asker_of(sequences, claim_of(loaded.model, causal=request.states_causal), request.seed, stage)
     answers = asker.all(eager=partial(eager, asker, loaded.model))
@@ -207,7 +205,7 @@ def _admit(settings: ModelSettings, texts: Sequence[str], seed: int) -> _Admitte
         notes.append(
             "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
         )
-    return _Admitted(loaded, tokenizer, rows, context, (*notes, *cut))
+    return _Admitted(loaded, rows, context, (*notes, *cut))
 
 
 def _admit_model(model: Any, tokenizer: Any, texts: Sequence[str], seed: int) -> _Admitted:
@@ -222,7 +220,7 @@ def _admit_model(model: Any, tokenizer: Any, texts: Sequence[str], seed: int) ->
         tokenizer=own,
         model=model,
     )
-    return _Admitted(loaded, own, rows, context, (*notes, *cut))
+    return _Admitted(loaded, rows, context, (*notes, *cut))
 
 
 def _rows(
@@ -235,7 +233,9 @@ def _rows(
     if tokenizer is None:
         special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}
         avoid = {i for i in special if isinstance(i, int)}
-        sequences: Sequence[TokenSequence] = random_sequences(n_vocabulary, most, avoid, seed)
+        candidates = [i for i in range(min(n_vocabulary, _MOST_IDS)) if i not in avoid] or [0]
+        lengths = [min(n, most or n) for n in RANDOM_LENGTHS]
+        sequences = [_numbered(random.Random(seed + n).choices(candidates, k=n)) for n in lengths]
     else:
         limit = min(MOST_TOKENS if texts else MOST_OF_OURS, most or MOST_TOKENS)
         begun = [tokenizer.beginning(words, limit) for words in texts or TEXTS]
@@ -258,15 +258,6 @@ def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]
         cuts = [cut for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
         ordered += [ordered[0].first(cut) for cut in cuts]
     return tuple(sorted(ordered, key=lambda text: -len(text.ids)))
-
-
-def random_sequences(n_vocabulary: int, most: int | None, avoid: set[int], seed: int) -> tuple[TokenSequence, ...]:
-    """Random ids, for a checkpoint without a tokenizer."""
-    generator = torch.Generator().manual_seed(seed)
-    candidates = [i for i in range(min(n_vocabulary, 4096)) if i not in avoid] or [0]
-    lengths = [min(n, most or n) for n in RANDOM_LENGTHS]
-    indices = [torch.randint(len(candidates), (n,), generator=generator).tolist() for n in lengths]
-    return tuple(_numbered([candidates[i] for i in places]) for places in indices)
 
 
 def _numbered(ids: Sequence[int]) -> TokenSequence:
@@ -307,7 +298,7 @@ def _asked(
         report_progress(1 - 0.97 ** next(n_steps), stage)
 
     asker = guarded("the model", path, lambda: Asker(sequences, texts, claim, seed, stage))
-    side = admitted.tokenizer.side if admitted.tokenizer else "right"
+    side = loaded.tokenizer.side if loaded.tokenizer else "right"
     asker.pads_left = claim.is_causal is not False or side == "left"
     names = [name for name in ORDER if name not in ("eager", "row-sums", "bos")]
     answers = asker.all([*names, "prefix"], eager=partial(eager, asker, loaded.model))
@@ -337,7 +328,7 @@ def _of_files(admitted: _Admitted, asker: Asker) -> dict[str, HealthCheck]:
     side: PaddingSide = "left" if is_padded_left else "right"
     finite = check_finite(loaded.model, _health(asker, asker.answers["finite"]))
     sums = guarded("the model", loaded.source, lambda: check_row_sums(admitted, side))
-    return {check.name: check for check in (finite, sums, check_begin(admitted.tokenizer))}
+    return {check.name: check for check in (finite, sums, check_begin(loaded.tokenizer))}
 
 
 def eager(asker: Asker, model: Any) -> Behaviour:
@@ -389,8 +380,10 @@ def _without_consequences(checks: dict[str, HealthCheck]) -> dict[str, HealthChe
     return checks | {"eager": default, "row-sums": sums}
 
 
-def _has_room(loaded: Loaded, device: str) -> bool:
-    return memory.fits(4 * sum(p.numel() for p in loaded.model.parameters()), free_bytes(device))
+def _can_widen(loaded: Loaded, device: str) -> bool:
+    """Whether a model is in 16 bits, and memory allows 32."""
+    n_parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return loaded.dtype in ("float16", "bfloat16") and memory.fits(4 * n_parameters, free_bytes(device))
 
 
 def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -> HealthCheck:
@@ -426,7 +419,7 @@ TEXTS = (
 """The default texts: sentences of several lengths, with numbers and punctuation."""
 MOST_TOKENS, MOST_OF_OURS = 512, 48
 """The most tokens read of a text: of the user's, and of the default ones."""
-RANDOM_LENGTHS = (29, 13, 6)
+RANDOM_LENGTHS, _MOST_IDS = (29, 13, 6), 4096
 """The lengths of random id sequences, for checkpoints without a tokenizer."""
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
 
@@ -463,35 +456,25 @@ def check_row_sums(admitted: _Admitted, side: PaddingSide) -> HealthCheck:
         if fault.code == "out-of-memory":
             raise
         return HealthCheck("row-sums", None, fault.message)
-    verifiable = [
-        layer
-        for layer, _ in run.layers.results
-        if not any("is not understood" in reason for reason in layer.unverified)
-    ]
-    if not verifiable:
+    layers = [layer for layer, _ in run.layers.results]
+    layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
+    if not layers:
         return HealthCheck("row-sums", None, "mha does not know some keywords of these attention calls")
-    bad = [(layer, check) for layer in verifiable for check in _checks(layer) if not check.ok]
+    checks = [(layer, check) for layer in layers for check in layer.survey.checks]
+    checks = [(layer, check) for layer, check in checks if check.name == ROW_SUMS or check.is_of_outputs]
+    bad = [(layer, check) for layer, check in checks if not check.ok]
     if not bad:
-        sums = [check for layer in verifiable for check in _checks(layer) if check.name == ROW_SUMS]
-        worst = max(sums, key=lambda check: check.severity)
-        text = f"the attention weights of {len(verifiable)} attentions sum to 1, and give the outputs"
+        worst = max((check for _, check in checks if check.name == ROW_SUMS), key=lambda check: check.severity)
+        text = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
         return HealthCheck("row-sums", True, text, worst.error, worst.tolerance)
     first, check = bad[0]
-    of_sums, of_outputs = (
-        ("sums of attention weights are NaN or Inf", "outputs are NaN or Inf")
-        if check.error is None
-        else (
-            "the attention weights of a query do not sum to 1",
-            "the output is not the attention weights times the values",
-        )
-    )
-    message = f"{of_sums if check.name == ROW_SUMS else of_outputs}; first in {first.label} ({first.name})"
+    message = "the attention weights of a query do not sum to 1"
+    if check.name != ROW_SUMS:
+        message = "the output is not the attention weights times the values"
+    if check.error is None:
+        message += ": NaN or Inf"
+    message += f"; first in {first.label} ({first.name})"
     return HealthCheck("row-sums", False, message, check.error, check.tolerance, first.label)
-
-
-def _checks(layer: InspectedLayer) -> list[Check]:
-    """The checks of a layer that apply here: row sums, and outputs from weights."""
-    return [check for check in layer.survey.checks if check.name == ROW_SUMS or check.is_of_outputs]
 
 
 # ---------------------------------------------------------------------------------------------- beginning-of-text token

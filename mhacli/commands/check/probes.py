@@ -6,7 +6,8 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -68,10 +69,6 @@ class Reply:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-_LONGEST_S = 8.0
-"""The longest that a probe may take, as far as the duration of one call tells."""
-
-
 def probe(
     subject: UserAttention, request: CheckRequest, stage: Callable[[str], None], *, expects_causal: bool
 ) -> Probed:
@@ -80,16 +77,16 @@ def probe(
     context = ProbeContext(subject, request, expects_causal=expects_causal)
     context.stage = lambda: stage(f"calling {subject.built.name}")
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
-        call_s = context.timed(context.inputs())
-        context.facts = ProbeFacts(call_s=call_s)
+        inputs, durations = context.inputs(), []
+        for _ in range(_TIMED):
+            began = time.perf_counter()
+            context.out(inputs)
+            durations.append(time.perf_counter() - began)
+        context.facts = ProbeFacts(call_s=min(durations))
         results = []
-        for name, (run, n_calls) in PROBES.items():
+        for name, run in PROBES.items():
             context.stage = lambda name=name: stage(f"probing {subject.built.name} ({name})")  # type: ignore[misc]
-            if n_calls * call_s > _LONGEST_S:
-                message = f"left out: a call takes {call_s:.2g} s, and this takes {n_calls} or more"
-                results.append(ProbeResult(name, message))
-            else:
-                results.append(_result(name, run, context))
+            results.append(_result(name, run, context))
     return Probed(tuple(results), context.facts)
 
 
@@ -116,7 +113,7 @@ def _first_line(fault: BaseException) -> str:
 
 _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
 _MOVES_16 = 2e-2
-_TIMED_S, _MOST_TIMED = 0.15, 5
+_TIMED = 3
 
 
 class ProbeContext:
@@ -160,15 +157,6 @@ class ProbeContext:
             callee = self.subject.of(copy.deepcopy(self._pristine), self.subject.dtype)
         self.stage()
         return call_attention(callee, inputs, mask=mask, training=training, seed=seed).out
-
-    def timed(self, inputs: Inputs) -> float:
-        """The duration of a call in seconds: the shortest of up to five."""
-        durations: list[float] = []
-        while len(durations) < _MOST_TIMED and sum(durations) < _TIMED_S:
-            begun = time.perf_counter()
-            self.out(inputs)
-            durations.append(time.perf_counter() - begun)
-        return min(durations)
 
     def inputs(self) -> Inputs:
         """Self-attention inputs; for a function, equally many keys as queries."""
@@ -246,26 +234,19 @@ def finite_outputs(context: ProbeContext) -> Reply:
 
 
 def batch_independence(context: ProbeContext) -> Reply:
-    """Whether another first sequence leaves the others unchanged, and whether the first gives the same output alone."""
-    inputs, fresh = context.inputs(), context.inputs()
+    """Whether a sequence gives the same output alone as among others."""
+    inputs = context.inputs()
     if inputs.queries.shape[0] < 2:
         return Reply("it takes one sequence at a time")
-
-    def with_first(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
-        return None if rows is None or new_rows is None else torch.cat([new_rows[:1], rows[1:]])
-
-    changed = Inputs(*map(with_first, inputs[:3], fresh[:3]))  # type: ignore[arg-type]
-    base = context.out(inputs)
-    moved = context.moved_queries(base, context.out(changed))[1:]
-    n_moved, n_others = int(moved.any(1).sum()), len(moved)
-    message = f"another first sequence changes {n_moved} of the {n_others} others"
-    if n_moved or context.facts.is_random:
-        return Reply(message, n_moved, not n_moved)
-    change = _relative(base[:1], context.out(map_rows(inputs, lambda rows: rows[:1])))
+    if context.facts.is_random:
+        return Reply("not run: its output in eval mode is not always the same")
+    among, alone = context.out(inputs)[1:2], context.out(map_rows(inputs, lambda rows: rows[1:2]))
+    change = _relative(among, alone)
     if change > max(1e-6, 100 * context.tolerance):
-        message = f"a sequence gives another output alone than among others, by {change:.2g} of its size"
-        return Reply(message, change, False)
-    return Reply(message, 0, True)
+        return Reply(
+            f"a sequence gives another output alone than among others, by {change:.2g} of its size", change, False
+        )
+    return Reply("a sequence gives the same output alone as among others", change, True)
 
 
 # ------------------------------------------------------------------------------------------------------------ visible keys
@@ -366,62 +347,32 @@ def causality(context: ProbeContext) -> Reply:
 _MOST_FORMS, _MOST_FORMS_IF_SLOW, _SLOW_S = 12, 2, 0.05
 
 
-class MaskTrial(NamedTuple):
-    """The effect of a mask form: whether it `changes` the output; `leaked`, the fraction of hidden keys that still influence the
-    output, and `seen`, that of visible ones; `nonfinite` counts new NaN and infinite numbers."""
-
-    form: MaskForm
-    changes: bool
-    leaked: float
-    seen: float
-    nonfinite: int
-
-    @property
-    def works(self) -> bool:
-        """Whether exactly the hidden keys lose their influence."""
-        return self.leaked == 0 and self.seen > 0.5 and not self.nonfinite
-
-
 def mask_argument(context: ProbeContext) -> Reply:
     """Whether a mask in some form removes the influence of hidden keys and keeps that of visible ones."""
     forms, means = context.subject.mask_forms, context.request.mask_means
     if not forms:
         return Reply("it takes no mask that could be tried")
-    trials = list(_trials(context, forms))
-    if not trials:
-        return Reply("every form that it takes raises for some mask")
-    parameters = ", ".join(dict.fromkeys(trial.form.parameter for trial in trials))
-    working = [trial.form for trial in trials if trial.works]
-    if working:
-        best = next((form for form in working if form.true_means == means), working[0])
-        has_other_meaning = best.kind in ("bool", "01", "whole") and means not in (None, best.true_means)
-        message = f"{parameters}: {_form_text(best)}; what it hides changes nothing"
-        if has_other_meaning:
-            message = f"{parameters}: True means {best.true_means}, not {means}"
-        empty_row = _empty_row(context, best) if "query" in best.axes else None
-        return Reply(message, 0.0, not has_other_meaning, {"mask": best, "empty_row": empty_row})
-    if not any(trial.changes for trial in trials):
-        return Reply(f"{parameters} changes nothing", 0.0, False)
-    least = min(trials, key=lambda trial: (trial.nonfinite > 0, trial.leaked))
-    message = f"{least.leaked:.0%} of what {parameters} hides still changes the output"
-    if least.nonfinite:
-        message = f"{parameters} makes {least.nonfinite} numbers of the output NaN or infinite"
-    return Reply(message, least.leaked, False)
-
-
-def _trials(context: ProbeContext, forms: Sequence[MaskForm]) -> Iterator[MaskTrial]:
-    """The results for each form that runs, up to the first that works."""
     n_most = _MOST_FORMS_IF_SLOW if context.facts.call_s > _SLOW_S else _MOST_FORMS
+    leaks, working = {}, []
     for form in forms[:n_most]:
-        try:
-            trial = _trial(context, form)
-        except Exception:  # a form that fails for some masks does not count
-            if len(forms) == 1:
-                raise
-            continue
-        yield trial
-        if trial.works and context.request.mask_means in (None, form.true_means):
-            return
+        with suppress(Exception):  # a form that fails does not count
+            leaks[form] = _leaked(context, form)
+            working += [form] if leaks[form] == 0 else []
+        if working and means in (None, working[-1].true_means):
+            break
+    if not leaks:
+        return Reply("every form that it takes raises for some mask")
+    if not working:
+        parameters, least = ", ".join(dict.fromkeys(form.parameter for form in leaks)), min(leaks.values())
+        message = f"{least:.0%} of what {parameters} hides still changes the output"
+        return Reply(message, least, False)
+    best = next((form for form in working if form.true_means == means), working[0])
+    has_other_meaning = best.kind in ("bool", "01", "whole") and means not in (None, best.true_means)
+    message = f"{best.parameter}: {_form_text(best)}; what it hides changes nothing"
+    if has_other_meaning:
+        message = f"{best.parameter}: True means {best.true_means}, not {means}"
+    empty_row = _empty_row(context, best) if "query" in best.axes else None
+    return Reply(message, 0.0, not has_other_meaning, {"mask": best, "empty_row": empty_row})
 
 
 def _form_text(form: MaskForm) -> str:
@@ -431,48 +382,23 @@ def _form_text(form: MaskForm) -> str:
     return text if form.kind == "additive" else f"{text}, {'True' if form.kind == 'bool' else '1'} = {form.true_means}"
 
 
-def _trial(context: ProbeContext, form: MaskForm) -> MaskTrial:
-    """Without a mask, with the mask, and with two thirds of the keys replaced. Key 0 is never hidden, and neighbouring queries
-    and sequences hide different keys if the form has axes for them."""
+def _leaked(context: ProbeContext, form: MaskForm) -> float:
+    """The part of the outputs that hidden keys, the last of all, still change; 1 where visible keys change none, and where the
+    mask makes numbers NaN or infinite."""
     inputs = context.inputs()
-    n_sequences, length = context.subject.sizes.batch, inputs.queries.shape[-2]
-    b, i, j = (torch.arange(n) for n in (n_sequences, length, length))
-    in_batch, in_query = "batch" in form.axes, "query" in form.axes
-    offset = b[:, None, None] * in_batch + i[None, :, None] * in_query
-    hidden = (j[None, None, :] % 3 == 1 + offset % 2) & (j > 0)
-    allowed = ~(hidden if in_batch else hidden[:1])
-    masked = inputs._replace(allowed=allowed[:, None].to(context.subject.device))
-    bare, base = context.out(inputs), context.out(masked, mask=form)
-    influence = context.facts.influence
-    is_visible = torch.ones(length, length, dtype=torch.bool) if influence is None else influence
-    # without an axis of queries a mask hides tokens, whose own outputs are not defined
-    is_counted = torch.ones(n_sequences, length, dtype=torch.bool)
-    if not in_query and not context.subject.is_function:
-        is_counted = ~hidden[:, 0]
-    leaked, seen = [], []
-    for first in (1, 2):
-        keys = list(range(first, length, 3))
-        moved = context.moved_queries(base, context.out(context.drawer.replaced(masked, keys), mask=form)).cpu()
-        counted = is_counted.clone()
-        if inputs.keys is None:
-            counted[:, keys] = False  # moved by their own queries
-        must_stay = hidden[:, :, keys].all(2) & counted
-        must_move = (~hidden[:, :, keys] & is_visible[None, :, keys]).any(2) & counted
-        leaked.append(moved[must_stay])
-        seen.append(moved[must_move])
-    return MaskTrial(
-        form,
-        changes=_relative(bare, base) > context.tolerance,
-        leaked=_share(leaked),
-        seen=_share(seen),
-        nonfinite=max(0, _n_nonfinite(base) - _n_nonfinite(bare)),
+    length = inputs.queries.shape[-2]
+    first_hidden = 2 * length // 3
+    allowed = (torch.arange(length) < first_hidden).expand(1, 1, length, length)
+    masked = inputs._replace(allowed=allowed.to(context.subject.device))
+    base = context.out(masked, mask=form)
+    n_counted = length if inputs.keys is not None else first_hidden  # hidden tokens move by their own queries
+    hidden, visible = (
+        context.out(context.drawer.replaced(masked, keys), mask=form)
+        for keys in (range(first_hidden, length), range(first_hidden))
     )
-
-
-def _share(answers: Sequence[Tensor]) -> float:
-    """The fraction of True, 0 of none."""
-    every = torch.cat(list(answers))
-    return float(every.double().mean()) if len(every) else 0.0
+    leaked = context.moved_queries(base, hidden)[:, :n_counted].double().mean().item()
+    is_seen = bool(context.moved_queries(base, visible)[:, :n_counted].any())
+    return leaked if is_seen and _n_nonfinite(base) <= _n_nonfinite(context.out(inputs)) else 1.0
 
 
 def _empty_row(context: ProbeContext, form: MaskForm) -> str:
@@ -498,7 +424,7 @@ def _empty_row(context: ProbeContext, form: MaskForm) -> str:
 P = 0.5
 """The dropout of the copies, large enough to show in one call."""
 FEWEST_CALLS, MOST_CALLS = 40, 200
-_PATIENCE_S, _SIGMAS = 1.0, 5.0
+_PATIENCE_S, _LONGEST_S, _SIGMAS = 1.0, 8.0, 5.0
 
 
 def dropout_in_eval(context: ProbeContext) -> Reply:
@@ -532,6 +458,8 @@ def dropout_in_training(context: ProbeContext) -> Reply:
     """
     if context.facts.is_random:
         return Reply("not run: its output in eval mode is not always the same")
+    if FEWEST_CALLS * context.facts.call_s > _LONGEST_S:
+        return Reply(f"left out: a call takes {context.facts.call_s:.2g} s, and this takes {FEWEST_CALLS} or more")
     reason, twin, names = _copy_with_dropout(context, P)
     if twin is None:
         return Reply(reason)
@@ -620,14 +548,14 @@ def _with_dropout_set(module: nn.Module, p: float) -> tuple[nn.Module | None, tu
 
 # -------------------------------------------------------------------------------------------------------- the table
 
-PROBES: Mapping[str, tuple[Callable[[ProbeContext], Reply], int]] = {
-    "determinism": (determinism, 5),
-    "finite": (finite_outputs, 1),
-    "dropout in eval": (dropout_in_eval, 2),
-    "batch independence": (batch_independence, 3),
-    "visible keys": (visible_keys, 16),
-    "mask": (mask_argument, 8),
-    "causality": (causality, 1),
-    "dropout in training": (dropout_in_training, FEWEST_CALLS),
+PROBES: Mapping[str, Callable[[ProbeContext], Reply]] = {
+    "determinism": determinism,
+    "finite": finite_outputs,
+    "dropout in eval": dropout_in_eval,
+    "batch independence": batch_independence,
+    "visible keys": visible_keys,
+    "mask": mask_argument,
+    "causality": causality,
+    "dropout in training": dropout_in_training,
 }
-"""Each probe with about the number of its calls, in order of execution: later probes use facts from earlier ones."""
+"""The probes in order of execution: later ones use facts from earlier ones."""

@@ -80,9 +80,7 @@ class CheckRequest:
     def of(self) -> TargetRequest:
         """The attention to check. Raises `UsageError` if there is none, and for an argument that is not `NAME=VALUE`."""
         if self.target is None:
-            raise UsageError(
-                "there is nothing to check", hint="name code, as in mha check my.py:GPT, or add --model DIR"
-            )
+            raise UsageError("there is nothing to check", hint="add FILE.py:NAME, the name of code, or --model DIR")
         device = "cpu" if self.device == "auto" else self.device
         arguments, calls = pairs(self.arg, "arg"), pairs(self.call_arg, "call-arg")
         return TargetRequest(self.target, arguments, calls, self.causal, device, self.seed, self.example)

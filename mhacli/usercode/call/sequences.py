@@ -52,9 +52,9 @@ class Sequences:
 
     `call(x, training=…, **keywords)` is what it returns for a batch, `draw(seed, length)` a random text. `length` is the longest
     that is tried, `n_ids` is the number of ids, 0 for vectors. `masks` are the ways to say which tokens are real and which are
-    padding, by name: keywords from a mask `[batch, token]`. `first_position` is the number of the first position, None where
-    a call takes no numbers of positions. `cache` is the argument that takes what a call remembers, `offset` the one that says how
-    many tokens came before, `switches` are the keywords that make a call remember.
+    padding, by name: keywords from a mask `[batch, token]`; `hides_padding`: they are surely meant for it. `positions` takes the
+    numbers of positions, of which the first is `first_position`. `cache` is the argument that takes what a call remembers,
+    `offset` the one that says how many tokens came before, `switches` are the keywords that make a call remember.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Sequences:
     module: nn.Module | None = None
     n_ids: int = 0
     masks: Mapping[str, Callable[[Tensor], Mapping[str, Any]]]
+    hides_padding: bool = True
     source: str | None = None
     positions: str | None = None
     first_position: int = 0
@@ -147,56 +148,54 @@ def sequences_of_ids(
         return None
     first, *others = parameters
     decoder = next((word for word in _DECODER if word in others), None)
-    switches = {other: False for other in others if _SWITCH.fullmatch(other)}
-    roles = {
-        other: call_role(other, parameters[other].default, parameters[other].annotation)
-        for other in others
-        if other not in (*fixed, *switches, decoder)
-    }
+    source = None if decoder is None else first
+    switches = [other for other in others if _SWITCH.fullmatch(other)]
+    open_ones = [parameters[other] for other in others if other not in (*fixed, *switches, decoder)]
+    roles = {other.name: call_role(other.name, other.default, other.annotation) for other in open_ones}
     of_role = {role: other for other, role in reversed(roles.items())}
     offset = of_role.get("offset")
-    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD][1:]
-    needed = [other for other in needed if other in roles and other != offset]
+    needed = [
+        other.name
+        for other in open_ones
+        if other.default is other.empty and other.kind is other.POSITIONAL_OR_KEYWORD and other.name != offset
+    ]
     if len(needed) > 1 or any(roles[other] not in MASKS for other in needed):
         return None
     causal_masks = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in roles]
-    source = first if decoder is not None else None
-    always = {**switches, **fixed} | ({} if offset is None else {offset: 0})
-    call, how = _masked(_CallOfIds(module, always, source, decoder), causal_masks[0] if causal_masks else None, tables)
+    always = {**dict.fromkeys(switches, False), **fixed}
+    if offset is not None:
+        always[offset] = 0
+    call, how = _masked(_CallOfIds(module, always, source, decoder), causal_masks, tables)
     n_ids = _ids_read(call, tables)
     if n_ids is None:
         return None
-    allowed, pad = _allowed_ids(module, tables, n_ids)
-    device = next(module.parameters()).device
-
-    def draw(seed: int, length: int) -> Text:
-        generator = torch.Generator().manual_seed(seed)
-        return Text(allowed[torch.randint(len(allowed), (length,), generator=generator)].to(device))
-
-    call = _with_outputs(call, draw(seed, _LEAST), [word for word in _TARGETS if word in roles])
-    means = "keep" if hasattr(getattr(module, "config", None), "get_text_config") else means
+    draw, pad = _drawing(module, tables, n_ids)
     cache = of_role.get("cache") or next((word for word in _STATES if word in roles), None)
-    sequences = Sequences(
-        name=name,
-        call=call,
-        draw=draw,
-        length=_LEAST,
-        called="",
-        module=module,
-        n_ids=n_ids,
-        masks=_padding_masks(roles, of_tokens=decoder is not None, means=means),
-        source=source,
-        positions=None if decoder is not None else of_role.get("positions"),
-        first_position=_first_position(module),
-        cache=cache,
-        offset=offset,
-        switches=dict.fromkeys(switches, True),
-        pad=pad,
+    return _at_longest(
+        Sequences(
+            name=name,
+            call=_with_outputs(call, draw(seed, _LEAST), [word for word in _TARGETS if word in roles]),
+            draw=draw,
+            length=_LEAST,
+            called=f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]{how})",
+            module=module,
+            n_ids=n_ids,
+            masks=_padding_masks(roles, of_tokens=decoder is not None, means=_meaning(module, means)),
+            source=source,
+            positions=of_role.get("positions") if decoder is None else None,
+            first_position=_first_position(module),
+            cache=cache,
+            offset=offset,
+            switches=dict.fromkeys(switches, True),
+            pad=pad,
+        ),
+        length,
     )
-    longest = _longest(sequences, length)
-    whose = "ids" if decoder is None else f"{decoder}="
-    called = f"{name.rpartition(':')[2]}({whose} [{_BATCH}, {longest}]{how})"
-    return None if longest is None else replace(sequences, length=longest, called=called)
+
+
+def _meaning(module: nn.Module, means: str | None) -> str | None:
+    """What True in a mask means: what is stated, and in transformers that a token is kept."""
+    return "keep" if hasattr(getattr(module, "config", None), "get_text_config") else means
 
 
 @dataclass(frozen=True)
@@ -238,15 +237,20 @@ def _with_outputs(call: _CallOfIds, text: Text, targets: Sequence[str]) -> _Call
     return replace(call, is_inside=True)
 
 
-def _allowed_ids(module: nn.Module, tables: Sequence[nn.Embedding], n_ids: int) -> tuple[Tensor, int]:
-    """The ids of ordinary tokens, and that of padding."""
+def _drawing(module: nn.Module, tables: Sequence[nn.Embedding], n_ids: int) -> tuple[Callable[[int, int], Text], int]:
+    """A function that draws texts of ordinary tokens, and the id of padding."""
     config = getattr(module, "config", None)
     pads = [getattr(config, "pad_token_id", None)]
     pads += [table.padding_idx for table in tables if table.num_embeddings == n_ids]
     special = {*pads, *(getattr(config, f"{of}_token_id", None) for of in ("bos", "eos", "mask"))}
-    ids = [i for i in range(n_ids) if i not in special] or list(range(n_ids))
-    pad = next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
-    return torch.tensor(ids), pad
+    allowed = torch.tensor([i for i in range(n_ids) if i not in special] or list(range(n_ids)))
+    device = next(module.parameters()).device
+
+    def draw(seed: int, length: int) -> Text:
+        generator = torch.Generator().manual_seed(seed)
+        return Text(allowed[torch.randint(len(allowed), (length,), generator=generator)].to(device))
+
+    return draw, next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
 
 
 def _first_position(module: nn.Module) -> int:
@@ -260,10 +264,8 @@ def _padding_masks(
     roles: Mapping[str, str], *, of_tokens: bool, means: str | None
 ) -> Mapping[str, Callable[[Tensor], Mapping[str, Any]]]:
     """The ways to pass a mask of padding, the likeliest first."""
-    names = [name for name in roles if name == "attention_mask"] + [n for n, role in roles.items() if role == "padding"]
-    names = [name for name in names if not name.startswith(("src", "memory"))] + [
-        n for n in names if n.startswith("src")
-    ]
+    names = [name for name, role in roles.items() if role == "padding" or name == "attention_mask"]
+    names.sort(key=lambda name: (name != "attention_mask", name.startswith(("src", "memory"))))
     if of_tokens:
         names = [name for name in _OF_TOKENS if name in roles]
     masks: dict[str, Callable[[Tensor], Mapping[str, Any]]] = {}
@@ -288,13 +290,14 @@ _CAUSAL_MASKS: Mapping[str, Callable[[int], Tensor]] = {
 """The causal masks that a call which needs one is given: the last that hides the future, else the first that works."""
 
 
-def _masked(call: _CallOfIds, mask: str | None, tables: Sequence[nn.Embedding]) -> tuple[_CallOfIds, str]:
-    """The call with a causal mask for an argument, and what it is given in words."""
+def _masked(call: _CallOfIds, names: Sequence[str], tables: Sequence[nn.Embedding]) -> tuple[_CallOfIds, str]:
+    """The call with a causal mask for the first of some arguments, and what it is given in words."""
     how = ""
-    for means, make in _CAUSAL_MASKS.items() if mask is not None else ():
-        masked = replace(call, mask=mask, make=make)
-        if _hides_last(masked) or (not how and _ids_read(masked, tables)):
-            call, how = masked, f", {mask}=a causal mask [token, token]: {means}"
+    for name in names[:1]:
+        for means, make in _CAUSAL_MASKS.items():
+            masked = replace(call, mask=name, make=make)
+            if _hides_last(masked) or (not how and _ids_read(masked, tables)):
+                call, how = masked, f", {name}=a causal mask [token, token]: {means}"
     return call, how
 
 
@@ -351,29 +354,31 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
     def given(form: Any, real: Tensor) -> Mapping[str, Any]:
         return {"real": real, "form": form}
 
-    sequences = Sequences(
-        name=attention.built.name,
-        call=call,
-        draw=draw,
-        length=_LEAST,
-        called="",
-        module=attention.built.module,
-        masks={
-            f"{form.parameter}, in which True {form.true_means}s": partial(given, form)
-            for form in attention.padding_forms
-        },
-        switches={},
+    masks = {
+        f"{form.parameter} ({form.kind}), in which True {form.true_means}s": partial(given, form)
+        for form in attention.padding_forms
+    }
+    return _at_longest(
+        Sequences(
+            name=attention.built.name,
+            call=call,
+            draw=draw,
+            length=_LEAST,
+            called=f"{attention.built.name}([{_BATCH}, {{}}, {attention.sizes.d_in}])",
+            module=attention.built.module,
+            masks=masks,
+            hides_padding=all(call_role(form.parameter) == "padding" for form in attention.padding_forms),
+            switches={},
+        ),
+        length,
     )
-    longest = _longest(sequences, length)
-    called = f"{attention.built.name}([{_BATCH}, {longest}, {attention.sizes.d_in}])"
-    return None if longest is None else replace(sequences, length=longest, called=called)
 
 
 # ----------------------------------------------------------------------------------------------------------------- both
 
 
-def _longest(sequences: Sequences, length: int | None) -> int | None:
-    """The longest text that works: the requested one, or half as long again and again."""
+def _at_longest(sequences: Sequences, length: int | None) -> Sequences | None:
+    """With the length of the longest text that works: the requested one, or half as long again and again."""
     tried = LENGTH if length is None else length
     while tried >= (_LEAST if length is None else 1):
         try:
@@ -384,7 +389,7 @@ def _longest(sequences: Sequences, length: int | None) -> int | None:
                 raise
             tried //= 2
         else:
-            return tried
+            return replace(sequences, length=tried, called=sequences.called.format(tried))
     return None
 
 

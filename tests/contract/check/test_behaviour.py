@@ -51,7 +51,7 @@ WRONG = (
     Wrong("GPT", KEYS, "c = torch.arange(x.shape[1]) // 16; "
           + KEYS.replace("is_causal=self.causal", "attn_mask=c[:, None] >= c"),
           "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("Cached", "n_past, n_past + ids.shape[1])", "n_past, n_past + ids.shape[1]) - (n_past > 0)", "cache-differs", ""),
+    Wrong("Cached", "n_past, n_past + ids.shape[1])", "n_past, n_past + ids.shape[1]) - int(n_past > 0)", "cache-differs", ""),
     Wrong("Cached", "attn_mask=mask", "attn_mask=mask if past is None else None", "cache-differs", ""),
     Wrong("GPT", "torch.arange(ids.shape[1])", "torch.arange(ids.shape[1]).flip(0)", "prefix-differs", ""),
     Wrong("GPT", "return self.dropout(", "return F.dropout(", "not-repeatable", "the model (GPT)"),
