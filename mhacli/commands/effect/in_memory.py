@@ -208,7 +208,7 @@ def _shared(model: nn.Module) -> _Removing:
         if not set(model.modules()).isdisjoint(other.model.modules()):
             names = f"{type(model).__name__} and {type(other.model).__name__}"
             hint = f"give {_REMOVED} the same model each time"
-            raise _refused(f"{names} share modules, and {_REMOVED} is open for both", hint, "shared")
+            raise MhaError(f"{names} share modules, and {_REMOVED} is open for both", hint=hint, code="shared")
     removing = _Removing(model)
     removing.opened.enter_context(followed(model, removing, by=_REMOVED, edits=True))
     removing.opened.callback(is_open.remove, removing)
@@ -237,13 +237,14 @@ class _Removing:
                 self.opened.close()
         if self._pass is before:
             hint = "call this object inside the with block; copies and wrappers are different objects"
-            raise _refused(f"{name} was not called within {_REMOVED}, so nothing was removed", hint, "not-called")
+            message = f"{name} was not called within {_REMOVED}, so nothing was removed"
+            raise MhaError(message, hint=hint, code="not-called")
         for removal in removals:
             if removal not in self._done:
                 known = ", ".join(f"{kind}.{n}" for kind, n in self._layers) or "none"
                 cell = f"query {removal.queries[0]} and key {removal.keys[0]} of " if removal.keys else ""
                 message = f"{cell}layer {removal.layer[1]} did not occur in the calls of {name}: not all was removed"
-                raise _refused(message, f"layers with attention: {known}")
+                raise MhaError(message, hint=f"layers with attention: {known}", code="not-removed")
 
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""
@@ -255,7 +256,7 @@ class _Removing:
     def stray(self, name: str) -> None:
         """Handles a part of the model that was called by itself, so that the positions of its tokens are unknown."""
         message = f"{name} was called by itself within {_REMOVED}, outside of a call of the model"
-        raise _refused(message, f"give {_REMOVED} the module that is called", "not-called")
+        raise MhaError(message, hint=f"give {_REMOVED} the module that is called", code="not-called")
 
     def take(self, call: Call) -> Tensor | None:
         """`z` after the removals in this attention."""
@@ -278,7 +279,7 @@ class _Removing:
             raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], call.shape[1])}")
         if call.z is None or (call.has_dropout and removal.keys is not None):
             reason = "gives no head outputs that could be replaced" if call.z is None else "drops weights by chance"
-            raise _refused(f"{call.name} {reason}: nothing can be removed", None, "no-attention")
+            raise MhaError(f"{call.name} {reason}: nothing can be removed", code="no-attention")
         if removal.keys is None:
             return True
         first, n_queries, n_keys = self._pass.n_past, *call.shape[2:]
@@ -291,14 +292,10 @@ class _Removing:
         read = self._pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
         if self._pass.n_past and call.kind != "encoder":
             message = f"{call.name} runs behind tokens in a cache: a mean over all positions is not known"
-            raise _refused(message, "call the model with the whole text")
+            raise MhaError(message, hint="call the model with the whole text", code="not-removed")
         if not (hasattr(self.model, "config") if read is None else read.has_padding):
             return None
         if read is None or tuple(read.real.shape) != (call.shape[0], call.shape[2]):
             message = f"{call.name} reads no ids at its positions, and which of them are padding is not known"
-            raise _refused(message, "call the model with input_ids, or without padding")
+            raise MhaError(message, hint="call the model with input_ids, or without padding", code="not-removed")
         return read.real.to(call.device)
-
-
-def _refused(message: str, hint: str | None, code: str = "not-removed") -> MhaError:
-    return MhaError(message, hint=hint, code=code)

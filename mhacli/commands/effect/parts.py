@@ -69,6 +69,7 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
     equals z bit for bit, among those with a usual name."""
     modules = dict(model.named_modules())
     numbered = [name for name in modules if is_numbered(name)]
+    blocks = [name for name in numbered if not any(name.startswith(f"{other}.") for other in numbered)]
 
     def take(call: Call) -> Tensor | None:
         key = (call.kind, call.layer)
@@ -93,9 +94,7 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, module in modules.items():
-            if name in numbered and not any(
-                name.startswith(f"{other}.") for other in numbered
-            ):  # not inside another one
+            if name in blocks:
                 stack.callback(module.register_forward_hook(keep).remove)
             if _OUTPUT_PROJECTION.search(name):
                 stack.callback(module.register_forward_pre_hook(find_projection).remove)

@@ -58,9 +58,8 @@ def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
 
 def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, record: Record) -> EffectStudy:
     """The study of one text of a checkpoint with its head, whose layers a run has inspected."""
-    study = EffectStudy(loaded.model, run.inputs.keywords, settings, run.wanted, record)
-    study.tokenizer, study.inspected = loaded.tokenizer, run
-    return study
+    inputs = run.inputs.keywords
+    return EffectStudy(loaded.model, inputs, settings, run.wanted, record, loaded.tokenizer, run)
 
 
 @torch.no_grad()
@@ -167,19 +166,20 @@ class EffectStudy:
     # ------------------------------------------------------------------------------------------------ what is removed
 
     def _plan(self) -> list[tuple[Removal, ...]]:
-        settings, at = self.settings, self.settings.at
+        settings, at, known = self.settings, self.settings.at, [*self.parts.z]
         for kind, n in self.request.model.layers or ():
-            if not any(number == n and kind in (None, own) for own, number in self.parts.z):
-                raise self._no_layer("layers", str(n) if kind is None else f"{kind}.{n}")
-        layers = [key for key in self.parts.z if self.request.model.includes(key[1], key[0])]
+            if not any(number == n and kind in (None, own) for own, number in known):
+                raise self._unknown("layers", (kind, n))
+        layers = [key for key in known if self.request.model.includes(key[1], key[0])]
         if settings.cut is not None:
             return [self._cut(layers, *settings.cut)]
         heads = self._heads(layers)
         if not heads:
             raise UsageError(f"{settings.name_of('heads')} and {settings.name_of('layers')} name nothing to remove")
+        if settings.edges and settings.heads is None:
+            return self._edges([(key, ()) for key in layers])
         if settings.edges:
-            every = [(key, tuple(range(self._n_heads(key)))) for key in layers]
-            return self._edges(every if settings.heads is None else [(key, (head,)) for key, head in heads])
+            return self._edges([(key, (head,)) for key, head in heads])
         n_places = min(self.parts.z[key].shape[2] for key in layers)
         if at is not None and at >= n_places:
             raise UsageError(out_of_range(settings.name_of("at"), at, n_places))
@@ -188,33 +188,27 @@ class EffectStudy:
         joint = [tuple(made)] if settings.heads is not None and len(made) > 1 else []
         return [*((removal,) for removal in made), *joint]
 
-    def _n_heads(self, layer: LayerKey) -> int:
-        return self.parts.z[layer].shape[1]
-
     def _heads(self, layers: Sequence[LayerKey]) -> list[tuple[LayerKey, int]]:
         """The heads to remove, in the order of the layers."""
+        every = [(key, head) for key in layers for head in range(self.parts.z[key].shape[1])]
         if self.settings.heads is None:
             shown = self.request.statistics.heads
-            return [(key, head) for key in layers for head in shown or range(self._n_heads(key))]
-        kinds, chosen = {kind for kind, _ in self.parts.z}, set[tuple[int, int]]()
+            return [(key, head) for key, head in every if shown is None or head in shown]
+        kinds = {kind for kind, _ in self.parts.z}
         usual = next(kind for kind in ("self", "decoder", "cross", "encoder") if kind in kinds)
-        for kind, n, head in self.settings.heads:
-            key: LayerKey = (kind or usual, n or 0)
-            place = ".".join(str(part) for part in (kind, n, head) if part is not None)
-            if key not in layers or (n is None and len(self.parts.z) > 1):
-                raise self._no_layer("heads", place)
-            if head >= self._n_heads(key):
-                raise UsageError(
-                    out_of_range(f"{self.settings.name_of('heads')} {place}: head", head, self._n_heads(key))
-                )
-            chosen.add((layers.index(key), head))
-        return [(layers[number], head) for number, head in sorted(chosen)]
+        chosen = [((kind or usual, n or 0), head) for kind, n, head in self.settings.heads]
+        for place, given in zip(chosen, self.settings.heads, strict=True):
+            if place not in every or (given[1] is None and len(self.parts.z) > 1):
+                raise self._unknown("heads", given)
+        return [place for place in every if place in chosen]
 
-    def _no_layer(self, parameter: str, place: str) -> UsageError:
+    def _unknown(self, parameter: str, place: Sequence[str | int | None]) -> UsageError:
         has_kinds = len({kind for kind, _ in self.parts.z}) > 1
-        listed = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.parts.z)
-        message = f"{self.settings.name_of(parameter)} {place} names no layer with attention"
-        return UsageError(message, hint=f"layers with attention: {listed}")
+        layers = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.parts.z)
+        n_heads = max(z.shape[1] for z in self.parts.z.values())
+        word = ".".join(str(part) for part in place if part is not None)
+        message = f"{self.settings.name_of(parameter)} {word} does not exist"
+        return UsageError(message, hint=f"there is attention in the layers {layers}, with {n_heads} heads from 0")
 
     def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
         """The removals of the weights from the measured position to each key."""
@@ -331,12 +325,7 @@ class EffectStudy:
         try:
             cache.crop(start - self._n_tokens)
             reading = self._read_packed(start, LEAST_ROWS)
-        except (
-            MhaError,
-            RuntimeError,
-            ValueError,
-            AttributeError,
-        ):  # it needs other positions, or keeps what cannot be cut
+        except (MhaError, RuntimeError, ValueError, AttributeError):  # it needs other positions, or cannot be cut
             return 0
         is_same = len(reading.vector) == LEAST_ROWS and _apart(reading, self.untouched) <= self._usual_tolerance
         return start if is_same else 0
@@ -357,11 +346,8 @@ class EffectStudy:
         """The largest number of rows of a pass."""
         if not self.start:
             return max(1, TOKENS_AT_ONCE // max(1, self._n_tokens))
-        return min(PACKED_TOKENS // self._width, _MOST_LOGITS // max(1, self._n_logits))
-
-    @property
-    def _n_logits(self) -> int:
-        return 0 if self.untouched.scores is None else self.untouched.scores.shape[1]
+        scores = self.untouched.scores
+        return min(PACKED_TOKENS // self._width, _MOST_LOGITS // (1 if scores is None else scores.shape[1]))
 
     def _read(self, **more: Any) -> Reading:
         """The output of a pass over the text."""
@@ -455,28 +441,21 @@ class EffectStudy:
         The tolerance is known before. It is that of two runs in the dtype, or, if it is more, what rounding does to this model,
         as long as it hides no change by the removals."""
         tolerance, errors = self._usual_tolerance, list[float]()
-        if self.settings.verify:
+        dtype, moved = str(dtype_of(self.model)).removeprefix("torch."), 0.0
+        if self.settings.verify and dtype != "float64":  # in which models compute only some parts
+            for seed in range(_N_SHAKEN):
+                with shaken_parts(self.model, seed):
+                    moved = max(moved, TIMES_SHAKEN[dtype] * _apart(self._read(), self.untouched))
             largest = max(_largest(result.vector - self.untouched.vector[0]) for result in self.results.values())
-            moved = self._moved_by_rounding()
             tolerance = moved if tolerance < moved <= largest * _PART_OF_CHANGE else tolerance
         is_same = torch.equal(self.parts.reading.vector, self.untouched.vector)
-        measure = self._measure
-        sizes = {item: result.changes[measure] for item, result in self.results.items() if not result.is_emptied}
+        sizes = {item: own.changes[self._measure] for item, own in self.results.items() if not own.is_emptied}
         for item in _largest_and_others(sizes, self.settings.verify):
             with removed_otherwise(self.plan[item], self.parts) as is_done:
                 if is_done:
                     errors.append(_largest(self._read().vector[0] - self.results[item].vector))
         worst = max([*self._errors, *errors])
         return SelfCheck.of(worst, tolerance, holds=is_same, n=len(errors), identical=is_same)
-
-    def _moved_by_rounding(self) -> float:
-        """The difference of outputs that rounding makes in this model, added up over its layers. 0 in float64, in which models
-        compute only some parts."""
-        dtype, moved = str(dtype_of(self.model)).removeprefix("torch."), 0.0
-        for seed in range(_N_SHAKEN if dtype != "float64" else 0):
-            with shaken_parts(self.model, seed):
-                moved = max(moved, _apart(self._read(), self.untouched))
-        return TIMES_SHAKEN[dtype] * moved
 
     @property
     def _usual_tolerance(self) -> float:

@@ -139,7 +139,7 @@ def scan(
         with _shown(done, as_json=output.json) as report, graceful_interrupt(lambda: note(stopping)) as is_stopped:
             record = run_scan(request, done, report=report, is_stopped=is_stopped)
     except (KeyboardInterrupt, Terminated):
-        note(f"interrupted: {done.documents} are done; the same command resumes the scan")
+        note(f"interrupted: {done.n_documents:,} documents are done; the same command resumes the scan")
         raise
     if record is None or record.corpus is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
@@ -199,18 +199,12 @@ class Progress:
 
     def __str__(self) -> str:
         """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
-        text = self.documents
+        text = f"{self.n_documents:,}{'' if self.of_documents is None else f' of {self.of_documents:,}'} documents"
         if self.documents_per_s and self.tokens_per_s:
             text += f", {self.documents_per_s:.3g} documents/s, {self.tokens_per_s:,.0f} tokens/s"
         if self.left_s:
             text += f", {seconds_text(self.left_s)} left"
         return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
-
-    @property
-    def documents(self) -> str:
-        """`320 of 3,000 documents`."""
-        total = "" if self.of_documents is None else f" of {self.of_documents:,}"
-        return f"{self.n_documents:,}{total} documents"
 
 
 @contextmanager

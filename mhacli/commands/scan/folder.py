@@ -163,10 +163,10 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     """
     path = Path(out)
     recorded = _recorded_settings(path) if os.path.lexists(path / MANIFEST) else _made(path)
-    found = [differences(old, settings) for old in recorded]
-    others = [old for old, others in zip(recorded, found, strict=True) if others]
-    if all(found):
-        for changed in found:
+    found = [(old, changed) for old in recorded if (changed := differences(old, settings))]
+    others = [old for old, _ in found]
+    if len(others) == len(recorded):
+        for _, changed in found:
             is_other_device = "device" in changed and changed.keys() <= _OF_DEVICE
             if not (mixed and is_other_device):
                 hint = "--mixed puts results of several devices together, and says so; " * is_other_device + ANEW

@@ -172,8 +172,7 @@ class Worker:
             "conditions": [condition.text for condition in run.statistics.conditions],
             **{name: getattr(run.statistics, name) for name in ("heads", "first_tokens", "sink_weight")},
             "spans": self._scan.span,
-            "allow_nonfinite": run.allow_nonfinite,
-            "effect": self._scan.effect,
+            **{name: getattr(self._scan, name) for name in ("allow_nonfinite", "effect")},
             "format": FORMAT,
         }))  # fmt: skip
 
