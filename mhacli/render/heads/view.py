@@ -234,11 +234,9 @@ def corner_view(
     several."""
     arrays, queries = record.arrays, slice(corner.first_query, corner.first_query + corner.n_queries)
     visible = arrays["visible"][sequence]
-    first_query, first_key = (
-        corner.first_query - record.first_query(sequence),
-        corner.first_key - record.first_key(sequence),
-    )
-    blocks = []
+    first_query = corner.first_query - record.first_query(sequence)
+    first_key = corner.first_key - record.first_key(sequence)
+    last_key, blocks = first_key + corner.n_keys - 1, []
     for place in places_of(record, heads):
         weights, entropy = arrays["corner"][sequence, place], arrays["entropy"][sequence, place, queries]
         has_keys = visible[min(place, len(visible) - 1), queries] > 0
@@ -246,11 +244,9 @@ def corner_view(
         allowed = ~np.isnan(weights) | is_broken[:, None]
         cells = cell_map(record.sequences[sequence], record.keys[sequence], weights, allowed, first=(0, first_key))
         cells = replace(cells, rows=tuple(range(first_query, first_query + corner.n_queries)))
-        title = f"{where(record, sequence, layer, record.heads[place].head)} · cells"
+        title = f"{where(record, sequence, layer, record.heads[place].head)} · keys {first_key}–{last_key}"
         grid = grid_of(cells, title, scale="linear", digits=options.precision)
-        columns = [f"{place} {name}" for place, name in zip(grid.places or (), grid.columns, strict=True)]
-        has_all_rows = options.everything or corner.n_queries <= _MAX_ROWS
-        blocks.append(replace(grid, columns=columns, corner="query", has_all_rows=has_all_rows))
+        blocks.append(replace(grid, corner="query", has_all_rows=options.everything or corner.n_queries <= _MAX_ROWS))
     yield from grids(blocks, screen, form="numbers", everything=options.everything)
 
 
