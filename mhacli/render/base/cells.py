@@ -76,6 +76,18 @@ def range_text(scale: Scale, top: float, *, is_exceeded: bool = False) -> str:
     return f"{low} … {number_text(top)}" + (" or more" if is_exceeded else "")
 
 
+def range_words(every: Sequence[Grid], top: float, to_text: Callable[[float], str], *, is_log: bool) -> str:
+    """The range of the common scale of some grids: `0 … .62`, `−.5 … .5`; `or more` where the digits show that cells
+    exceed it."""
+    high, cells = to_text(top), [each.values[each.allowed] for each in every]
+    if every[0].scale == "change":
+        return f"{f'−{high}' if any(bool((of_grid < 0).any()) for of_grid in cells) else 0} … {high}"
+    largest = max(float(np.nanmax(of_grid, initial=0.0)) for of_grid in cells)
+    is_exceeded = largest > top and to_text(largest) != high
+    low = f"{number_text(top / 10**DECADES)} or less" if is_log else "0"
+    return f"{low} … {high}{' or more' * is_exceeded}"
+
+
 # ------------------------------------------------------------------------------------------------------------ painting
 
 

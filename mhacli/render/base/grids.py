@@ -18,18 +18,10 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import (
-    DECADES,
-    FORBIDDEN,
-    cell,
-    half_cells,
-    levels_of,
-    ramp_of,
-    ticks,
-)
+from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels_of, ramp_of, range_words, ticks
 from mhacli.render.base.colours import EMPTY, NAN_SIGN
 from mhacli.render.base.doc import Column, Grid, shown
-from mhacli.render.base.format import fitted, flowing, number_text
+from mhacli.render.base.format import fitted, flowing
 from mhacli.render.base.options import Screen, Selection, balanced
 
 Form = Literal["auto", "numbers", "shades"]
@@ -354,15 +346,10 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
 
 def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: Screen, *, of_numbers: bool) -> Text:
     """The range of a scale with its shades, and of which grids it is if there are several."""
-    g = of_scale[0]
-    largest = max(float(np.nanmax(np.where(each.allowed, each.values, 0), initial=0.0)) for each in of_scale)
-    high = shown(top, g.unit, g.digits)
-    is_exceeded = g.scale != "change" and shown(largest, g.unit, g.digits) != high and largest > top
-    is_log = g.scale == "log" and not of_numbers
-    has_signs = g.scale == "change" and any(bool((each.values < 0).any()) for each in of_scale)
-    low = f"{number_text(top / 10**DECADES)} or less" if is_log else f"−{high}" if has_signs else "0"
+    g, is_log = of_scale[0], of_scale[0].scale == "log" and not of_numbers
+    words = range_words(of_scale, top, lambda number: shown(number, g.unit, g.digits), is_log=is_log)
     kind = "shade log" if is_log else "shade linear" if g.scale != "change" else "shade"
-    text = Text(f"{kind}, {low} … {high}{' or more' * is_exceeded}", style="dim")
+    text = Text(f"{kind}, {words}", style="dim")
     if len(of_scale) < len(parts):
         text.append(f" in {' and '.join(each.title for each in of_scale)}")
     elif len(parts) > 1:
@@ -370,5 +357,5 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
     if of_numbers:
         return text
     swatches = Text.assemble(*ramp_of(g).swatches(colour=screen.colour))
-    is_upper = g.scale == "change" and not has_signs
+    is_upper = g.scale == "change" and words.startswith("0")
     return text.append(": ").append_text(swatches[len(swatches) // 2 :] if is_upper else swatches)

@@ -16,7 +16,7 @@ from mhacli.render.checkpoint.effect import effect_table, effect_words
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.checkpoint.view import grid, listed_heads
 from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, terminal_part
-from mhacli.render.display.terminal import record_views
+from mhacli.render.display.show import record_views
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of, usual_scale
 from mhacli.render.heads.grids import grid_of
 from mhacli.render.heads.head_map import HeadMap, cell_map, head_map

@@ -10,13 +10,13 @@ from mhacli.record.display import Shown
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.display.fragment import COLUMNS, fragment, terminal_part
-from mhacli.render.display.record import pattern_html, record_html
-from mhacli.render.display.terminal import record_views
 
 
 def html_of(result: Shown | Pattern) -> str:
     """The HTML of a result."""
+    from mhacli.render.display.fragment import COLUMNS, fragment, terminal_part
+    from mhacli.render.display.record import pattern_html, record_html
+
     if isinstance(result, Pattern):
         return pattern_html(result)
     if isinstance(result, Record):
@@ -37,3 +37,32 @@ def page_of(record: Record) -> str:
     from mhacli.render.page.document import page
 
     return page(record, ViewOptions())
+
+
+def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
+    """The parts of a record's terminal view in order."""
+    if record.module is not None:
+        from mhacli.render.run.trace import closing, step_blocks, step_lines
+
+        yield from step_blocks(record, on) if options.verbose else [step_lines(record, on)]
+        yield closing(record, on)
+    elif record.decoding is not None and options.view in ("auto", "matrix"):
+        from mhacli.render.run.decode import decode_view
+
+        yield decode_view(record, options, on)
+    elif record.effect is not None:
+        from mhacli.render.checkpoint.effect import effect_view
+
+        yield from effect_view(record, options, on)
+    elif record.model is not None:
+        from mhacli.render.checkpoint.view import layers_view
+
+        yield layers_view(record, options, on)
+    elif record.survey is not None:
+        from mhacli.render.heads.view import heads_view
+
+        yield heads_view(record, options, on)
+    else:
+        from mhacli.render.run.view import run_view
+
+        yield run_view(record, options, on)

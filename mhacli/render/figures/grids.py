@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels_of, range_text
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels_of, range_words
 from mhacli.render.base.colours import SINK, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
 from mhacli.render.base.doc import Grid, shown
 from mhacli.render.base.format import fitted, number_text
@@ -207,29 +207,20 @@ def _every(room: float, pitch: float) -> int:
 # --------------------------------------------------------------------------------------------------------------- scale
 
 _BAR, _HIGH, _STEPS, _BESIDE = 220.0, 12.0, 16, 22.0
-_ALIKE = 1e-4
-"""A relative excess over the scale's top that its four digits cannot show."""
 
 
 def scale_words(every: Sequence[Grid]) -> str:
     """The kind and the range of the common scale: `linear, 0 … .62`."""
-    first = every[0]
-    if first.scale == "change":
-        high = number_text(first.top)
-        return f"{f'-{high}' if _has_negative(every) else 0} … {high}"
-    largest = max(float(np.nanmax(of.values, where=of.allowed, initial=0.0)) for of in every)
-    return f"{first.scale}, {range_text(first.scale, first.top, is_exceeded=largest > (1 + _ALIKE) * first.top)}"
-
-
-def _has_negative(every: Sequence[Grid]) -> bool:
-    return any(bool((of.values[of.allowed] < 0).any()) for of in every)
+    scale = every[0].scale
+    words = range_words(every, every[0].top, number_text, is_log=scale == "log")
+    return words if scale == "change" else f"{scale}, {words}"
 
 
 def legend(every: Sequence[Grid], what: str) -> Piece:
     """The ramp with its range and what it is of, and the other colours that occur."""
     ramp = _WEIGHTS
     if every[0].scale == "change":
-        ramp = _CHANGES if _has_negative(every) else _CHANGES[255:]
+        ramp = _CHANGES[255:] if scale_words(every).startswith("0") else _CHANGES
     stops = [
         element("stop", offset=f"{100 * step / _STEPS:g}%", stop_color=hex_of(ramp[(len(ramp) - 1) * step // _STEPS]))
         for step in range(_STEPS + 1)
