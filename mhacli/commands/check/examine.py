@@ -37,7 +37,7 @@ from mhacli.commands.check.result import (
 from mhacli.commands.check.stepwise import examine_stepwise
 from mhacli.io.data import decode, finite
 from mhacli.usercode.arguments import parse_value
-from mhacli.usercode.call.example import example_text
+from mhacli.usercode.call.example import example_of, example_text
 from mhacli.usercode.call.find_call import find_modes
 from mhacli.usercode.call.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.call.user_attention import UserAttention
@@ -107,8 +107,15 @@ def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
         return None
     fixed = {name: parse_value(text) for name, text in request.of.call_arguments}
     module = with_zeros_drawn(built.module, request.seed)
+    example = None if request.example is None else example_of(request.example, built)
     return sequences_of_ids(
-        request.of.target, module, fixed=fixed, length=request.length, seed=request.seed, means=request.mask_means
+        request.of.target,
+        module,
+        fixed=fixed,
+        length=request.length,
+        seed=request.seed,
+        means=request.mask_means,
+        example=example,
     )
 
 

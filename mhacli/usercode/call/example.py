@@ -62,6 +62,27 @@ def recorded(example: Callable[..., Any], built: Built, *length: int) -> dict[st
     return made
 
 
+def call_with_ids(
+    call: Callable[..., Any], example: Callable[..., Any], x: Tensor, given: Mapping[str, Any], name: str | None
+) -> Any:
+    """What the call of an example returns with the token ids `x` for its argument `name`, else for its first ids, and with the
+    values that are `given`."""
+
+    def made(*positional: Any, **keywords: Any) -> Any:
+        names = argument_names(call, len(positional))
+        arguments = {**dict(zip(names, positional, strict=True)), **keywords}
+        ids = [name for name, value in arguments.items() if _is_ids(value)]
+        others = {**given, (name if name in ids else ids[0]): x}
+        places = [others.pop(name, value) for name, value in zip(names, positional, strict=True)]
+        return call(*places, **{**keywords, **others})
+
+    return example(made, *[x.shape[1]][: len(inspect.signature(example).parameters) - 1])
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
+
+
 def attentions_of_example(like: UserAttention, example: Callable[..., Any]) -> Iterator[UserAttention]:
     """The target, called as the example does, at lengths that may work."""
     built = like.built
@@ -81,7 +102,12 @@ def _attention(
     built = like.built
     slots = _slots(made, built)
     if not slots:
-        raise MhaError(f"--example gives {built.name} no vectors", code="cannot-examine", path=built.file)
+        hint = (
+            "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))"
+            if any(map(_is_ids, made.values()))
+            else None
+        )
+        raise MhaError(f"--example gives {built.name} no vectors", hint=hint, code="cannot-examine", path=built.file)
     parts = {part_of(slot): made[slot.name] for slot in slots}
     has_weights = built.module is not None and any(p.ndim > 1 for p in built.module.parameters())
     is_function = len(parts) == 3 and not has_weights

@@ -468,6 +468,8 @@ def _described(attention: UserAttention) -> str:
     elif convention.axes != convention.canonical:
         words = ", ".join(_AXIS_WORDS.get(axis, axis) for axis in convention.axes)
         notes.insert(0, f"rows [{words}]")
+    if not convention.is_resizable:
+        notes.append(f"only at length {attention.sizes.q_len}")
     if convention.output.axes != convention.axes:
         notes.append(f"result [{', '.join(_AXIS_WORDS.get(axis, axis) for axis in convention.output.axes)}]")
     name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")

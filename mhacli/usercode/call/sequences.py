@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.settings import PaddingSide
+from mhacli.usercode.call.example import call_with_ids
 from mhacli.usercode.call.signature import MASKS, call_role
 from mhacli.usercode.call.user_attention import UserAttention, call_attention
 from mhacli.usercode.inputs import seeded
@@ -139,9 +140,11 @@ def sequences_of_ids(
     length: int | None,
     seed: int,
     means: str | None = None,
+    example: Callable[..., Any] | None = None,
 ) -> Sequences | None:
     """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it has no
-    embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated."""
+    embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated;
+    `example` is a call that works."""
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     parameters = inspect.signature(module.forward).parameters
     if not tables or not parameters:
@@ -159,13 +162,15 @@ def sequences_of_ids(
         for other in open_ones
         if other.default is other.empty and other.kind is other.POSITIONAL_OR_KEYWORD and other.name != offset
     ]
+    needed = needed if example is None else []
     if len(needed) > 1 or any(roles[other] not in MASKS for other in needed):
         return None
     causal_masks = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in roles]
     always = {**dict.fromkeys(switches, False), **fixed}
     if offset is not None:
         always[offset] = 0
-    call, how = _masked(_CallOfIds(module, always, source, decoder), causal_masks, tables)
+    call = _CallOfIds(module, always, source, decoder, example=example)
+    call, how = _masked(call, causal_masks if example is None else [], tables)
     n_ids = _ids_read(call, tables)
     if n_ids is None:
         return None
@@ -212,6 +217,7 @@ class _CallOfIds:
     make: Callable[[int], Tensor] = torch.zeros
     targets: str | None = None
     is_inside: bool = False
+    example: Callable[..., Any] | None = None
 
     def __call__(self, x: Tensor, *, training: bool = False, **keywords: Any) -> Any:
         given = {**self.fixed, **keywords}
@@ -219,7 +225,10 @@ class _CallOfIds:
         if self.mask is not None:
             given.setdefault(self.mask, self.make(x.shape[1]).to(x.device))
         with in_mode(self.module, training=training), _last_inside(self.module, x, watches=self.is_inside) as last:
-            if self.decoder is None or self.source is None:
+            if self.example is not None:
+                given = dict(keywords) | ({} if self.targets is None else {self.targets: x})
+                result = call_with_ids(self.module, self.example, x, given, self.decoder)
+            elif self.decoder is None or self.source is None:
                 result = self.module(x, **given)
             else:
                 given.setdefault(self.source, x.new_tensor([1, 0, 1]).expand(len(x), -1))

@@ -87,6 +87,26 @@ def test_the_call_the_layout_and_the_masks_follow_from_names(call: Call) -> None
     assert values.items() >= {name: str(size) for name, size in call.sizes.items()}.items()
 
 
+EXAMPLES = {
+    "Unbatched": ("lambda m, T: m(torch.randn(T, 24))", "[seq, d]"),
+    "ChannelsFirst": ("lambda m, T: m(torch.randn(2, 24, T))", "[batch, d, seq]"),
+    "Prompted": ("lambda m, T: m(torch.randn(2, T, 24), {'length': T})['z']", "forward"),
+    "RequiredMask": ("lambda m: m(torch.randn(2, 9, 24), torch.ones(9, 9).tril().bool())", "only at length 9"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
+    thing, (example, says) = getattr(user_code.load(TARGETS), name), EXAMPLES[name]
+    if name != "RequiredMask":
+        with pytest.raises(mhacli.MhaError, match=r"could not be called|needs a value") as raised:
+            mhacli.check(thing, arguments=SIZES)
+        assert name == "Prompted" or example in raised.value.hint
+    examination = mhacli.check(thing, arguments=SIZES, example=example)
+    assert (examination.verdict, examination.example) == ("right", "")
+    assert says in examination.called
+
+
 @pytest.mark.parametrize(
     ("name", "given", "guessed"),
     [
@@ -346,6 +366,7 @@ def test_what_the_code_prints_is_kept_apart_from_the_result(mha, tmp_path) -> No
         (("mine.py:Attention", "--device", "gpu"), "device"),
         (("mine.py:Attention", "--mask-means", "drop"), "keep"),
         (("mine.py:Attention", "--rope", "both"), "interleaved"),
+        (("mine.py:Attention", "--example", "m(3)"), "lambda m, T"),
     ],
 )
 def test_words_that_name_no_code_are_a_usage_error_and_nothing_runs(mha, tmp_path, words, says) -> None:

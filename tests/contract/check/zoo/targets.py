@@ -39,10 +39,20 @@ class OddName(Projections):
         return self.run(melody, melody, melody)[0]
 
 
-class AnyArguments(Projections):
-    def forward(self, *args, **kwargs):
-        (x,) = args
-        return self.run(x, x, x)[0]
+class Unbatched(Projections):
+    def forward(self, x):
+        length, _ = x.shape
+        return self.run(*[x.view(1, length, -1)] * 3)[0][0]
+
+
+class ChannelsFirst(Projections):
+    def forward(self, x):
+        return self.run(*[x.transpose(1, 2)] * 3)[0].transpose(1, 2)
+
+
+class Prompted(Projections):
+    def forward(self, melody, prompt):
+        return {"length": prompt["length"], "z": self.run(*[melody[:, : prompt["length"]]] * 3)[0]}
 
 
 class BatchSecond(Projections):
