@@ -9,11 +9,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,9 +22,11 @@ from textual.widgets import Footer, Static
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
 from mhacli.viewer.heads import Overview
 from mhacli.viewer.parts import ENDS, HeadsScreen, key
@@ -92,16 +94,15 @@ def _origin(session: Session) -> Draw:
 
         facts += [("drawn", session.head.label), ("scale", scale_words(shown, 1)), ("sinks", sink_words(shown))]
     facts += [("not kept", ", ".join(map(visible, record.not_kept)))] if record.not_kept else []
-    return lambda width: [_two_columns(facts, "bold")]
+    return lambda width: [_two_columns(facts, "bold", width)]
 
 
-def _two_columns(rows: Sequence[tuple[str, str]], style: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    table.add_column(style=style, no_wrap=True, min_width=10)
-    table.add_column(overflow="fold")
-    for name, words in rows:
-        table.add_row(Text(name), Text(words))
-    return table
+def _two_columns(rows: Sequence[tuple[str, str]], style: str, width: int) -> RenderableType:
+    columns: list[Column[tuple[str, str]]] = [
+        Column(heading="", value=itemgetter(0), style=lambda row: style),
+        Column(heading="", value=itemgetter(1), least=20, wraps=True),
+    ]
+    return bare(Table(columns=columns, rows=rows), width)
 
 
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
@@ -121,7 +122,7 @@ def _help(width: int) -> Sequence[RenderableType]:
     screens |= {"effects": EffectsScreen, "a text to read": TextScreen}
     for title, screen in screens.items():
         keys = [each for each in screen.BINDINGS if isinstance(each, Binding) and each.tooltip]
-        table = _two_columns([(each.key_display or "", each.tooltip) for each in keys], "bold cyan")
+        table = _two_columns([(each.key_display or "", each.tooltip) for each in keys], "bold cyan", width - 1)
         blocks += [Text(title, style="bold"), Padding(table, (0, 0, 1, 1))]
     return [*blocks, Text(_EXPLAINED)]
 
@@ -150,6 +151,7 @@ class Viewer(App[None]):
     Cells > .datatable--hover, OptionList > .option-list--option-hover { background: ansi_default; color: ansi_default; }
     #top, #note { height: 1; }
     #note, #prompt { display: none; }
+    #asked, #count { width: auto; }
     #read-out, #legend, #prompt { height: 2; }
     #numbers, #question, #signs, Overview #legend { height: auto; max-height: 50%; }
     #pictures, #effects, #body { height: 1fr; }
@@ -213,17 +215,14 @@ class Viewer(App[None]):
         else:
             self.exit()
 
-    def action_walk(self) -> None:
-        """Opens the walkthrough."""
-        self.push_screen(TextScreen(_walk(self.session)))
-
-    def action_origin(self) -> None:
-        """Opens the provenance of the record and the settings of the picture."""
-        self.push_screen(TextScreen(_origin(self.session)))
-
-    def action_help(self) -> None:
-        """Opens the list of keys."""
-        self.push_screen(TextScreen(_help))
+    def action_read(self, name: str) -> None:
+        """Opens the walkthrough, the provenance of the record and the settings of the picture, or the list of keys."""
+        text_of: dict[str, Callable[[Session], Draw]] = {
+            "walk": _walk,
+            "origin": _origin,
+            "help": lambda session: _help,
+        }
+        self.push_screen(TextScreen(text_of[name](self.session)))
 
     def action_effects(self) -> None:
         """Opens the effects of removals."""

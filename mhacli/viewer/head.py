@@ -71,8 +71,8 @@ class HeadScreen(HeadsScreen):
         self.list = OptionList(id="list", compact=True, markup=False)
         self.keys, self.queries = (Tokens(partial(self._go_to, axis), id=axis) for axis in AXES)
         self.read_out, self.legend = Static(id="read-out"), Static(id="legend")
-        self.asked, self.search = Static(id="asked"), Search(compact=True)
-        self.prompt = Horizontal(self.asked, self.search, id="prompt")
+        self.asked, self.count, self.search = Static(id="asked"), Static(id="count"), Search(compact=True)
+        self.prompt = Horizontal(self.asked, self.search, self.count, id="prompt")
         self._places = (0, 0)
         self._most: int | None = None
         self._listed: list[int] = []
@@ -255,10 +255,10 @@ class HeadScreen(HeadsScreen):
         text = self.picture.base.keys if self._axis == "key" else self.picture.base.queries
         self.matrix.row, self.matrix.column = self._before
         self._found = matches(text, typed, self._places[self._axis == "key"])
-        count = words.count_of(len(self._found), "match")
-        asked = f"{count} · to a {self._axis}: " if typed else f"to a {self._axis}: "
-        self.asked.update(Text(asked, "bold"))
+        self.asked.update(Text(asked := f"to a {self._axis}: ", "bold"))
         self.asked.styles.width = len(asked)
+        count = "no match" if typed else "token or place"
+        self.count.update(f"1 of {len(self._found)}" if self._found else count)
         if self._found:
             self._go_to(self._axis, self._found[0])
         else:

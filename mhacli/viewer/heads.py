@@ -54,8 +54,6 @@ class Overview(HeadsScreen):
     def on_mount(self) -> None:
         """Draws the signs, and the pictures after the first screen, because importing numpy takes long."""
         session = self.session
-        of_layers = f" (columns) in {len(session.rows)} layers (rows)" if len(session.rows) > 1 else ""
-        entitle(self.signs, words.count_of(len(session.heads), "head") + of_layers)
         rows = [
             (name, [self._sign((row, number)) for number in self._numbers]) for row, name in enumerate(session.rows)
         ]
@@ -84,6 +82,8 @@ class Overview(HeadsScreen):
         self.signs.move_cursor(row=row, column=self._numbers.index(number))
         self.top_line.update(one_line(*_record_words(session)))
         self._draw_pictures()
+        of_layers = f" (columns) in {len(session.rows)} layers (rows)" if len(session.rows) > 1 else ""
+        entitle(self.signs, words.count_of(len(session.heads), "head") + of_layers)
         entitle(self.numbers, f"{session.head.label} · numbers (if uniform)")
         self.numbers.update(Group(words.flowing([*_numbers(session.head)], width, "  ")))
         self.legend.update(Group(words.flowing([*self._legend()], width, "  ")))
@@ -132,9 +132,9 @@ class Overview(HeadsScreen):
     def on_data_table_cell_highlighted(self) -> None:
         """Moves to another head."""
         place = self.signs.cursor_row, self._numbers[self.signs.cursor_column]
-        if place in self.session.heads and self.is_current:
-            self.session.place = place
-        self.draw()
+        if self.is_current and place != self.session.place:
+            self.session.place = place if place in self.session.heads else self.session.place
+            self.draw()
 
     def on_data_table_cell_selected(self) -> None:
         """Opens the head under the cursor, which was clicked."""

@@ -143,7 +143,7 @@ def key(names: str, action: str, shown: str = "", words: str = "", short: str = 
 
 ENDS = [
     key("escape,q", "app.back", "q Esc", "go back; on the first screen, quit", "back"),
-    key("question_mark", "app.help", "?", "this list", "help"),
+    key("question_mark", "app.read('help')", "?", "this list", "help"),
     key("Q,ctrl+c", "app.quit", "Q Ctrl-C", "quit, from any screen"),
 ]
 _NO_EFFECTS = "the record has no effects: mha effect … --save makes one that has"
@@ -169,8 +169,14 @@ class HeadsScreen(Screen[None]):
         key("s", "scale", "s", "how shades follow attention weights: linear or log", "scale"),
         key("x", "sinks", "x", "remove sinks and renormalise the rest of each row, or put them back", "sinks"),
         key("x", f"say('{_NO_SINKS}')"),
-        key("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
-        key("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
+        key(
+            "w",
+            "app.read('walk')",
+            "w",
+            "the walkthrough: every tensor with its axes, formula, meaning and cost",
+            "walk",
+        ),
+        key("i", "app.read('origin')", "i", "where the numbers come from: command, versions, seed, self-check"),
         key("full_stop", "sequence(1)", ", .", "the previous or next sequence"),
         key("comma", "sequence(-1)"),
     ]

@@ -16,13 +16,14 @@ from mhacli.errors import UsageError, first_names
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Grid, Table, column, shown
+from mhacli.render.base.doc import Column, Table, column, shown
 from mhacli.render.base.format import count_of, filled, fitted, number_text, title_rule, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.effect import number_column, removal_name, removal_words
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
+from mhacli.render.heads.grids import grid_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible
 
@@ -196,8 +197,6 @@ def _layers_table(layers: Sequence[LayerDifference]) -> Table[LayerDifference]:
     columns: list[Column[LayerDifference]] = [
         Column(heading="layer", value=lambda layer: visible(layer.label)),
         Column(heading="sites", value=lambda layer: len(counted(layer)), unit="integer"),
-        Column(heading="same bits", value=lambda layer: sum(s.is_same_bits for s in counted(layer)), unit="integer"),
-        Column(heading="within", value=lambda layer: sum(s.status == "within" for s in counted(layer)), unit="integer"),
         Column(heading="differ", value=lambda layer: len(departs(layer)), unit="integer"),
         Column(
             heading="largest, relative",
@@ -377,16 +376,11 @@ def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions,
     largest = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
     factor = a.block // block  # a cell stands for so many rows and columns
     labels = [fitted(name, _LABEL) for name in names[0][::factor]]
-    whole = Grid(
-        values=a.weights,
-        allowed=a.is_open,
+    whole = replace(
+        grid_of(a, "A", scale=scale_of(options, heads), top=largest_of_maps((a, b)), digits=options.precision),
         rows=labels,
         columns=names[1][::factor],
         places=(columns[0, ::factor] * block + first).tolist(),
-        top=largest_of_maps((a, b)),
-        scale=scale_of(options, heads),
-        digits=options.precision,
-        title="A",
         has_all_rows=True,
     )
     panels = [
