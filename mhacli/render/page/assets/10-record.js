@@ -13,19 +13,25 @@ async function numbersOf(text, Kind = Float32Array) {
   return new Kind(await new Response(stream).arrayBuffer());
 }
 
+// The numbers of several texts by their names, read at the same time.
+async function allNumbersOf(texts) {
+  const read = async ([name, text]) => [name, await numbersOf(text, name === "keys" ? Uint32Array : Float32Array)];
+  return Object.fromEntries(await Promise.all(Object.entries(texts).map(read)));
+}
+
+const packedMap = (head) => RECORD.maps[head * RECORD.numbers.length + choice.sequence];
+
 // The map of a head of the chosen sequence: cells row by row, and what sinks have of them.
 async function loadMap(head) {
-  const map = { ...RECORD.maps[head * RECORD.numbers.length + choice.sequence] };
-  for (const name of ["cells", "of_sinks", "left", "taken", "learned"]) map[name] = await numbersOf(map[name]);
-  return map;
+  const { cells, of_sinks, left, taken, learned, ...map } = packedMap(head);
+  return { ...map, ...(await allNumbersOf({ cells, of_sinks, left, taken, learned })) };
 }
 
 // What the page has beside cells: the strongest keys of queries, and the arrays behind the weights.
-async function loadDetails({ top, parts }) {
-  const arrays = {};
-  for (const [name, packed] of Object.entries(parts)) arrays[name] = await numbersOf(packed);
-  const strongest = top && { k: top.k, keys: await numbersOf(top.keys, Uint32Array), shares: await numbersOf(top.shares) };
-  return { strongest, arrays };
+async function loadDetails(head) {
+  const { top, parts } = packedMap(head), { k, ...strongest } = top ?? {};
+  const [numbers, arrays] = await Promise.all([allNumbersOf(strongest), allNumbersOf(parts)]);
+  return { strongest: top && { k, ...numbers }, arrays };
 }
 
 // The cells, or what is left of them beside sinks: Python says what sinks have of each row, and what is left.

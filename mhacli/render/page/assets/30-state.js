@@ -16,7 +16,7 @@ async function choose(changes) {
   Object.assign(choice, changes);
   const { head, sequence } = choice, turn = ++turns;
   if (chosen.head !== head || chosen.sequence !== sequence) {
-    const map = await loadMap(head), details = await loadDetails(map);
+    const [map, details] = await Promise.all([loadMap(head), loadDetails(head)]);
     if (turn !== turns) return;
     if (map.rows !== chosen.map?.rows || map.columns !== chosen.map?.columns) zoom = 1;
     Object.assign(chosen, { head, sequence, map, ...details }, readTexts(map, details.strongest));
