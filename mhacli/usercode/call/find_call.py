@@ -192,51 +192,28 @@ def _over_itself(attention: UserAttention, seed: int) -> UserAttention | None:
     keys = _key_slots(attention)
     slots = tuple(slot for slot in attention.convention.slots if slot not in keys)
     sizes = replace(attention.sizes, k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
-    alone = replace(attention, convention=replace(attention.convention, slots=slots), sizes=sizes, n_rows=1)
+    return _if_it_works(replace(attention, sizes=sizes, n_rows=1), seed, slots=slots)
+
+
+def _if_it_works(attention: UserAttention, seed: int, **changes: Any) -> UserAttention | None:
+    """The attention with changes of its convention; None if the call then raises."""
     try:
-        return _with_output(alone, seed)
-    except (Exception, SystemExit):  # the context is needed all the same
+        return _with_output(replace(attention, convention=replace(attention.convention, **changes)), seed)
+    except (Exception, SystemExit):  # it needs something else
         return None
 
 
 def _modes_of(attention: UserAttention, request: TargetRequest) -> list[UserAttention]:
-    """The attention in each mode: self and cross if keys are optional, and both attend, else one."""
+    """The attention in each mode: self and cross if keys are optional, else one."""
     keys = _key_slots(attention)
     if not keys or attention.convention.example is not None or any(slot.required for slot in keys):
         return [attention]
     slots = tuple(slot._replace(required=True) for slot in attention.convention.slots)
     crossed = replace(attention, convention=replace(attention.convention, slots=slots))
     alone = _over_itself(attention, request.seed)
-    if alone is None or not _attends(alone, request.seed):
+    if alone is None:
         return [crossed]
     return [replace(alone, mode="self"), replace(crossed, mode="cross")]
-
-
-def _attends(attention: UserAttention, seed: int) -> bool:
-    """Whether a position influences the output at another one."""
-    inputs = _inputs(attention, seed)
-    before = _output(attention, inputs, seed)
-    for position in (0, attention.sizes.q_len - 1):
-        queries = inputs.queries.clone()
-        queries[..., position, :] = _changed(queries[..., position, :])
-        after = _output(attention, inputs._replace(queries=queries), seed)
-        others = [other for other in range(attention.sizes.q_len) if other != position]
-        if before is None or after is None:
-            return False
-        if not _close(before[..., others, :], after[..., others, :]):
-            return True
-    return False
-
-
-def _with_values(attention: UserAttention, values: dict[str, Any], seed: int) -> UserAttention | None:
-    """The attention with other values of some arguments; None if the call raises."""
-    convention = attention.convention
-    kept = [recipe for recipe in convention.extras if recipe.parameter not in values]
-    given = [ArgumentRecipe(name, "given", value) for name, value in values.items()]
-    try:
-        return _with_output(replace(attention, convention=replace(convention, extras=(*kept, *given))), seed)
-    except (Exception, SystemExit):  # the switch needs something else
-        return None
 
 
 def _with_switches(attention: UserAttention, request: TargetRequest) -> UserAttention:
@@ -245,16 +222,24 @@ def _with_switches(attention: UserAttention, request: TargetRequest) -> UserAtte
     if attention.convention.example is not None:
         return attention
     for parameter in _free(attention, "causal") if request.causal else ():
-        switched = _with_values(attention, {parameter.name: True}, request.seed)
+        extras = _with_values(attention.convention, {parameter.name: True})
+        switched = _if_it_works(attention, request.seed, extras=extras, causal_by=parameter.name)
         if switched is not None:
-            attention = replace(switched, convention=replace(switched.convention, causal_by=parameter.name))
+            attention = switched
             break
     values = {p.name: p.role == "pattern" for p in _free(attention, "pattern", "mean")}
-    with_pattern = _with_values(attention, values, request.seed) if values else None
+    extras = _with_values(attention.convention, values)
+    with_pattern = _if_it_works(attention, request.seed, extras=extras) if values else None
     inputs = _inputs(attention, request.seed)
     if with_pattern and _close(_output(attention, inputs, request.seed), _output(with_pattern, inputs, request.seed)):
         return with_pattern
     return attention
+
+
+def _with_values(convention: CallConvention, values: dict[str, bool]) -> tuple[ArgumentRecipe, ...]:
+    """The extra arguments with other values for some."""
+    kept = [recipe for recipe in convention.extras if recipe.parameter not in values]
+    return (*kept, *(ArgumentRecipe(name, "given", value) for name, value in values.items()))
 
 
 def _free(attention: UserAttention, *roles: CallRole) -> list[CallParameter]:
@@ -323,9 +308,9 @@ def _accepted(
             if out is None:
                 break
             hides[form] = _hides(attention, inputs, out)
-            unmasked = _output(attention, inputs._replace(allowed=None, real=None), seed)
-            if not _close(out, unmasked):
-                acting.add(parameter.name)
+            if parameter.name not in acting:
+                unmasked = _output(attention, inputs._replace(allowed=None, real=None), seed)
+                acting |= set() if _close(out, unmasked) else {parameter.name}
     kinds = {form.kind for form, is_hidden in hides.items() if is_hidden}
     axes_order = list(dict.fromkeys(form.axes for form in hides))
     return sorted(

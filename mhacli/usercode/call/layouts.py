@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,14 +68,12 @@ def calls_to_try(
                     n_heads=n_heads if is_function and "head" in axes else 1,
                     fixed=fixed,
                 )
-                yield UserAttention(
-                    built=built,
+                yield replace(
+                    like,
                     convention=convention,
                     sizes=InputSizes(*lengths, d_in, d_context),
                     n_heads=convention.n_heads,
                     n_rows=len(parts),
-                    dtype=like.dtype,
-                    device=like.device,
                     tensors=_weights(free, n_heads, d_in, like, transposed=variant > 0),
                     is_forgetful=_is_small(module),
                 )
