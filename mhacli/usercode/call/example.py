@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -72,11 +73,36 @@ def call_with_ids(
         names = argument_names(call, len(positional))
         arguments = {**dict(zip(names, positional, strict=True)), **keywords}
         ids = [name for name, value in arguments.items() if _is_ids(value)]
-        others = {**given, (name if name in ids else ids[0]): x}
+        shown = arguments[name if name in ids else ids[0]]
+        if takes_one_length and shown.shape[1] != x.shape[1]:
+            raise ValueError("the example gives one length")
+        others = {**_of_batch(arguments, len(shown), len(x)), **given, (name if name in ids else ids[0]): x}
         places = [others.pop(name, value) for name, value in zip(names, positional, strict=True)]
         return call(*places, **{**keywords, **others})
 
-    return example(made, *[x.shape[1]][: len(inspect.signature(example).parameters) - 1])
+    takes_one_length = len(inspect.signature(example).parameters) == 1
+    return example(made, *[x.shape[1]][: not takes_one_length])
+
+
+def _of_batch(arguments: Mapping[str, Any], n_shown: int, n: int) -> dict[str, Any]:
+    """The tensors of an example that have a part for each text, for another number of texts."""
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and value.ndim > 1}
+    batched = {name: value for name, value in tensors.items() if value.shape[0] == n_shown != value.shape[1]}
+    return {name: value[:1].expand(n, *value.shape[1:]) for name, value in batched.items()}
+
+
+def only_length(example: Callable[..., Any]) -> int | None:
+    """The length of the token ids in an example that does not take one; None where it does."""
+    if len(inspect.signature(example).parameters) > 1:
+        return None
+    lengths: list[int] = []
+
+    def note(*positional: Any, **keywords: Any) -> None:
+        lengths.extend(value.shape[1] for value in (*positional, *keywords.values()) if _is_ids(value))
+
+    with suppress(Exception):  # what it does with the result is not known
+        example(note)
+    return lengths[0] if lengths else None
 
 
 def _is_ids(value: Any) -> bool:

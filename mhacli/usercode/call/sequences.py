@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.settings import PaddingSide
-from mhacli.usercode.call.example import call_with_ids
+from mhacli.usercode.call.example import call_with_ids, only_length
 from mhacli.usercode.call.signature import MASKS, call_role
 from mhacli.usercode.call.user_attention import UserAttention, call_attention
 from mhacli.usercode.inputs import seeded
@@ -171,7 +171,10 @@ def sequences_of_ids(
         always[offset] = 0
     call = _CallOfIds(module, always, source, decoder, example=example)
     call, how = _masked(call, causal_masks if example is None else [], tables)
-    n_ids = _ids_read(call, tables)
+    only = None if example is None else only_length(example)
+    if only is not None:
+        length, how = only, ", the only length that the example gives"
+    n_ids = _ids_read(call, tables, only or _LEAST)
     if n_ids is None:
         return None
     draw, pad = _drawing(module, tables, n_ids)
@@ -179,7 +182,7 @@ def sequences_of_ids(
     return _at_longest(
         Sequences(
             name=name,
-            call=_with_outputs(call, draw(seed, _LEAST), [word for word in _TARGETS if word in roles]),
+            call=_with_outputs(call, draw(seed, only or _LEAST), [word for word in _TARGETS if word in roles]),
             draw=draw,
             length=_LEAST,
             called=f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]{how})",
@@ -322,10 +325,10 @@ def _hides_last(call: _CallOfIds) -> bool:
     return out is not None and bool(out.isfinite().all()) and torch.allclose(out[0, :-1], out[1, :-1], atol=1e-5)
 
 
-def _ids_read(call: _CallOfIds, tables: Sequence[nn.Embedding]) -> int | None:
+def _ids_read(call: _CallOfIds, tables: Sequence[nn.Embedding], length: int = _LEAST) -> int | None:
     """The number of rows of the table that reads the ids of a call; None if none does, or the call raises."""
     least = min(table.num_embeddings for table in tables)
-    ids = torch.randint(least, (_BATCH, _LEAST), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(least, (_BATCH, length), generator=torch.Generator().manual_seed(0))
     ids = ids.to(next(call.module.parameters()).device)
     found: list[int] = []
 

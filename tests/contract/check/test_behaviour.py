@@ -140,6 +140,21 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
     assert (left.ok, left.tried is not None, left.largest > left.tolerance) == (None, True, True)
 
 
+@pytest.mark.parametrize(
+    ("example", "mask", "verdict"),
+    [("lambda m, T: m(torch.randint(65, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
+     ("lambda m, T: m(torch.randint(65, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
+     ("lambda m: m(torch.randint(65, (2, 9)), mask={})", "torch.ones(9, 9).tril()", "consistent")],
+)  # fmt: skip
+def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict: str) -> None:
+    model = user_code.load(user_code.ZOO / "models.py").Masked
+    report = mhacli.check(model, example=example.format(mask), causal=True, length=None if "m:" in example else 32)
+    assert report.verdict == verdict
+    asked = {behaviour.name: behaviour for behaviour in report.behaviour}
+    assert asked["causality"].tried.length == (9 if "m:" in example else 32)
+    assert asked["prefix"].ok is (True if verdict == "consistent" and "T:" in example else None)
+
+
 def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path) -> None:
     document = run(
         tmp_path,
