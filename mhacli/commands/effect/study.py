@@ -336,18 +336,13 @@ class EffectStudy:
         tensors = [value for value in self.inputs.values() if isinstance(value, Tensor) and value.ndim > 1]
         return max((tensor.shape[1] for tensor in tensors), default=1)
 
-    @property
-    def _width(self) -> int:
-        """The number of tokens of a row."""
-        return self.position + 1 - self.start if self.start else self._n_tokens
-
     @cached_property
     def most_rows(self) -> int:
         """The largest number of rows of a pass."""
         if not self.start:
             return max(1, TOKENS_AT_ONCE // max(1, self._n_tokens))
-        scores = self.untouched.scores
-        return min(PACKED_TOKENS // self._width, _MOST_LOGITS // (1 if scores is None else scores.shape[1]))
+        width, scores = self.position + 1 - self.start, self.untouched.scores
+        return min(PACKED_TOKENS // width, _MOST_LOGITS // (1 if scores is None else scores.shape[1]))
 
     def _read(self, **more: Any) -> Reading:
         """The output of a pass over the text."""
@@ -381,7 +376,8 @@ class EffectStudy:
         layers = {removal.layer for item in items for removal in self.plan[item]}
         visible, emptied, is_packed = set[int](), set[int](), self.start > 0
         rows, n_rows = dict(enumerate(items, is_packed)), len(items) + is_packed + self.has_batches
-        removals, width = {row: self.plan[item] for row, item in rows.items()}, self._width if is_packed else 0
+        removals = {row: self.plan[item] for row, item in rows.items()}
+        width = self.position + 1 - self.start if is_packed else 0
 
         def take(call: Call) -> Tensor | None:
             key = (call.kind, call.layer)
