@@ -249,13 +249,6 @@ def _outputs(rest: Sequence[WeightMatrix]) -> Iterator[tuple[Projection | None, 
     candidates = named or [part for part in rest if not part.letters]
     if not candidates:
         yield None, ()
-    if len(named) > 1 and all(part.number is not None for part in named):
-        ordered = sorted(named, key=lambda part: part.number or 0)
-        biases = [part.bias for part in ordered if part.bias is not None]
-        weights = [part.weight.mT if part.orientation == "in-out" else part.weight for part in ordered]
-        if len({weight.shape[0] for weight in weights}) == 1:
-            bias = torch.stack(biases).sum(dim=0) if biases else None
-            yield Projection(torch.cat(weights, dim=1), bias), tuple(part.name for part in ordered)
     for part in candidates:
         bias = part.biases.get("o") if part.bias is None else part.bias.flatten()
         for weight in _output_matrices(part):

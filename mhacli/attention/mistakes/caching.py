@@ -466,12 +466,6 @@ def _acts_in_eval(symptoms: Symptoms) -> str | None:
     return symptoms.messages["dropout in eval"] if symptoms.is_random_with_dropout else None
 
 
-def _remembers_calls(symptoms: Symptoms) -> str | None:
-    if symptoms.keeps_state:
-        return symptoms.messages["determinism"]
-    return "the mask of one call still acts in the next one" if symptoms.remembers_masks else None
-
-
 CACHING = (
     Mistake(
         "dropout-in-eval",
@@ -491,7 +485,7 @@ CACHING = (
         "state-kept-between-calls",
         site="k",
         in_source=r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",
-        symptom=_remembers_calls,
+        symptom=lambda seen: seen.messages["determinism"] if seen.keeps_state else None,
     ),
     Mistake(
         "batch-leak",

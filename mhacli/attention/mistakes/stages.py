@@ -429,7 +429,6 @@ class Symptoms:
     is_random_with_dropout: bool | None = None
     is_rescaled: bool | None = None
     keeps_state: bool | None = None
-    remembers_masks: bool = False
     leaks_batch: bool = False
     unused: tuple[str, ...] = ()
     largest_future: float | None = None

@@ -110,7 +110,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         notes=tuple(
             f"{target.target}: {note}"
             for target, subject in ((request.of, first), (request.against, second))
-            for note in arguments_without_effect(subject, request.of.seed)
+            for note in arguments_without_effect(subject)
         ),
     )
 

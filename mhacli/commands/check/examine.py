@@ -184,7 +184,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed),
-        notes=(*arguments_without_effect(subject, request.of.seed), *steps.notes),
+        notes=(*arguments_without_effect(subject), *steps.notes),
         next_steps=_next_steps(examined, departure) if verdict == "unknown" else (),
     )
 
@@ -312,7 +312,7 @@ _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
 
 
 def combined(reports: Sequence[tuple[UserAttention, Examination]]) -> Examination:
-    """One report for all modes: that of the worst mode, with the findings, choices and probes of all."""
+    """The report on the worst mode, with the findings of all, proven ones first."""
     worst = min((report for _, report in reports), key=lambda report: _SEVERITY.index(report.verdict))
     if len(reports) == 1:
         return worst
@@ -321,25 +321,14 @@ def combined(reports: Sequence[tuple[UserAttention, Examination]]) -> Examinatio
         for finding in report.findings:
             earlier = findings.get(finding.code, finding)
             modes = (*earlier.modes, *([] if subject.mode is None else [subject.mode]))
-            kept = finding if finding.proven and not earlier.proven else earlier
-            findings[finding.code] = replace(kept, modes=modes)
+            findings[finding.code] = replace(max(earlier, finding, key=lambda one: one.proven), modes=modes)
     every = [report for _, report in reports]
-    probes = {result.name: result for report in every for result in report.probes}
-    probes |= {result.name: result for report in every for result in report.probes if result.ok is False}
-    comparisons = [report.comparison for report in every if report.comparison is not None]
     return replace(
         worst,
         called="; ".join(report.called for report in every),
         findings=tuple(sorted(findings.values(), key=lambda finding: not finding.proven)),
         choices=tuple(dict.fromkeys(choice for report in every for choice in report.choices)),
-        probes=tuple(probes.values()),
-        comparison=max(comparisons, key=_relative, default=None),
         n_hypotheses=sum(report.n_hypotheses for report in every),
-        not_examined=tuple(name for name in worst.not_examined if all(name in report.not_examined for report in every)),
+        not_examined=tuple(name for name in worst.not_examined if all(name in one.not_examined for one in every)),
         notes=tuple(dict.fromkeys(note for report in every for note in report.notes)),
     )
-
-
-def _relative(comparison: OutputComparison) -> float:
-    largest = comparison.max_abs_difference
-    return float("inf") if largest is None else largest / comparison.tolerance

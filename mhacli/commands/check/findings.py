@@ -151,7 +151,8 @@ def _differs(output: Tensor, again: Tensor) -> bool:
 
 def _symptoms(diagnosis: Diagnosis, examined: Examined) -> Symptoms:
     probed, subject, facts = examined.probed, examined.subject, examined.probed.facts
-    width, name = _width_of_queries(diagnosis, examined)
+    weights = None if diagnosis.candidate is None else diagnosis.layer.weights
+    reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
     has_default_width = not subject.is_function and stated(subject.built.arguments, "d_head") is None
     is_explained = diagnosis.mistakes or facts.is_random or facts.keeps_state
     leaks = any(result.name == "batch independence" and result.ok is False for result in probed.probes)
@@ -160,8 +161,7 @@ def _symptoms(diagnosis: Diagnosis, examined: Examined) -> Symptoms:
         is_random=facts.is_random,
         is_random_with_dropout=facts.is_random_with_dropout,
         is_rescaled=facts.is_rescaled,
-        keeps_state=examined.keeps_state and facts.keeps_state,
-        remembers_masks=examined.keeps_state and not facts.keeps_state,
+        keeps_state=facts.keeps_state,
         largest_future=facts.largest_future,
         n_nan_rows=diagnosis.n_nan_rows,
         expects_causal=examined.expects_causal,
@@ -173,8 +173,8 @@ def _symptoms(diagnosis: Diagnosis, examined: Examined) -> Symptoms:
         else unused_projections(subject, examined.request.of.seed),
         n_heads=(stated_heads(examined) or 1) if has_default_width else 1,
         d_in=subject.sizes.d_in,
-        query_width=width,
-        query_name=name,
+        query_width=0 if weights is None else weights.q.weight.shape[0],
+        query_name="" if reading is None else reading.parts[0],
         may_be_narrow=_may_be_narrow(subject.built.arguments),
     )
 
@@ -207,17 +207,6 @@ def _may_be_narrow(arguments: Mapping[str, object]) -> bool:
     """Whether a numeric argument may make it narrower inside, such as `downsample_rate=2`."""
     numbers = [name for name, value in arguments.items() if type(value) in (int, float)]
     return any(role_of(str(name).rpartition(".")[2]) is None for name in numbers)
-
-
-def _width_of_queries(diagnosis: Diagnosis, examined: Examined) -> tuple[int, str]:
-    """The total width of all queries, and the name of the query projection."""
-    candidate, d_in = diagnosis.candidate, examined.subject.sizes.d_in
-    if candidate is not None and candidate.layer.weights is not None and candidate.reading is not None:
-        return candidate.layer.weights.q.weight.shape[0], candidate.reading.parts[0]
-    for part in parts_of(examined.subject.built.module, examined.subject.tensors):
-        if part.letters == "q" and part.number is None and part.weight.ndim == 2 and d_in in part.weight.shape:
-            return part.weight.numel() // d_in, part.name
-    return 0, ""
 
 
 # ----------------------------------------------------------------------------------------------------------- contradictions

@@ -92,23 +92,10 @@ def max_error(left: Tensor, right: Tensor) -> float:
     return difference.max().item() if difference.numel() else 0.0
 
 
-def arguments_without_effect(subject: UserAttention, seed: int) -> Iterator[str]:
-    """A sentence about each argument that is never read, and about positions whose reversal changes nothing."""
+def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:
+    """A sentence about each argument that is never read."""
     name = getattr(called_function(subject.built.call), "__name__", subject.built.name)
-    for parameter in subject.unread:
-        yield f"{name}() never reads {parameter}: no value of it changes the output"
-    rows = drawer_of(subject, seed).inputs(with_context=False)
-    for recipe in subject.convention.extras:
-        if recipe.kind == "positions" and recipe.parameter not in subject.unread:
-            other_extras = tuple(other for other in subject.convention.extras if other != recipe)
-            extras = (*other_extras, recipe._replace(kind="positions backwards"))
-            reversed_subject = replace(subject, convention=replace(subject.convention, extras=extras))
-            try:
-                is_idle = max_error(output_for(subject, rows), output_for(reversed_subject, rows)) == 0.0
-            except Exception:  # it may require ascending positions
-                continue
-            if is_idle:
-                yield f"{recipe.parameter} does not change the output: backwards it gives the same"
+    return tuple(f"{name}() never reads {it}: no value of it changes the output" for it in subject.unread)
 
 
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
@@ -187,7 +174,6 @@ class Examined:
     probed: Probed
     request: CheckRequest
     expects_causal: bool
-    keeps_state: bool = False
 
 
 def with_random_weights(
@@ -210,28 +196,9 @@ def with_random_weights(
     assert module is not None
     module = cast(randomised(module, request.of.seed), subject.dtype)
     randomised_subject = subject.of(module, subject.dtype)
-    forgetful = replace(randomised_subject, is_forgetful=True)
-    keeps_state = bool(facts.keeps_state) or _remembers_masks(forgetful, request.of.seed)
-    subject = forgetful if keeps_state else randomised_subject
+    subject = replace(randomised_subject, is_forgetful=bool(facts.keeps_state))
     reference_module = cast_copy(module, torch.float64, "cpu")
-    return Examined(subject, reference_module, {}, probed, request, expects_causal, keeps_state)
-
-
-def _remembers_masks(forgetful: UserAttention, seed: int) -> bool:
-    """Whether the mask of one call affects the next call."""
-    cases = [*masked_cases(forgetful, seed, forgetful.padding_forms[:1], "padding")]
-    cases += masked_cases(forgetful, seed, forgetful.mask_forms[:1], "mask")
-    for case in cases:
-        allowed, real = (None if mask is None else torch.ones_like(mask) for mask in case.inputs[3:])
-        used = forgetful.of(copy.deepcopy(forgetful.built.call), forgetful.dtype)
-        try:
-            output_for(used, case.inputs._replace(allowed=allowed, real=real), case.form, case.padding)
-            after_call = output_for(used, case.inputs, case.form, case.padding)
-        except Exception:  # an open mask does not fit
-            continue
-        if not torch.equal(after_call.nan_to_num(), case.output.nan_to_num()):
-            return True
-    return False
+    return Examined(subject, reference_module, {}, probed, request, expects_causal)
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:

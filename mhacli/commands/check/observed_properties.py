@@ -7,7 +7,6 @@ Of scores and scales only tensors that do not depend on the inputs are read, so 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -329,8 +328,7 @@ def _rotation(runs: PairedRuns, before: Step, after: Step) -> Rotation | None:
                 again = None if rotor is None else _rotor(before[1].output, after[1].output, axis, n_rotated, pairing)
                 rates = None if rotor is None or again is None else _rates(rotor)
                 if rates is not None and rotor is not None and again is not None and _near(rotor, again):
-                    base = _base(rates.abs())
-                    return Rotation(pairing, base, rates if base is None else _rates_of_base(base, rates))
+                    return Rotation(pairing, _base(rates), rates)
     return None
 
 
@@ -376,19 +374,10 @@ def _rates(rotor: Tensor) -> Tensor | None:
 
 
 def _base(rates: Tensor) -> float | None:
-    """Theta if the rates are theta^(−2j/d), rounded if close to an integer."""
-    if abs(float(rates[0]) - 1) > 1e-5 or float(rates[-1]) <= 0:
-        return None
-    if len(rates) == 1:
-        return 10000.0
-    base = math.exp(-math.log(float(rates[1])) * len(rates))
-    base = float(round(base)) if abs(base - round(base)) < 1e-3 * base else base
-    return base if torch.allclose(rates, _rates_of_base(base, rates), rtol=1e-3, atol=1e-7) else None
-
-
-def _rates_of_base(base: float, like: Tensor) -> Tensor:
-    """The rates of a base, with the signs of `like`."""
-    return like.sign() * base ** -(torch.arange(len(like), dtype=torch.float64) / len(like))
+    """Theta if the rates are theta^(−2j/d)."""
+    pair = torch.arange(len(rates), dtype=torch.float64)
+    base = 10000.0 if len(rates) == 1 else float(rates[1].abs()) ** -len(rates)
+    return base if torch.allclose(rates.abs(), base ** -(pair / len(rates)), rtol=1e-3, atol=1e-7) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------- norms
