@@ -88,7 +88,7 @@ def _of_layer(run: Run, what: Computation) -> Run:
 
 def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head") -> None:
     """Raises `UsageError` for a head that the layer, or according to its config no layer of a local checkpoint, has."""
-    from mhacli.models.sizes import size_of
+    from mhacli.models.folder import size_of
 
     count = run.config.n_heads
     if run.model.path is not None:
@@ -126,8 +126,7 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
 def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     """The checkpoint in a folder, read and checked; None for the id of one on a hub. Raises `UsageError` for layers that its
     config does not have."""
-    from mhacli.models.folder import is_hub_id, read_checkpoint
-    from mhacli.models.sizes import size_of
+    from mhacli.models.folder import is_hub_id, read_checkpoint, size_of
 
     path = model.path or ""
     if is_hub_id(path):

@@ -19,8 +19,7 @@ from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorInfo
-from mhacli.models.folder import Checkpoint, read_weights
-from mhacli.models.sizes import size_of
+from mhacli.models.folder import Checkpoint, read_weights, size_of
 from mhacli.settings import OUTPUT, setting
 from mhacli.text.escape import visible
 

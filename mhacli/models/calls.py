@@ -27,8 +27,6 @@ KNOWN = frozenset((
 ))  # fmt: skip
 """Keywords of attention functions that are captured, or do not change the result, given the mask. `sliding_window` is already in
 the mask. Source: transformers 5, integrations/."""
-DROPOUT = frozenset(("dropout", "dropout_p"))
-"""Keywords in `Call.unknown` that mean dropout."""
 FORBIDDING = -9e3
 """A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
 
@@ -79,10 +77,10 @@ class Call:
     @property
     def shape(self) -> tuple[int, ...]:
         """`(batch, head, query, key)` of the pattern."""
-        if self.q is None or self.k is None:
-            assert self.scores is not None
+        if self.scores is not None:
             return tuple(self.scores.shape)
-        return (*self.q.shape[:3], self.k.shape[2])
+        q, k, _ = self.qkv
+        return (*q.shape[:3], k.shape[2])
 
     @property
     def device(self) -> torch.device:
@@ -106,7 +104,7 @@ class Call:
     @property
     def has_dropout(self) -> bool:
         """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""
-        return not DROPOUT.isdisjoint(self.unknown)
+        return "dropout" in self.unknown
 
     @property
     def unread_mask(self) -> str | None:

@@ -94,26 +94,22 @@ class Watch(TorchFunctionMode):
         self._is_inside = False
         self.begin_pass()
 
-    def begin_pass(self, *running: nn.Module) -> None:
-        """Starts a forward pass, in which a module may be running already. What an interrupted pass left is forgotten."""
+    def begin_pass(self) -> None:
+        """Starts a forward pass. What an interrupted pass left is forgotten."""
         self._numbers.begin_pass()
         self._running: list[tuple[nn.Module, int, int]] = []
         self._open: list[nn.Module] = []  # those that are named like attentions
         self._pending: Call | None = None
         self._n_sequences, self._held = 1, list[Tensor]()
-        for module in running:
-            self._enter(module)
 
     # ------------------------------------------------------------------------------------------------ the running modules
 
     def enter(self, module: nn.Module, _: Any) -> None:
         """The hook before any module."""
         if module is self._model:
-            self.begin_pass(module)
-        elif id(module) in self.names:
-            self._enter(module)
-
-    def _enter(self, module: nn.Module) -> None:
+            self.begin_pass()
+        if id(module) not in self.names:
+            return
         self._n_runs += 1
         self._running.append((module, self._n_runs, self._n_calls))
         if id(module) in self._attentions:
@@ -216,7 +212,7 @@ class Watch(TorchFunctionMode):
             "mask": given.get("attn_mask"),
             "causal": bool(given.get("is_causal")),
             "kernel": _kernel(**given),
-            "unknown": ("dropout_p",) if given.get("dropout_p") else (),
+            "unknown": ("dropout",) if given.get("dropout_p") else (),
         }
         changed = self._give(self._call(module, "sdpa", q=q, k=k, v=v, z=_by_head(z, n), **seen))
         return z if changed is None else changed.reshape(z.shape)

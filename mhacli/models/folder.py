@@ -2,7 +2,8 @@
 
 No code of the folder runs and no tensor is read: `config.json`, the index and the headers of safetensors files are
 enough. Layout of the folder: https://huggingface.co/docs/transformers (`save_pretrained`); layout of the cache:
-https://huggingface.co/docs/huggingface_hub (`snapshots/<revision>/name` → `blobs/<hash>`).
+https://huggingface.co/docs/huggingface_hub (`snapshots/<revision>/name` → `blobs/<hash>`). Sizes have mha's names, from the
+names of each family in `config.json`; none is guessed from shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode
 from mhacli.io.files import read_whole
 from mhacli.io.safetensors import PICKLE_ENDINGS, TensorInfo, pickled, read_tensor_header, shown_name
-from mhacli.models.sizes import check_sizes
+from mhacli.settings import MAX_WIDTH
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
@@ -151,3 +152,89 @@ def is_hub_id(path: str) -> bool:
     first = path.partition("/")[0]
     is_path = path.startswith((".", "/", "~")) or (first != path and os.path.isdir(first))
     return not os.path.lexists(path) and not is_path and bool(re.fullmatch(_HUB_ID, path, re.ASCII))
+
+
+# ---------------------------------------------------------------------------------------------- the sizes in a config
+
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "n_layers": (
+        "num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "num_encoder_layers", "decoder_layers",
+        "num_decoder_layers",
+    ),
+    "n_heads": (
+        "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
+    ),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads"),
+    "d_head": ("head_dim", "d_kv", "d_head"),
+    "d_v": ("v_head_dim", "d_v"),
+    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
+    "vocabulary": ("vocab_size",),
+    "positions": (
+        "max_position_embeddings", "n_positions", "max_seq_len", "max_source_positions", "max_target_positions",
+    ),
+}  # fmt: skip
+_ENCODER, _DECODER = re.compile("encoder|source"), re.compile("decoder|target")
+"""What the names for one half of an encoder-decoder contain."""
+_HALVES = {"encoder": _ENCODER, "decoder": _DECODER, "cross": _DECODER}
+_LARGEST = {"vocabulary": 1 << 31, "positions": 1 << 53}
+_NESTED = ("text_config", "vision_config", "audio_config", "attn_config", "encoder", "decoder")
+
+
+def _names(name: str, stack: str) -> list[str]:
+    """The names of a size in the config of a stack, in the order in which they are looked up."""
+    names, own = _NAMES[name], _HALVES.get(stack)
+    if stack == "self":
+        return [*names]
+    common = [each for each in names if not _ENCODER.search(each) and not _DECODER.search(each)]
+    return [*(each for each in names if own and own.search(each)), *common]
+
+
+def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | None:
+    """A size of one `stack` of a checkpoint (encoder, decoder, cross, text, vision), or in general (self): that of the language
+    model, and of an encoder before a decoder. `vocabulary` and `positions` are numbers of rows of tables.
+
+    Defaults: `n_kv_heads` is `n_heads`, `d_head` is `d_model / n_heads`, and `d_v` is `d_head`.
+    """
+    part, nested = config, config.get("text_config" if stack == "self" else f"{stack}_config")
+    if isinstance(nested, Mapping) and (
+        stack != "self" or not any(config.get(each) for each in _names("n_heads", "text"))
+    ):
+        part = nested
+    value = next((part[each] for each in _names(name, stack) if part.get(each) is not None), None)
+    size = value if isinstance(value, int) else None
+    if name == "n_kv_heads":
+        return _kv_heads(part, size, size_of(config, "n_heads", stack))
+    if name == "d_head" and size is None:
+        d_model, n_heads = size_of(config, "d_model", stack), size_of(config, "n_heads", stack)
+        return d_model // n_heads if d_model and n_heads and d_model % n_heads == 0 else None
+    return size_of(config, "d_head", stack) if name == "d_v" and size is None else size
+
+
+def _kv_heads(config: Mapping[str, Any], stated: int | None, n_heads: int | None) -> int | None:
+    """The number of kv heads. In Falcon and GPT-BigCode flags decide whether the count in the config applies.
+
+    Source: transformers, FalconAttention and GPTBigCodeAttention.
+    """
+    is_falcon = (
+        config.get("model_type") in ("falcon", "RefinedWeb", "RefinedWebModel") or "new_decoder_architecture" in config
+    )
+    if (is_falcon and not config.get("new_decoder_architecture")) or config.get("model_type") == "gpt_bigcode":
+        return 1 if config.get("multi_query", True) else n_heads
+    return n_heads if stated is None else stated
+
+
+def check_sizes(config: Mapping[str, Any], path: str) -> None:
+    """Raises `MhaError` for an impossible size in the config, with mha's name and the config's."""
+    parts = {"": config} | {f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)}
+    sizes = ((ours, theirs) for ours, names in _NAMES.items() for theirs in names)
+    for ours, theirs in sizes:
+        for where, part in parts.items():
+            value, largest = part.get(theirs), _LARGEST.get(ours, MAX_WIDTH)
+            if value is None or isinstance(value, Mapping):
+                continue
+            for count in value if isinstance(value, list) else [value]:
+                if type(count) is not int or not 1 <= count <= largest:
+                    both = where + theirs if ours == theirs else f"{ours} ({where}{theirs})"
+                    message = f"{path}: {both} {count!r:.80} is not a whole number from 1 to {largest}"
+                    raise bad_file(path, message)

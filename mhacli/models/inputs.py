@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.models.layer_names import first_position_of
+from mhacli.models.layer_names import FROM_PYTHON, first_position_of
 from mhacli.models.load import device_of
 from mhacli.record.record import SpanTokens
 from mhacli.settings import PaddingSide
 from mhacli.text.tokens import TokenSequence
 
-_FROM_PYTHON = "mhacli.inspecting inspects any model while you call it from Python"
 T = TypeVar("T")
 
 
@@ -40,9 +38,9 @@ def make_inputs(model: Any, texts: ModelInputs, side: PaddingSide, pad_id: int) 
     """The texts with the keywords of one pass. Raises `UsageError` for a model that does not read text."""
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or model.main_input_name != "input_ids":
-        raise UsageError(f"the model reads {model.main_input_name}, not text (family {family})", hint=_FROM_PYTHON)
+        raise UsageError(f"the model reads {model.main_input_name}, not text (family {family})", hint=FROM_PYTHON)
     if hasattr(model, "vision_model") and hasattr(model, "logit_scale"):  # it compares texts and images
-        raise UsageError(f"the model needs pixel_values besides text (family {family})", hint=_FROM_PYTHON)
+        raise UsageError(f"the model needs pixel_values besides text (family {family})", hint=FROM_PYTHON)
     is_pair, device = bool(model.config.is_encoder_decoder), device_of(model)
     if texts.context is not None and not is_pair:
         raise UsageError(
@@ -61,15 +59,6 @@ def make_inputs(model: Any, texts: ModelInputs, side: PaddingSide, pad_id: int) 
         places = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
         keywords["position_ids"] = places + first_position_of(model.config)
     return replace(texts, sequences=sequences, side=side, keywords=keywords)
-
-
-def n_vocabulary_of(config: Any) -> int:
-    """The number of token ids of a model. Raises `UsageError` for a model without a vocabulary."""
-    n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
-    if not n:
-        message = f"the model has no vocabulary: it reads images or sound, not text (family {config.model_type})"
-        raise UsageError(message, hint=_FROM_PYTHON)
-    return n
 
 
 def _as_read_by(model: Any, sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
@@ -119,13 +108,6 @@ def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
 def run_model(model: Any, run: Callable[[], T]) -> T:
     """The result of `run`, which calls the model. Raises `MhaError` for an exception in the pass, such as that of inconsistent
     sizes in the config, with its message and the innermost module that raised it."""
-    raised: list[nn.Module] = []
-
-    def leave(module: nn.Module, _: Any, output: Any) -> None:
-        if output is None and sys.exception() is not None:
-            raised.append(module)
-
-    hook = register_module_forward_hook(leave, always_call=True)
     try:
         return run()
     except (MhaError, MemoryError):
@@ -134,14 +116,13 @@ def run_model(model: Any, run: Callable[[], T]) -> T:
         if any(word in str(fault) for word in _NO_MEMORY):
             raise
         names = {id(module): name for name, module in model.named_modules() if name}
-        inner = [f"{names[id(module)]} ({type(module).__name__}) of " for module in raised if id(module) in names]
+        running = [frame.f_locals.get("self") for frame, _ in walk_tb(fault.__traceback__)]
+        inner = [f"{names[id(module)]} ({type(module).__name__}) of " for module in running if id(module) in names]
         said = next((line for line in str(fault).splitlines() if line.strip()), "no message")
         raise MhaError(
-            f"the forward pass of the model raised {type(fault).__name__} in {''.join(inner[:1])}{type(model).__name__}: "
+            f"the forward pass of the model raised {type(fault).__name__} in {''.join(inner[-1:])}{type(model).__name__}: "
             f"{said:.300}",
             hint="sizes in its config.json may contradict each other, or it needs an input other than text",
             code="model-failed",
             path=getattr(model, "name_or_path", None) or None,
         ) from fault
-    finally:
-        hook.remove()

@@ -17,8 +17,8 @@ from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import format_size
 from mhacli.models.calls import FORBIDDING, Call
 from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import LayerKey, config_of
-from mhacli.models.layers import KEPT, PassInspection, entry_of, layer_words, nothing_seen, unfit_words
+from mhacli.models.layer_names import LayerKey, config_of, entry_of
+from mhacli.models.layers import KEPT, PassInspection, layer_words, nothing_seen, unfit_words
 from mhacli.models.load import ModelTokenizer, device_of, own_tokenizer
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.record import Record
@@ -114,7 +114,8 @@ class Seen:
         self._entry, self._device = entry_of(model), device_of(model)
         self._lists_layers = config_of(model) is not None
         self._keeps_passes, self._totals = keep_passes, HeadTotals()
-        self._passes: list[Record] = []
+        self.passes: tuple[Record, ...] = ()
+        """The records, in order, of all finished passes with at least one requested attention."""
         self._notes: dict[str, None] = {}
         self._unfit: dict[LayerKey, str] = {}
         self._met: set[LayerKey] = set()
@@ -125,19 +126,14 @@ class Seen:
 
     def __repr__(self) -> str:
         """The number of passes, and the notes."""
-        n, notes = len(self._passes), "".join(f"; {note}" for note in self.notes)
+        n, notes = len(self.passes), "".join(f"; {note}" for note in self.notes)
         return f"<Seen: {n} pass{'' if n == 1 else 'es'} of {self._entry.architecture}{notes}>"
-
-    @property
-    def passes(self) -> tuple[Record, ...]:
-        """The records, in order, of all finished passes with at least one requested attention."""
-        return tuple(self._passes)
 
     @property
     def record(self) -> Record:
         """The record of the last pass. Raises `MhaError`, with the calls that were made, if there is none."""
-        if self._passes:
-            return self._passes[-1]
+        if self.passes:
+            return self.passes[-1]
         name = self._entry.architecture
         if self._strays:
             message = f"only parts of {name} were called by themselves: {', '.join([*self._strays][:4])}"
@@ -164,12 +160,12 @@ class Seen:
         missing = [
             f"layer {layer_words([(kind, layer)])} was not seen"
             for kind, layer in self._wanted.model.layers or ()
-            if self._passes and not any(layer == n and kind in (None, own) for own, n in self._met)
+            if self.passes and not any(layer == n and kind in (None, own) for own, n in self._met)
         ]
         unseen = [
             f"no attention was seen in {name} ({kind}), which is in no record"
             for name, kind in self.silent.items()
-            if self._passes and not self._lists_layers  # otherwise the record lists the layers without attention
+            if self.passes and not self._lists_layers  # otherwise the record lists the layers without attention
         ]
         return (*self._notes, *strays, *missing, *unseen)
 
@@ -225,7 +221,7 @@ class Seen:
         if inspection.results:
             record = inspection.record(self._entry, {"pass and statistics": perf_counter() - chain.began})
             _add_pass(self._totals, record)
-            self._passes = [*(self._passes if self._keeps_passes else ()), record]
+            self.passes = (*(self.passes if self._keeps_passes else ()), record)
         elif inspection.unfit:
             self._notes[f"a pass is in no record: {unfit_words(inspection.unfit)}"] = None
 
@@ -345,7 +341,7 @@ class TextPasses:
     @property
     def _side(self) -> PaddingSide:
         """The side of the padding; that of the tokenizer if there is none."""
-        padded = [read.real for each in self.passes for read in each.halves.values() if read.has_padding]
+        padded = [read.real for each in self.passes for read in each.halves.values() if not bool(read.real.all())]
         if not padded:
             return self.tokenizer.side if self.tokenizer is not None else "right"
         return "right" if all(bool(real[:, 0].all()) for real in padded) else "left"

@@ -1,4 +1,4 @@
-"""The kind and number of each attention, by the names of the model's modules, and what a config says about its layers."""
+"""The kind and number of each attention, by the names of the model's modules, and what a config says about a model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from mhacli.record.record import NonAttentionLayer
+from mhacli.errors import UsageError
+from mhacli.models.folder import size_of
+from mhacli.models.rounding import dtype_of
+from mhacli.record.checks import TOLERANCES
+from mhacli.record.record import Model, NonAttentionLayer
 from mhacli.text.tokens import AttentionKind
 
+FROM_PYTHON = "mhacli.inspecting inspects any model while you call it from Python"
 LayerKey = tuple[AttentionKind, int]
 """The kind of an attention and the number of its layer."""
 _ATTENTION = re.compile(r"att(?:n|en)", re.IGNORECASE)
@@ -130,18 +135,22 @@ def quirks_of(config: Any) -> str:
     return QUIRKS.get(getattr(config, "model_type", ""), "")
 
 
-def n_attentions_of(config: Any) -> int:
-    """The number of attentions in a pass by the config; a decoder that reads an encoder has two in each layer."""
-    return sum(n for _, n in _stacks(config))
-
-
-def _stacks(config: Any) -> list[LayerKey]:
-    """The kinds of attention in a pass, with the number of layers of each."""
+def stacks_of(config: Any) -> list[LayerKey]:
+    """The kinds of attention in a pass by the config, with the number of layers of each; a decoder that reads an encoder has
+    two."""
     n = n_layers_of(config)
     if not config.is_encoder_decoder:
         return [("self", n)]
-    halves = [getattr(config, name, None) for name in ("encoder_layers", "num_encoder_layers", "num_layers")]
-    return [("encoder", next((count for count in halves if isinstance(count, int)), n)), ("decoder", n), ("cross", n)]
+    return [("encoder", size_of(config.to_dict(), "n_layers", "encoder") or n), ("decoder", n), ("cross", n)]
+
+
+def n_vocabulary_of(config: Any) -> int:
+    """The number of token ids of a model. Raises `UsageError` for a model without a vocabulary."""
+    n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
+    if not n:
+        message = f"the model has no vocabulary: it reads images or sound, not text (family {config.model_type})"
+        raise UsageError(message, hint=FROM_PYTHON)
+    return n
 
 
 def n_layers_of(config: Any) -> int:
@@ -150,19 +159,13 @@ def n_layers_of(config: Any) -> int:
     return found if isinstance(found, int) else 0
 
 
-def size_of(config: Any, name: str) -> int:
-    """A size in a config, the largest if it has one per layer; 0 if it is missing."""
-    value = getattr(config, name, None) or 0
-    return max((int(one) for one in value if one), default=0) if isinstance(value, (list, tuple)) else int(value)
-
-
 def without_attention(
     config: Any, found: Sequence[LayerKey], unfit: Mapping[LayerKey, str]
 ) -> tuple[NonAttentionLayer, ...]:
     """The layers without a captured attention, with the reason if it is `unfit`, otherwise with their type in the config, if
     there is one. In an encoder-decoder, each kind of attention is listed separately."""
     types = getattr(config and config.get_text_config(decoder=True), "layer_types", None) or ()
-    expected = [(kind, n) for kind, n_all in ([] if config is None else _stacks(config)) for n in range(n_all)]
+    expected = [(kind, n) for kind, n_all in ([] if config is None else stacks_of(config)) for n in range(n_all)]
     seen = {("self", n) for kind, n in found if kind == "cross"} | {*found}  # some layers attend to images only
     missing = [place for place in dict.fromkeys([*expected, *unfit]) if place not in seen or place in unfit]
 
@@ -195,11 +198,8 @@ def most_positions(config: Any) -> int | None:
     is_binned = getattr(text, "relative_attention_num_buckets", None) or getattr(text, "relative_attention", False)
     if is_binned or getattr(text, "alibi", False) or quirks_of(text) == "alibi":
         return None
-    for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value - first_position_of(text)
-    return None
+    n_positions = size_of(text.to_dict(), "positions", "decoder")
+    return None if n_positions is None else n_positions - first_position_of(text)
 
 
 def first_position_of(config: Any) -> int:
@@ -214,3 +214,27 @@ def rope_theta_of(config: Any, layer: int) -> float:
     types, named = getattr(text, "layer_types", None) or (), getattr(text, "rope_parameters", None) or {}
     of_type = named.get(types[layer]) if layer < len(types) else None
     return float((of_type or named).get("rope_theta") or 10_000.0)
+
+
+def entry_of(model: Any, path: str | None = None, revision: str | None = None) -> Model:
+    """The entry of a model, of transformers or not, in a record. Without a path it is named as it names itself."""
+    config, name = config_of(model), type(model).__name__
+    is_known, dtype = config is not None, str(dtype_of(model)).removeprefix("torch.")
+    return Model(
+        path=path or getattr(model, "name_or_path", None) or name,
+        revision=revision,
+        family=config.model_type if is_known else "torch.nn.Module",
+        architecture=name,
+        implementation=str(getattr(config, "_attn_implementation", None) or "eager")
+        if is_known
+        else "torch's own functions",
+        path_inspected="",
+        identical_outputs=None,
+        compared_len=0,
+        n_layers=n_layers_of(config) if is_known else 0,
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        n_vocabulary=int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0) if is_known else 0,
+        positions=positions_of(model) if is_known else "unknown",
+        max_positions=most_positions(config) if is_known else None,
+        dtype=dtype if dtype in TOLERANCES else "float32",
+    )

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +24,12 @@ from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.heads import SMALL_CELLS
-from mhacli.models.calls import DROPOUT, Call, Masking, as_attention, masking_of, state_of
+from mhacli.models.calls import Call, Masking, as_attention, masking_of, state_of
 from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import (
-    LayerKey,
-    config_of,
-    most_positions,
-    n_layers_of,
-    positions_of,
-    rope_theta_of,
-    without_attention,
-)
+from mhacli.models.layer_names import LayerKey, config_of, rope_theta_of, without_attention
 from mhacli.models.load import device_of
 from mhacli.models.rounding import dtype_of
-from mhacli.record.checks import SelfCheck
+from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadsSummary
 from mhacli.record.record import (
     NOT_SEEN,
@@ -59,8 +50,6 @@ KEPT = ("pattern", "z", "scores", "qk")
 _KEPT_MASKS = 4
 """The number of masks kept: a model has one, or two with and without a window; an encoder-decoder has one per kind of
 attention. Other models make a tensor as large as the pattern for every layer."""
-_ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes with known tolerances."""
 
 
 LayerResults = tuple[InspectedLayer, HeadResults]
@@ -112,9 +101,9 @@ class PassInspection:
 
     def _dtype_of(self, call: Call) -> str:
         """The coarser of the model's dtype and that of the call's values, which autocast may change: it decides tolerances."""
-        own = [dtype_of(self.model), *([] if call.v is None else [call.v.dtype])]
-        coarsest = max((d for d in own if d in _ROUNDED), key=lambda d: torch.finfo(d).eps, default=torch.float32)
-        return str(coarsest).removeprefix("torch.")
+        own = (dtype_of(self.model), *([] if call.v is None else [call.v.dtype]))
+        names = {str(dtype).removeprefix("torch.") for dtype in own}
+        return next((name for name in TOLERANCES if name in names), "float32")
 
     def _from_first_key(self, layer: InspectedLayer, found: HeadResults, call: Call, axes: Axes) -> LayerResults:
         """A layer whose first keys were in a cache, with distances counted from the first key: those of the same attention
@@ -251,30 +240,6 @@ class PassInspection:
         ).resolved()
 
 
-def entry_of(model: Any, path: str | None = None, revision: str | None = None) -> Model:
-    """The entry of a model, of transformers or not, in a record. Without a path it is named as it names itself."""
-    config, name = config_of(model), type(model).__name__
-    is_known, own = config is not None, dtype_of(model)
-    return Model(
-        path=path or getattr(model, "name_or_path", None) or name,
-        revision=revision,
-        family=config.model_type if is_known else "torch.nn.Module",
-        architecture=name,
-        implementation=str(getattr(config, "_attn_implementation", None) or "eager")
-        if is_known
-        else "torch's own functions",
-        path_inspected="",
-        identical_outputs=None,
-        compared_len=0,
-        n_layers=n_layers_of(config) if is_known else 0,
-        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        n_vocabulary=int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0) if is_known else 0,
-        positions=positions_of(model) if is_known else "unknown",
-        max_positions=most_positions(config) if is_known else None,
-        dtype=str(own if own in _ROUNDED else torch.float32).removeprefix("torch."),
-    )
-
-
 # ------------------------------------------------------------------------------------------------------- nothing to show
 
 
@@ -390,7 +355,7 @@ def _reasons(call: Call, attention: Attention, survey: HeadsSummary) -> list[str
         for check in survey.checks
         if check.rounding
     ]
-    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name not in DROPOUT]
+    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name != "dropout"]
     if call.has_dropout:
         reasons.append(
             "dropout was active: the weights are those before dropout, but the layer's output was computed after it"

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +21,14 @@ import torch
 from torch import nn
 
 from mhacli.attention.core import is_finite
-from mhacli.errors import HF, MhaError, bad_file, first_names, installing, missing_library
+from mhacli.attention.devices import choose_device
+from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, installing, missing_library
 from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.libraries import guarded
 from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
+from mhacli.models.layer_names import n_vocabulary_of
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
 from mhacli.text.tokenizer_file import BYTES, LibraryTokenizer, file_tokenizer
@@ -101,6 +103,41 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
             path=source,
         ) from None
     return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
+
+
+def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True) -> Loaded:
+    """A checkpoint whose weights are not loaded, after setting the number of torch threads; its folder may be read already.
+    Raises `MhaError`."""
+    device, source, revision = _device_of(settings), settings.path or "", None
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    if checkpoint is None:
+        checkpoint, revision = find_checkpoint(source, settings.revision)
+    config, tokenizer = load_config(checkpoint), None
+    kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
+    for kind, n in settings.layers or ():
+        if kind is not None and kind not in kinds:
+            message = f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}"
+            raise UsageError(message, hint=f"try --layer {n}")
+    n_vocabulary_of(config)  # without one, a tokenizer would be asked for in vain
+    try:
+        tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
+    except MhaError as fault:
+        if needs_tokenizer or fault.code != "no-tokenizer":
+            raise
+    return Loaded(
+        source=source, checkpoint=checkpoint, config=config, tokenizer=tokenizer, target=device, revision=revision
+    )
+
+
+def _device_of(settings: ModelSettings) -> torch.device:
+    """The device that computes; in a map, the first except CPU and disk, to which their weights are moved. Raises `MhaError`
+    for a missing device."""
+    if not isinstance(settings.device_map, Mapping):
+        return choose_device(settings.device)
+    names = dict.fromkeys(name for name in settings.device_map.values() if name != "disk")
+    devices = [choose_device(name, "--device-map") for name in names]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 _BESIDE = (
@@ -408,12 +445,8 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
     library, path, found = transformers(), checkpoint.path, None
     load = partial(library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False)
     if any(os.path.exists(os.path.join(path, name)) for name in _FILES):
-        try:
-            with offline():
-                found = guarded("the tokenizer", path, load)
-        except MhaError:
-            if checkpoint.tokenizer is not None:
-                raise
+        with offline():
+            found = guarded("the tokenizer", path, load)
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None or not backend.get_vocab_size():
         raise MhaError(

@@ -33,11 +33,6 @@ class ReadIds(NamedTuple):
     real: Bool[Tensor, "batch token"]
     are_places: bool = False
 
-    @property
-    def has_padding(self) -> bool:
-        """Whether any id is masked."""
-        return not bool(self.real.all())
-
 
 @dataclass
 class ModelPass:
@@ -84,7 +79,6 @@ class _Passes:
     def __init__(self, model: nn.Module, listener: Any, by: str, edits: bool) -> None:
         self._model, self._listener, self._by, self._edits = model, listener, by, edits
         self._name, self._thread = type(model).__name__, threading.get_ident()
-        self._names = {id(module): name for name, module in model.named_modules()}
         self._is_pair, self._is_whole_model = is_pair(model), hasattr(model, "main_input_name")
         numbers = (getattr(module, "layer_idx", None) for module in model.modules())
         self._first_layer = next((n for n in numbers if isinstance(n, int) and not self._is_whole_model), 0)
@@ -93,7 +87,7 @@ class _Passes:
 
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
         """The hook before a module that users may call; a copy of the model is another one."""
-        if id(module) not in self._names:
+        if id(module) not in self.watch.names:
             return
         if torch.compiler.is_compiling():
             message = f"{self._name} is called through torch.compile, whose kernels hide its attention"
@@ -113,9 +107,10 @@ class _Passes:
             # rows of numbers, or ids in a row, may be the tokens of a single sequence
             self.watch.may_lack_batch = first is not None and first.ndim - first.is_floating_point() <= 1
             self.watch.batch = self._pass.batch
-            self.watch.begin_pass(module)
+            self.watch.begin_pass()
+            self.watch.enter(module, args)
         self._running.append(module)
-        self._read(self._names[id(module)], given, is_first=is_first)
+        self._read(self.watch.names[id(module)], given, is_first=is_first)
         if is_first:
             self._listener.begin(self._pass)
 
@@ -141,8 +136,7 @@ class _Passes:
         if hasattr(cache, "get_seq_length"):
             self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
         own: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
-        sources: tuple[tuple[Half, str], ...] = ((own, ""), ("decoder", "decoder_"))
-        for half, prefix in sources:
+        for half, prefix in zip((own, "decoder"), ("", "decoder_"), strict=True):
             ids: Any = given.get(f"{prefix}input_ids")
             vectors = given.get(f"{prefix}inputs_embeds")
             if ids is None and not hasattr(self._model, "config") and (own == "encoder" or not prefix):

@@ -9,23 +9,11 @@ from typing import Any
 
 import torch
 
-from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.libraries import guarded
-from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
-from mhacli.models.layer_names import most_positions
-from mhacli.models.load import (
-    LanguageHead,
-    Loaded,
-    ModelTokenizer,
-    find_checkpoint,
-    joined,
-    load_config,
-    load_model,
-    load_tokenizer,
-    require_ids,
-)
+from mhacli.models.inputs import ModelInputs, make_inputs, run_model
+from mhacli.models.layer_names import most_positions, n_vocabulary_of
+from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer, find, joined, load_model, require_ids
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run
@@ -51,41 +39,6 @@ def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[
     run = CheckpointRun(base, inputs, request, generated)
     run.seconds["loading"] = perf_counter() - began
     return loaded, run, (*loaded.notes, *inputs.notes)
-
-
-def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True) -> Loaded:
-    """A checkpoint whose weights are not loaded, after setting the number of torch threads; its folder may be read already.
-    Raises `MhaError`."""
-    device, source, revision = _device_of(settings), settings.path or "", None
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    if checkpoint is None:
-        checkpoint, revision = find_checkpoint(source, settings.revision)
-    config, tokenizer = load_config(checkpoint), None
-    kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
-    for kind, n in settings.layers or ():
-        if kind is not None and kind not in kinds:
-            message = f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}"
-            raise UsageError(message, hint=f"try --layer {n}")
-    n_vocabulary_of(config)  # without one, a tokenizer would be asked for in vain
-    try:
-        tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
-    except MhaError as fault:
-        if needs_tokenizer or fault.code != "no-tokenizer":
-            raise
-    return Loaded(
-        source=source, checkpoint=checkpoint, config=config, tokenizer=tokenizer, target=device, revision=revision
-    )
-
-
-def _device_of(settings: ModelSettings) -> torch.device:
-    """The device that computes; in a map, the first except CPU and disk, to which their weights are moved. Raises `MhaError`
-    for a missing device."""
-    if not isinstance(settings.device_map, Mapping):
-        return choose_device(settings.device)
-    names = dict.fromkeys(name for name in settings.device_map.values() if name != "disk")
-    devices = [choose_device(name, "--device-map") for name in names]
-    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 # -------------------------------------------------------------------------------------------------------------- the texts

@@ -36,10 +36,9 @@ from mhacli.io import memory
 from mhacli.io.libraries import guarded
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, outputs_of
-from mhacli.models.layer_names import LayerNumbers, most_positions
-from mhacli.models.load import Loaded, ModelTokenizer, device_of, load_model, own_tokenizer, require_ids
-from mhacli.models.prepare import find
+from mhacli.models.inputs import ModelInputs, make_inputs, outputs_of
+from mhacli.models.layer_names import LayerNumbers, most_positions, n_vocabulary_of
+from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, own_tokenizer, require_ids
 from mhacli.models.rounding import TIMES_SHAKEN
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.checks import ROW_SUMS

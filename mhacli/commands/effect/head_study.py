@@ -17,7 +17,8 @@ from mhacli.commands.effect.study import run_of, study_of, verified
 from mhacli.errors import UsageError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import ModelInputs, n_vocabulary_of
+from mhacli.models.inputs import ModelInputs
+from mhacli.models.layer_names import n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, own_tokenizer
 from mhacli.models.passes import require_open
 from mhacli.models.prepare import make_texts, prepare_checkpoint

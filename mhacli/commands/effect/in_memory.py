@@ -293,7 +293,7 @@ class _Removing:
         if self._pass.n_past and call.kind != "encoder":
             message = f"{call.name} runs behind tokens in a cache: a mean over all positions is not known"
             raise MhaError(message, hint="call the model with the whole text", code="not-removed")
-        if not (hasattr(self.model, "config") if read is None else read.has_padding):
+        if not (hasattr(self.model, "config") if read is None else not bool(read.real.all())):
             return None
         if read is None or tuple(read.real.shape) != (call.shape[0], call.shape[2]):
             message = f"{call.name} reads no ids at its positions, and which of them are padding is not known"

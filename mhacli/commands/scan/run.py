@@ -33,8 +33,8 @@ from mhacli.commands.scan.totals import EFFECTS, Totals, read_totals, summary, t
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.interrupts import uninterrupted
-from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, load_model
-from mhacli.models.prepare import find, make_texts, spans_of_pair
+from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
+from mhacli.models.prepare import make_texts, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
 from mhacli.record.record import Record, SpanTokens
 from mhacli.record.storage import load

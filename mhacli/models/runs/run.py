@@ -20,8 +20,8 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
-from mhacli.models.layer_names import n_attentions_of, size_of
-from mhacli.models.layers import KEPT, PassInspection, axes_of, entry_of, nothing_seen
+from mhacli.models.layer_names import entry_of, stacks_of
+from mhacli.models.layers import KEPT, PassInspection, axes_of, nothing_seen
 from mhacli.models.load import Loaded
 from mhacli.record.record import Generated, Record
 from mhacli.run import Run
@@ -51,13 +51,15 @@ class CheckpointRun:
         """The expected number of attentions, according to the config."""
         config = self.loaded.config
         if self.wanted.model.layers is None:
-            return max(1, n_attentions_of(config))
+            return max(1, sum(n for _, n in stacks_of(config)))
         return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.model.layers)
 
     # ------------------------------------------------------------------------------------------------------- its memory
 
     def _size(self, name: str) -> int:
-        return size_of(self.loaded.text_config, name) or 1
+        """A size in the config, the largest if it has one per layer; 1 if it is missing."""
+        value = getattr(self.loaded.text_config, name, None) or 1
+        return max(value) if isinstance(value, (list, tuple)) else int(value)
 
     def pass_bytes(self, batch: int, length: int) -> int:
         """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
