@@ -135,13 +135,14 @@ def quirks_of(config: Any) -> str:
     return QUIRKS.get(getattr(config, "model_type", ""), "")
 
 
-def stacks_of(config: Any) -> list[LayerKey]:
-    """The kinds of attention in a pass by the config, with the number of layers of each; a decoder that reads an encoder has
-    two."""
+def places_of(config: Any) -> list[LayerKey]:
+    """Every attention of a pass by the config; a decoder that reads an encoder has two in each layer."""
     n = n_layers_of(config)
     if not config.is_encoder_decoder:
-        return [("self", n)]
-    return [("encoder", size_of(config.to_dict(), "n_layers", "encoder") or n), ("decoder", n), ("cross", n)]
+        return [("self", layer) for layer in range(n)]
+    n_encoder = size_of(config.to_dict(), "n_layers", "encoder") or n
+    counts: dict[AttentionKind, int] = {"encoder": n_encoder, "decoder": n, "cross": n}
+    return [(kind, layer) for kind, count in counts.items() for layer in range(count)]
 
 
 def n_vocabulary_of(config: Any) -> int:
@@ -165,7 +166,7 @@ def without_attention(
     """The layers without a captured attention, with the reason if it is `unfit`, otherwise with their type in the config, if
     there is one. In an encoder-decoder, each kind of attention is listed separately."""
     types = getattr(config and config.get_text_config(decoder=True), "layer_types", None) or ()
-    expected = [(kind, n) for kind, n_all in ([] if config is None else stacks_of(config)) for n in range(n_all)]
+    expected = [] if config is None else places_of(config)
     seen = {("self", n) for kind, n in found if kind == "cross"} | {*found}  # some layers attend to images only
     missing = [place for place in dict.fromkeys([*expected, *unfit]) if place not in seen or place in unfit]
 

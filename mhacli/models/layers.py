@@ -234,7 +234,6 @@ class PassInspection:
             softcap=first.softcap,
             dtype=model.dtype,  # type: ignore[arg-type]
             device=str(device_of(self.model)),
-            tokenizer="word",
             max_positions=model.max_positions or Config.max_positions,
             rope_theta=Config.rope_theta if config is None else rope_theta_of(config, first.layer),
         ).resolved()

@@ -265,12 +265,9 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
     needed = sum(sizes) + max(sizes, default=0)
     have = memory.available_bytes()
     if device.type == "cpu" and not memory.fits(needed, have):
-        raise MhaError(
-            f"out of memory; {format_size(needed)} needed for the weights of {checkpoint.path}, {format_size(have)} available",
-            hint=None if dtype == "bfloat16" else "--dtype bfloat16 takes 2 bytes a number",
-            code="out-of-memory",
-            path=checkpoint.path,
-        )
+        reason = f"{format_size(needed)} needed for the weights of {checkpoint.path}, {format_size(have)} available"
+        hint = "--dtype bfloat16 takes 2 bytes a number"
+        raise MhaError(f"out of memory; {reason}", hint=hint, code="out-of-memory", path=checkpoint.path)
 
 
 def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:

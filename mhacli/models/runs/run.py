@@ -20,7 +20,7 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
-from mhacli.models.layer_names import entry_of, stacks_of
+from mhacli.models.layer_names import entry_of, places_of
 from mhacli.models.layers import KEPT, PassInspection, axes_of, nothing_seen
 from mhacli.models.load import Loaded
 from mhacli.record.record import Generated, Record
@@ -49,10 +49,8 @@ class CheckpointRun:
     @property
     def n_layers(self) -> int:
         """The expected number of attentions, according to the config."""
-        config = self.loaded.config
-        if self.wanted.model.layers is None:
-            return max(1, sum(n for _, n in stacks_of(config)))
-        return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.model.layers)
+        chosen = self.wanted.model
+        return max(1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config)))
 
     # ------------------------------------------------------------------------------------------------------- its memory
 
