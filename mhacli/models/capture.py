@@ -289,10 +289,9 @@ def _by_head(tensor: Tensor, n: int) -> Tensor:
 def _arguments(module: nn.Module, given: Mapping[str, Any], level: InterceptionLevel) -> dict[str, Any]:
     """The fields of `Call` for the arguments of an attention function of transformers. `unknown` are those that are neither known
     nor None nor False."""
-    q, k, v, mask = (given.get(name) for name in _GIVEN)
-    assert isinstance(q, Tensor)
-    assert isinstance(k, Tensor)
-    is_registered, scaling, is_causal = level == "registry", given.get("scaling"), given.get("is_causal")
+    q, k, v = (given[name] for name in _GIVEN[:3])
+    mask, scaling, is_causal = (given.get(name) for name in ("attention_mask", "scaling", "is_causal"))
+    is_registered = level == "registry"
     is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
     causal = is_registered and mask is None and is_causal and q.shape[2] > 1
     sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")

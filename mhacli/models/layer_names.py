@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from mhacli.errors import UsageError
 from mhacli.models.folder import size_of
-from mhacli.models.rounding import dtype_of
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.record import Model, NonAttentionLayer
 from mhacli.text.tokens import AttentionKind
@@ -138,10 +138,9 @@ def quirks_of(config: Any) -> str:
 def places_of(config: Any) -> list[LayerKey]:
     """Every attention of a pass by the config; a decoder that reads an encoder has two in each layer."""
     n = n_layers_of(config)
-    if not config.is_encoder_decoder:
-        return [("self", layer) for layer in range(n)]
-    n_encoder = size_of(config.to_dict(), "n_layers", "encoder") or n
-    counts: dict[AttentionKind, int] = {"encoder": n_encoder, "decoder": n, "cross": n}
+    counts: dict[AttentionKind, int] = {"self": n}
+    if config.is_encoder_decoder:
+        counts = {"encoder": size_of(config.to_dict(), "n_layers", "encoder") or n, "decoder": n, "cross": n}
     return [(kind, layer) for kind, count in counts.items() for layer in range(count)]
 
 
@@ -215,6 +214,12 @@ def rope_theta_of(config: Any, layer: int) -> float:
     types, named = getattr(text, "layer_types", None) or (), getattr(text, "rope_parameters", None) or {}
     of_type = named.get(types[layer]) if layer < len(types) else None
     return float((of_type or named).get("rope_theta") or 10_000.0)
+
+
+def dtype_of(model: Any) -> torch.dtype:
+    """The dtype of a model's weights."""
+    numbers = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return getattr(model, "dtype", None) or next(numbers, torch.float32)
 
 
 def entry_of(model: Any, path: str | None = None, revision: str | None = None) -> Model:

@@ -26,9 +26,8 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.layer.heads import SMALL_CELLS
 from mhacli.models.calls import Call, Masking, as_attention, masking_of, state_of
 from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import LayerKey, config_of, rope_theta_of, without_attention
+from mhacli.models.layer_names import LayerKey, config_of, dtype_of, rope_theta_of, without_attention
 from mhacli.models.load import device_of
-from mhacli.models.rounding import dtype_of
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadsSummary
 from mhacli.record.record import (

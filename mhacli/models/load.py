@@ -74,11 +74,6 @@ class Loaded:
         return pad_id if pad_id < int(getattr(self.text_config, "vocab_size", 0) or 0) else 0
 
     @property
-    def device(self) -> torch.device:
-        """The device of the model's inputs."""
-        return device_of(self.model)
-
-    @property
     def dtype(self) -> str:
         """The dtype of its weights."""
         return str(self.model.dtype).removeprefix("torch.")
@@ -151,15 +146,12 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
     """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named as in `--tokenizer`: two
     checkpoints with the same one compute the same.
 
-    Each file is read whole. Raises `MhaError` for an unreadable file.
+    Each file is read whole.
     """
 
     def digest(path: str) -> str:
-        try:
-            with open(path, "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as fault:
-            raise MhaError(f"{path}: {fault.strerror or fault}", code="unreadable", path=path) from fault
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     paths = {name: os.path.join(checkpoint.path, name) for name in _BESIDE}
     paths = dict(checkpoint.files) | {name: path for name, path in paths.items() if os.path.isfile(path)}

@@ -120,8 +120,7 @@ class _Passes:
             return
         self._running.pop()
         if not self._running:
-            has_raised = output is None and sys.exception() is not None
-            self._listener.end(is_whole=not has_raised)
+            self._listener.end(is_whole=output is not None or sys.exception() is None)
 
     def interrupt(self) -> None:
         """Ends a pass that was interrupted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -81,18 +82,17 @@ def make_texts(request: Run, found: Loaded) -> ModelInputs:
 def _required(sequences: Sequence[TokenSequence], config: Any, limit: int | None, path: str) -> list[TokenSequence]:
     """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more tokens than the model has
     positions, or than the default limit."""
-    most = most_positions(config)
+    most = most_positions(config) or sys.maxsize
+    allowed = most if limit is not None else min(most, DEFAULT_MAX_TOKENS)
     kept = [sequence.first(limit) for sequence in sequences]
     for number, n in enumerate(len(sequence.ids) for sequence in kept):
-        message, fits = f"the text has {n} tokens, above the limit of {DEFAULT_MAX_TOKENS}", DEFAULT_MAX_TOKENS
         if not n:
             raise MhaError(f"text {number} has no tokens", code="no-tokens")
-        if most is not None and n > most:
-            message, fits = f"text {number} has {n} tokens, more than the {most} positions of {path}", most
-        elif limit is not None or n <= DEFAULT_MAX_TOKENS:
-            continue
-        takes_all = "" if fits == most else f"; --max-tokens {n} takes all"
-        raise MhaError(message, hint=f"--max-tokens {fits} takes the first {fits}{takes_all}", code="too-large")
+        if n > allowed:
+            what = f"the {most} positions of {path}" if n > most else f"the {DEFAULT_MAX_TOKENS} of the default limit"
+            takes_all = "" if n > most else f"; --max-tokens {n} takes all"
+            hint = f"--max-tokens {allowed} takes the first {allowed}{takes_all}"
+            raise MhaError(f"text {number} has {n} tokens, more than {what}", hint=hint, code="too-large")
     return kept
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from mhacli.commands.check.result import Behaviour, Finding, Place, Tried
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.models.layer_names import is_attention
-from mhacli.models.rounding import TIMES_SHAKEN, dtype_of, shaken_parts
+from mhacli.models.inputs import TIMES_SHAKEN, shaken_parts
+from mhacli.models.layer_names import dtype_of, is_attention
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
 from mhacli.usercode.call.sequences import Noted, Sequences, Text, outputs_in

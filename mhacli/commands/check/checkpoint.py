@@ -36,10 +36,9 @@ from mhacli.io import memory
 from mhacli.io.libraries import guarded
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import ModelInputs, make_inputs, outputs_of
+from mhacli.models.inputs import TIMES_SHAKEN, ModelInputs, make_inputs, outputs_of
 from mhacli.models.layer_names import LayerNumbers, most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, own_tokenizer, require_ids
-from mhacli.models.rounding import TIMES_SHAKEN
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.checks import ROW_SUMS
 from mhacli.run import Run
@@ -284,7 +283,7 @@ def _asked(
     admitted: _Admitted, sequences: Sequences, path: str, seed: int, report_progress: Progress
 ) -> tuple[Asker, dict[str, HealthCheck]]:
     """What the model does with the texts, in its current dtype."""
-    loaded, device = admitted.loaded, admitted.loaded.device
+    loaded, device = admitted.loaded, device_of(admitted.loaded.model)
     claim = claim_of(loaded.model)
     sources = [None] * len(admitted.texts) if admitted.context is None else admitted.context
     texts = [

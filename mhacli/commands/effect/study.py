@@ -24,10 +24,9 @@ from mhacli.layer.run import prepare, record_run
 from mhacli.models import prepare as checkpoints
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
-from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import LayerKey
+from mhacli.models.inputs import TIMES_SHAKEN, ModelInputs, shaken_parts
+from mhacli.models.layer_names import LayerKey, dtype_of
 from mhacli.models.load import Loaded, ModelTokenizer
-from mhacli.models.rounding import TIMES_SHAKEN, dtype_of, shaken_parts
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening

@@ -22,7 +22,7 @@ from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.models.layer_names import entry_of, places_of
 from mhacli.models.layers import KEPT, PassInspection, axes_of, nothing_seen
-from mhacli.models.load import Loaded
+from mhacli.models.load import Loaded, device_of
 from mhacli.record.record import Generated, Record
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind
@@ -69,14 +69,14 @@ class CheckpointRun:
         builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
         matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
         rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
-        on_gpu = self.loaded.device.type != "cpu"
+        on_gpu = device_of(self.loaded.model).type != "cpu"
         statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
         return rows + matrices + 3 * cells + kept_bytes + statistics
 
     def require_room(self, batch: int) -> int:
         """The peak of a pass over `batch` texts in bytes. Raises `MhaError`, with the longest text that fits, if it does not fit
         in memory."""
-        available, n_heads = free_bytes(str(self.loaded.device)), self._size("num_attention_heads")
+        available, n_heads = free_bytes(str(device_of(self.loaded.model))), self._size("num_attention_heads")
         what = f"{self.length} tokens, {n_heads} heads, batch {batch}"
         return require_room(partial(self.pass_bytes, batch), self.length, available, what=what)
 
@@ -120,7 +120,7 @@ class CheckpointRun:
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
-        return axes_of(self.inputs, kind, self.loaded.dtype, self.loaded.device)
+        return axes_of(self.inputs, kind, self.loaded.dtype, device_of(self.loaded.model))
 
     def record(self) -> Record:
         """The record of the finished layers, at least one."""

@@ -69,8 +69,6 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
 
     with _listening(run.loaded.model, kind, heard, taken):
         run.run(on_layer=take)
-    if not taken:
-        raise MhaError(f"layer {number} has no attention to trace", code="no-layer")
     call, attention, n_before = taken[0]
     record = run.record()
     layer, model = record.layers[0], record.model
@@ -79,8 +77,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
     sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}
     steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in heard]
-    names = [name.rpartition(".")[2] for name, *_ in heard[:n_before]]
-    steps[n_before:n_before] = _inside(call, attention, layer, names, theta)
+    steps[n_before:n_before] = _inside(call, attention, layer, theta)
     return replace(
         record,
         layers=(layer,),
@@ -190,10 +187,10 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
 
 
 def _inside(
-    call: Call, attention: Attention, layer: InspectedLayer, before: list[str], theta: float | None
+    call: Call, attention: Attention, layer: InspectedLayer, theta: float | None
 ) -> Iterator[tuple[Tensor, Step]]:
     """The inputs of the attention and the matrices that follow from them, with their steps; those that the kernel does not
-    compute are computed here. `before` are the names of the modules that ran before, `theta` is the base of a rotation."""
+    compute are computed here. `theta` is the base of a rotation."""
     made, cells = attention.matrices(), prod(attention.shape)
 
     def step(name: str, tensor: Tensor, axes: str, flops: int, *words: str, built: bool = True) -> tuple[Tensor, Step]:
@@ -206,18 +203,15 @@ def _inside(
     if call.q is not None:
         (q, k, v), shared = call.qkv, layer.n_heads // layer.n_kv_heads
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
-        rotation = "" if theta is None else f", rotated by its position (RoPE, base {theta:g})"
-        for name, tensor, axes, meaning in (
-            ("q", q, "batch head query d_head", "the queries of each head, as attention reads them"),
-            ("k", k, "batch kv_head key d_head", f"what each token is found by{said}"),
+        turned = "" if theta is None else f", rotated by its position (RoPE, base {theta:g})"
+        for name, tensor, axes, rotation, meaning in (
+            ("q", q, "batch head query d_head", turned, "the queries of each head, as attention reads them"),
+            ("k", k, "batch kv_head key d_head", turned, f"what each token is found by{said}"),
+            ("v", v, "batch kv_head key d_v", "", f"what each token contributes{said}"),
         ):
-            normed = ", normed" if any(own.startswith(name) and "norm" in own for own in before) else ""
             flops = 3 * tensor.numel() if rotation else 0  # two products and a sum for each number
-            yield step(
-                name, tensor, axes, flops, f"{name} = its projection{normed}, split into heads{rotation}", meaning
-            )
-        meaning = f"what each token contributes{said}"
-        yield step("v", v, "batch kv_head key d_v", 0, "v = its projection, split into heads", meaning)
+            formula = f"{name} = its projection, split into heads{rotation}"
+            yield step(name, tensor, axes, flops, formula, meaning)
         meaning = "the dot product of every query with every key: how well they match"
         yield matrix("qk", 2 * cells * layer.d_head, "qk = q kᵀ", meaning)
         if call.mask is not None:
@@ -331,7 +325,7 @@ def _decoded(
     for (start, end), call, outputs, seconds in _passes(run, layer, spans_of(prompt_len, full.shape[1])):
         out, batch, n_new = _last(outputs), full.shape[0], end - start
         cache = type(outputs["past_key_values"]).__name__
-        real = torch.ones(batch, n_new, dtype=torch.bool, device=run.loaded.device)
+        real = torch.ones(batch, n_new, dtype=torch.bool, device=full.device)
         rows = as_attention(call, real).matrices()["pattern"].float().cpu()
         pattern[:, :, start:end, end - rows.shape[3] : end] = rows  # a cache with a window has dropped earlier keys
         k_len = end if call.k is None else call.k.shape[2]
