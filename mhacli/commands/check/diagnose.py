@@ -229,12 +229,13 @@ def _has_several(
     n_shared = _n_produced(run, candidate, known, cases[0])
     while len(known) < _MOST_MISTAKES:
         counts = [(_n_produced(run, candidate, (*known, one), cases[0]), one) for one in _free(pool, known)]
-        n_best, best = max(counts, key=lambda count: count[0])
+        n_best = max(n for n, _ in counts)
         if n_best <= n_shared:
             return False
-        known, n_shared = (*known, best), n_best
-        if _has_one_more(result, candidate, pool, known, cases, run):
+        best = [one for n, one in counts if n == n_best]
+        if any(_has_one_more(result, candidate, pool, (*known, one), cases, run) for one in best):
             return True
+        known, n_shared = (*known, best[0]), n_best
     return False
 
 

@@ -128,8 +128,7 @@ def test_three_mistakes_are_unknown_and_something_to_try_is_named(tmp_path) -> N
         ({"divisor": "4.0"}, {"scale": 0.25}, []),
         ({"masked": TRIANGLE}, {"causal": True}, []),
         ({}, {"causal": True}, ["causal-missing"]),
-        pytest.param({}, {"causal": True, "scale": 0.25}, ["scale-not-as-stated", "causal-missing"],
-                     marks=[pytest.mark.real, pytest.mark.xfail(strict=True, reason="only the missing mask is named")]),
+        pytest.param({}, {"causal": True, "scale": 0.25}, ["scale-not-as-stated", "causal-missing"], marks=pytest.mark.real),
     ],
 )  # fmt: skip
 def test_a_statement_that_the_code_contradicts_is_a_mistake(tmp_path, parts, states, expected: list[str]) -> None:
