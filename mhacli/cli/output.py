@@ -78,6 +78,7 @@ SAVED = ("save", "save_weights", "force", "keep", "keep_limit")
 PATTERNS = ("view", "heads", "sequences", "top", "precision", "everything")
 TABLES = ("tokens", "shapes", "timings", "verbose", "brief")
 DRAWN = ("html", "svg", "png")
+REPORT = {"html": "Write what is printed as an HTML page.", "svg": "Write what is printed as an SVG picture."}
 DRAWING = ("figure", "map_scale", "hide_sinks", "full")
 """Options of `Output`, and of `ViewOptions` (`PATTERNS`, `TABLES`, `DRAWING`), that commands offer together."""
 
@@ -139,7 +140,7 @@ def print_result(
         write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
-    _write_pictures(record, options, output)
+    _write_record_pictures(record, options, output)
     if view is not None and output.format is None:
         view()
     else:
@@ -177,6 +178,30 @@ def print_report(
     draw(view(output.screen), output.screen)
 
 
+def write_report(output: Output, name: str, view: Callable[[Screen], RenderableType], command: Sequence[str]) -> None:
+    """Writes the page and the pictures of a report that is no record, under its `name`, and names the files."""
+
+    def page() -> str:
+        from mhacli.render.report import PAPER, report_page
+
+        return report_page(view(PAPER), name, command)
+
+    def figure() -> str:
+        from mhacli.render.report import PAPER, report_figure
+
+        return report_figure(view(PAPER), name, command)
+
+    _write_pictures(output, page, figure)
+    note_written(output)
+
+
+def csv_document(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """The pieces of a CSV document."""
+    from mhacli.render.csv import rows_csv
+
+    return rows_csv(rows)
+
+
 def json_document(value: Any) -> list[str]:
     """The pieces of a JSON document."""
     import json
@@ -184,20 +209,34 @@ def json_document(value: Any) -> list[str]:
     return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
 
 
-def _write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
+def _write_record_pictures(record: Record, options: ViewOptions, output: Output) -> None:
     """Writes the requested pictures. Raises `MhaError` if the record lacks the data, or a file cannot be written."""
+
+    def drawn_page() -> str:
+        from mhacli.render.page.document import page
+
+        return page(record, options)
+
+    def drawn_figure() -> str:
+        from mhacli.render.figures.document import figure
+
+        return figure(record, options)
+
+    _write_pictures(output, drawn_page, drawn_figure)
+
+
+def _write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:
+    """Writes the page, and the figure as SVG and as PNG, as far as they are requested."""
     if output.files.keys().isdisjoint(DRAWN):
         return
     contents: dict[str, bytes] = {}
     with show_activity("drawing"):
         if output.html is not None:
-            from mhacli.render.page.document import page
-
-            contents[output.html] = page(record, options).encode()
+            contents[output.html] = page().encode()
         if output.svg is not None or output.png is not None:
-            from mhacli.render.figures.document import figure, png
+            from mhacli.render.figures.document import png
 
-            svg = figure(record, options)
+            svg = figure()
             contents |= {} if output.svg is None else {output.svg: svg.encode()}
             contents |= {} if output.png is None else {output.png: png(svg)}
     for path, content in contents.items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from io import StringIO
+from typing import Any
 
 import numpy as np
 
@@ -101,6 +102,18 @@ def _effects(record: Record) -> Iterator[str]:
     columns = record.effects.columns()
     yield _lines([tuple(columns)])
     yield _lines([tuple(row.values()) for row in record.effects.to_dicts()])
+
+
+def rows_csv(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Rows as CSV (RFC 4180) under the JSON names of all their fields. Missing values are empty; lists and objects are JSON."""
+    names = [*dict.fromkeys(name for row in rows for name in row)]
+    yield _lines([tuple(names), *(tuple(_cell(row.get(name)) for name in names) for row in rows)])
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (list, tuple, Mapping)):
+        return json.dumps(value)
+    return cell_text(value) if isinstance(value, str) else value
 
 
 def cell_text(text: str) -> str:

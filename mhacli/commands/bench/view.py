@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import logging
 import shlex
@@ -21,7 +20,7 @@ from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, filled, or_dash, seconds_text, short_text
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare, table
-from mhacli.render.csv import cell_text
+from mhacli.render.csv import rows_csv
 from mhacli.render.page import elements
 from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.text.escape import visible
@@ -208,14 +207,9 @@ def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableTy
 
 
 def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
-    """The rows as CSV (RFC 4180): every number but the samples, with JSON names as headings."""
+    """The rows as CSV: every number but the samples, with JSON names as headings."""
     documents = [asdict(row) for row in benchmark.rows]
-    names = [name for name in documents[0] if name != "samples_s"]
-    paper = io.StringIO()
-    writer = csv.DictWriter(paper, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row | {"reason": row["reason"] and cell_text(row["reason"])} for row in documents)
-    yield paper.getvalue()
+    return rows_csv([{name: value for name, value in row.items() if name != "samples_s"} for row in documents])
 
 
 # --------------------------------------------------------------------------------------------------------------- plots

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from mhacli.cli.console import leave_deleted_folder, progress
-from mhacli.cli.output import COLOUR, Output, json_document, print_report
+from mhacli.cli.output import (
+    COLOUR,
+    REPORT,
+    Output,
+    csv_document,
+    json_document,
+    print_report,
+    require_writable,
+    write_report,
+)
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.commands.check.result import CheckRequest
@@ -16,6 +25,7 @@ from mhacli.errors import EXIT_CHECK, EXIT_FAILED
 from mhacli.settings import Config, ModelSettings
 from mhacli.usercode.target import require_readable
 
+_CSV = "Print CSV: a line per finding, behaviour and probe."
 _USUAL_STAGES = 12
 
 
@@ -26,9 +36,12 @@ _USUAL_STAGES = 12
     "mha check --model MiniLM",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
-def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
+def check(
+    request: CheckRequest, output: Annotated[Output, offers("json", "png", "force", *COLOUR, csv=_CSV, **REPORT)]
+) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     Config(d_model=1, n_heads=1, device=request.device).resolved()
+    require_writable(output.files, force=output.force)
     for target in (request.of, request.against) if request.model is None else ():
         if target is not None:
             require_readable(target.target)
@@ -49,6 +62,8 @@ def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOU
         output,
         view=lambda on: next(examination.views(on)),
         json=lambda: json_document(examination.to_dict()),
+        csv=lambda: csv_document(examination.rows()),
     )
+    write_report(output, "mha check", lambda on: next(examination.views(on)), examination.command)
     if not examination.ok:
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)

@@ -250,6 +250,15 @@ class Examination(Shown):
         """Whether it is right, or consistent."""
         return self.verdict in ("right", "consistent")
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `--csv`: each finding, behaviour and probe under the names of the document."""
+        document = self.to_dict()
+        findings = [
+            {"of": "finding", "name": finding["code"], "ok": False, **finding} for finding in document["findings"]
+        ]
+        behaviours = [{"of": "behaviour", **behaviour} for behaviour in document["behaviour"]]
+        return [*findings, *behaviours, *({"of": "probe", **probe} for probe in document["probes"])]
+
     def views(self, screen: Any) -> Iterator[Any]:
         """What `mha check` prints on a screen."""
         from mhacli.commands.check.view import check_view

@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 import typer
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.output import COLOUR, Output, json_document, print_report
+from mhacli.cli.output import (
+    COLOUR,
+    REPORT,
+    Output,
+    csv_document,
+    json_document,
+    print_report,
+    require_writable,
+    write_report,
+)
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.errors import EXIT_CHECK, MhaError
@@ -20,6 +29,7 @@ _TOLERANCE = (
     "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
     "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)"
 )
+_CSV = "Print CSV: a line per site, and per statistic of a head."
 _HEADS = f"{HEADS_SHOWN} (default: those that changed most)"
 _SEQUENCES = f"{SEQUENCES_SHOWN} (default: where a head changed most)"
 
@@ -38,13 +48,14 @@ def diff(
         ViewOptions,
         offers("precision", "everything", "layers", "map_scale", heads=_HEADS, sequences=_SEQUENCES),
     ],
-    output: Annotated[Output, offers("json", *COLOUR)],
+    output: Annotated[Output, offers("json", "png", "force", *COLOUR, csv=_CSV, **REPORT)],
 ) -> None:
     """Compares two records and prints their differences; exit code 3 if there are any."""
     from mhacli.commands.diff.compare import diff as compare
     from mhacli.commands.diff.view import diff_view, require_drawable
 
     options = replace(options, view=view)
+    require_writable(output.files, force=output.force)
     with show_activity("comparing"):
         found = compare(a, b, tolerance=tolerance)
     require_drawable((found.a, found.b), options)
@@ -52,7 +63,9 @@ def diff(
         output,
         view=lambda on: diff_view(found, options, on),
         json=lambda: json_document(found.to_dict(record_command())),
+        csv=lambda: csv_document(found.rows()),
     )
+    write_report(output, "mha diff", lambda on: diff_view(found, options, on), record_command())
     require_agreement(found.a, a)
     require_agreement(found.b, b)
     if found.verdict == "nothing":

@@ -275,6 +275,21 @@ class RecordDiff(Shown):
         }
         return {name: plain(value) for name, value in document.items()}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `--csv`: a site of a layer, or a statistic of a head, under the names of the document."""
+        rows: list[dict[str, Any]] = []
+        for layer in self.to_dict()["layers"]:
+            named = {"layer": layer["layer"]}
+            rows += [{**named, **site, "heads": None, "told": None} for site in layer["sites"]]
+            for head in layer["heads"]:
+                rows += [{**named, "head": head["head"], "statistic": own["name"], **own} for own in head["statistics"]]
+        kept = [
+            name
+            for name in dict.fromkeys(name for row in rows for name in row)
+            if name not in ("heads", "told", "name")
+        ]
+        return [{name: row.get(name) for name in kept} for row in rows]
+
 
 def _aligned(x: TokenSequence, y: TokenSequence) -> dict[str, Any]:
     """What a text of A and one of B have in common, and the changes."""

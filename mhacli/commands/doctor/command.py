@@ -8,20 +8,30 @@ from typing import Annotated
 import typer
 
 from mhacli.cli.console import loading_torch, progress
-from mhacli.cli.output import COLOUR, Output, json_document, print_report
+from mhacli.cli.output import (
+    COLOUR,
+    REPORT,
+    Output,
+    csv_document,
+    json_document,
+    print_report,
+    require_writable,
+    write_report,
+)
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
 from mhacli.errors import EXIT_CHECK
 from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 
 _TYPED = "Texts for the checkpoint to read, preferably of different lengths."
+_CSV = "Print CSV: a line per check."
 _TOKENIZER = "byte, or the path of a tokenizer.json."
 
 
 @command("mha doctor", "mha doctor --model MiniLM", modes=layer_or_model)
 def doctor(
     *,
-    output: Annotated[Output, offers("json", *COLOUR)],
+    output: Annotated[Output, offers("json", "png", "force", *COLOUR, csv=_CSV, **REPORT)],
     typed: tuple[str, ...] = setting((), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"),
     text: tuple[str, ...] = like(Source, "text", CHECKPOINT),
     model: Annotated[ModelSettings, offers("path", "revision")],
@@ -32,6 +42,7 @@ def doctor(
 ) -> None:
     """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
     Config(d_model=1, n_heads=1, device=device).resolved()
+    require_writable(output.files, force=output.force)
     texts = read_texts(Source(typed=typed, text=text)) if typed or text else []
     if model.path is not None:
         local_checkpoint(model)
@@ -44,6 +55,13 @@ def doctor(
             report_progress=report_progress,
         )  # fmt: skip
     report = replace(report, command=record_command())
-    print_report(output, view=lambda on: next(report.views(on)), json=lambda: json_document(report.to_dict()))
+    document = report.to_dict()
+    print_report(
+        output,
+        view=lambda on: next(report.views(on)),
+        json=lambda: json_document(document),
+        csv=lambda: csv_document(document["checks"]),
+    )
+    write_report(output, "mha doctor", lambda on: next(report.views(on)), report.command)
     if report.failed:
         raise typer.Exit(EXIT_CHECK)

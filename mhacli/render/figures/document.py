@@ -73,7 +73,7 @@ def figure(record: Record, options: ViewOptions) -> str:
         "command": [*record.command],
         **{word: line for word, line in provenance(record) if word != RECORD_BY},
     }
-    return _document(sheet, ". ".join(said or sheet.about), metadata)
+    return document(sheet, ". ".join(said or sheet.about), metadata)
 
 
 def _usual(record: Record, options: ViewOptions) -> Figure:
@@ -105,7 +105,8 @@ def _walk(record: Record) -> Sheet:
     )
 
 
-def _document(sheet: Sheet, description: str, metadata: Mapping[str, object]) -> str:
+def document(sheet: Sheet, description: str, metadata: Mapping[str, object]) -> str:
+    """A picture as an SVG document."""
     title = written(
         0, _TITLE, sheet.title, _TITLE, font_weight="bold", font_family="'DejaVu Sans', Helvetica, Arial, sans-serif"
     )

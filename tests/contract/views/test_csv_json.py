@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -266,3 +268,39 @@ def test_a_grid_of_effects_prints_the_change_of_each_head(mha: Run) -> None:
     strongest = sorted(np.ndindex(3, 6), key=lambda place: -abs(held[place]))
     assert [(int(layer), int(head)) for layer, head in ranked] == strongest[: len(ranked)]
     assert len(ranked) >= 5
+
+
+# ------------------------------------------------------------------------------------------------------------------ reports
+
+
+def names_in(document: dict[str, Any]) -> list[str]:
+    """The names of what the JSON of a report lists."""
+    if "checks" in document:
+        return [check["name"] for check in document["checks"]]
+    if "layers" in document:
+        return [site["site"] for layer in document["layers"] for site in layer["sites"]]
+    codes = [finding["code"] for finding in document["findings"]]
+    return codes + [each["name"] for each in (*document["behaviour"], *document["probes"])]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("doctor", 0), ("check mine.py:attend", 0), ("check mine.py:loud", 3), ("diff a b", 3)]
+)
+def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(mha: Run, tmp_path: Path, words, code) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def attend(q, k, v):\n    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v\n\n\n"
+        "def loud(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
+    )
+    for name, seed in (("a", "1"), ("b", "2")) if words.startswith("diff") else ():
+        mha("run", "a b c", "--d-model", "8", "--heads", "2", "--seed", seed, "--save", name, "--view", "none")
+    report = mha(*words.split(), "--json", code=code).json
+    rows = lines_of(mha(*words.split(), "--csv", code=code).stdout)
+    first = "site" if "diff" in words else "name"
+    assert [row[first] for row in rows if row[first]] == names_in(report)
+    mha(*words.split(), "--html", "p.html", "--svg", "p.svg", code=code)
+    page, picture = (tmp_path / "p.html").read_text(), (tmp_path / "p.svg").read_text()
+    assert "<script" not in page
+    shown = [html.unescape(re.sub(r"<[^>]+>", " ", page)), " ".join(ElementTree.fromstring(picture).itertext())]
+    for text in shown:
+        assert " ".join(report["summary"].split()) in " ".join(text.split())
+    assert "exists" in mha(*words.split(), "--svg", "p.svg", code=1).said
