@@ -128,7 +128,7 @@ def names_on(line: SourceLine, letter: str) -> dict[str, str]:
         return {}
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and node.args]
-    rows = [call.args[0] for call in calls if ast.unparse(call.func).startswith("self.")]
+    rows = [call.args[0] for call in calls if re.fullmatch(r"self(\.\w+)+", ast.unparse(call.func))]
     if not isinstance(target, ast.Name) or not rows or not isinstance(rows[0], ast.Name):
         return {}
     return {letter: target.id, "x": rows[0].id}

@@ -81,16 +81,14 @@ _SPLITTING = (
         "project",
         form="fused",
         variants=tuple(
-            MistakeVariant(f"the fused projection is reshaped to [{axes}]", fused_read(order), is_rare=n > 0)
-            for n, (order, axes) in enumerate(
-                (
-                    ("b3htd", "batch, 3, head, length, d_head"),
-                    ("3bhtd", "3, batch, head, length, d_head"),
-                    ("3bthd", "3, batch, length, head, d_head"),
-                    ("b3thd", "batch, 3, length, head, d_head"),
-                    ("bht3d", "batch, head, length, 3 · d_head"),
-                    ("bh3td", "batch, head, 3, length, d_head"),
-                )
+            MistakeVariant(f"the fused projection is reshaped to [{axes}]", fused_read(order))
+            for order, axes in (
+                ("b3htd", "batch, 3, head, length, d_head"),
+                ("3bhtd", "3, batch, head, length, d_head"),
+                ("3bthd", "3, batch, length, head, d_head"),
+                ("b3thd", "batch, 3, length, head, d_head"),
+                ("bht3d", "batch, head, length, 3 · d_head"),
+                ("bh3td", "batch, head, 3, length, d_head"),
             )
         ),
         site="q",
@@ -103,7 +101,6 @@ _SPLITTING = (
                 f"the planes of {' and '.join(of)} lie head after head, those of the others batch after batch",
                 planes_split(*of),
                 of,
-                is_rare=True,
             )
             for of in (("q",), ("k",), ("v",), ("q", "k"), ("q", "v"), ("k", "v"))
         ),
@@ -152,7 +149,7 @@ _MERGING = (
         "merge-axis-order",
         "merge",
         tuple(
-            MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order), is_rare=True)
+            MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order))
             for order, axes in (
                 ("bhdt", "batch, head, column, query"),
                 ("btdh", "batch, query, column, head"),
@@ -165,14 +162,10 @@ _MERGING = (
         "merge-batch-moved",
         "merge",
         (
-            MistakeVariant(
-                "[batch · head, query, d_v] is read as [head, batch, query, d_v]", planes_read, is_rare=True
-            ),
-            MistakeVariant(
-                "[head · batch, query, d_v] is read as [batch, head, query, d_v]", planes_laid, is_rare=True
-            ),
+            MistakeVariant("[batch · head, query, d_v] is read as [head, batch, query, d_v]", planes_read),
+            MistakeVariant("[head · batch, query, d_v] is read as [batch, head, query, d_v]", planes_laid),
             *(
-                MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order), is_rare=True)
+                MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order))
                 for order, axes in (
                     ("hbtd", "head, batch, query, column"),
                     ("htbd", "head, query, batch, column"),
@@ -206,13 +199,11 @@ _NOT_SPLIT = (
                 "[batch, length, head, d_head] is attended over its heads",
                 heads_as_tokens,
                 besides={"merge": lambda layer, z: z.flatten(2)},
-                is_rare=True,
             ),
             MistakeVariant(
                 "[batch, length, head, d_head] is attended over its heads, and transposed all the same when they are joined",
                 heads_as_tokens,
                 besides={"merge": lambda layer, z: z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)},
-                is_rare=True,
             ),
         ),
     ),
@@ -285,7 +276,6 @@ _TILED = (
                     f"the heads of the {name} alone are tiled, head h reading kv head h mod n_kv_heads",
                     shared_as(tiled, letter),
                     (site,),
-                    is_rare=True,
                 )
                 for letter, name, site in (("k", "keys", "qk"), ("v", "values", "z"))
             ),
@@ -340,7 +330,7 @@ _SHARED = (
     Mistake(
         "head-repeated",
         "merge",
-        (MistakeVariant("the output of head 0 is repeated for every head", repeated_head, is_rare=True),),
+        (MistakeVariant("the output of head 0 is repeated for every head", repeated_head),),
     ),
     Mistake(
         "kv-head-shared-by-all",
@@ -352,7 +342,7 @@ _SHARED = (
             f"{singular}-of-one-head",
             stage,
             tuple(
-                MistakeVariant(f"every head reads the {plural} of head {name}", replacement_for(chosen), is_rare=True)
+                MistakeVariant(f"every head reads the {plural} of head {name}", replacement_for(chosen))
                 for name, chosen in (("0", first_for_all), ("n_heads − 1", last_for_all))
             ),
             site=site,
@@ -367,8 +357,8 @@ _SHARED = (
         "pattern-of-one-head",
         "value_weights",
         (
-            MistakeVariant("every head weighs by the pattern of head 0", patterns_as(first_for_all), is_rare=True),
-            MistakeVariant("every head weighs by the mean of all patterns", patterns_as(mean_for_all), is_rare=True),
+            MistakeVariant("every head weighs by the pattern of head 0", patterns_as(first_for_all)),
+            MistakeVariant("every head weighs by the mean of all patterns", patterns_as(mean_for_all)),
         ),
         site="z",
     ),

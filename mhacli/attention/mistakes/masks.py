@@ -249,7 +249,7 @@ _ERASED = (
                 "masked weights are set to 0 after the softmax, and the rest is not renormalised", zeroed_after_softmax
             ),
             MistakeVariant("masked weights become −∞ after the softmax", infinite_after_softmax),
-            MistakeVariant("masked weights become −10⁹ after the softmax", set_after_softmax(-1e9), is_rare=True),
+            MistakeVariant("masked weights become −10⁹ after the softmax", set_after_softmax(-1e9)),
         ),
     ),
     Mistake(
@@ -287,8 +287,8 @@ _SENTINELS = (
         "mask-sign",
         "mask",
         (
-            MistakeVariant("masked scores are set to 10⁹", filled_with(1e9), is_rare=True),
-            MistakeVariant("masked scores are set to +∞", filled_with(math.inf), is_rare=True),
+            MistakeVariant("masked scores are set to 10⁹", filled_with(1e9)),
+            MistakeVariant("masked scores are set to +∞", filled_with(math.inf)),
         ),
     ),
     Mistake(
@@ -300,7 +300,7 @@ _SENTINELS = (
                 for value in (-1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0)
                 for variant in sentinel_variants(value)
             ),
-            MistakeVariant("masked scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True),
+            MistakeVariant("masked scores are set to 0, or next to it such as 1e-9", filled_with(1e-9)),
         ),
         operations=("masked_fill", "masked_fill_", "where"),
         shown_by=("large",),

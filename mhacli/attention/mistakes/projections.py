@@ -95,7 +95,6 @@ _EXCHANGED = (
                 MistakeVariant(
                     f"the {taker} are made by the projection of the {giver}",
                     projected("qkv".replace(taker[0], giver[0])),
-                    is_rare=taker != "values" or giver != "keys",
                 ),
             ),
             site=f"{taker[0]}_proj",
@@ -110,7 +109,6 @@ _EXCHANGED = (
                 MistakeVariant(
                     f"the {giver} take the place of the {taker}",
                     taken_as("qkv".replace(taker[0], giver[0])),
-                    is_rare=True,
                 ),
             ),
             site="z" if taker == "values" else "qk",
@@ -125,7 +123,6 @@ _EXCHANGED = (
             MistakeVariant(
                 f"queries, keys and values are made by the projection of the {name}",
                 projected(name[0] * 3),
-                is_rare=True,
             )
             for name in ("queries", "keys", "values")
         ),
@@ -134,7 +131,7 @@ _EXCHANGED = (
         Mistake(
             "projection-missing",
             "project",
-            (MistakeVariant(f"the rows are taken for the {name} as they are", not_projected(name[0]), is_rare=True),),
+            (MistakeVariant(f"the rows are taken for the {name} as they are", not_projected(name[0])),),
             site=name[0],
             form=name,
         )
@@ -440,7 +437,7 @@ _ANGLES = (
     Mistake(
         "rope-without-minus",
         "rotate",
-        (MistakeVariant("no column of a pair is rotated with a minus", rotated_one_way, is_rare=True),),
+        (MistakeVariant("no column of a pair is rotated with a minus", rotated_one_way),),
     ),
 )
 

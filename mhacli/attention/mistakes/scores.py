@@ -101,7 +101,7 @@ _SCALES = (
         "scale",
         (
             MistakeVariant("the scores are divided by √d_model", scaled_by(by_model_width)),
-            MistakeVariant("the scores are divided by d_model", scaled_by(by_whole_model_width), is_rare=True),
+            MistakeVariant("the scores are divided by d_model", scaled_by(by_whole_model_width)),
         ),
     ),
     Mistake(
@@ -127,7 +127,7 @@ _SCALES = (
         "scale-length",
         "scale",
         tuple(
-            MistakeVariant(f"the scores are divided by {divisor}", scaled_by_size(axis, power), is_rare=True)
+            MistakeVariant(f"the scores are divided by {divisor}", scaled_by_size(axis, power))
             for divisor, axis, power in (
                 ("√k_len", -1, -0.5),
                 ("√q_len", -2, -0.5),
@@ -139,16 +139,12 @@ _SCALES = (
     Mistake(
         "scale-batch",
         "scale",
-        (
-            MistakeVariant(
-                "the scores are divided by the root of the size of the batch", scaled_by_size(0, -0.5), is_rare=True
-            ),
-        ),
+        (MistakeVariant("the scores are divided by the root of the size of the batch", scaled_by_size(0, -0.5)),),
     ),
     Mistake(
         "scale-heads",
         "scale",
-        (MistakeVariant("the scores are divided by √n_heads", scaled_by_size(1, -0.5), is_rare=True),),
+        (MistakeVariant("the scores are divided by √n_heads", scaled_by_size(1, -0.5)),),
     ),
     Mistake(
         "scale-multiplied",
@@ -294,14 +290,14 @@ _AXES = (
             MistakeVariant("the softmax runs over queries instead of keys", softmax_over(-2)),
             MistakeVariant("the softmax runs over heads instead of keys", softmax_over(1)),
             MistakeVariant("the softmax runs over the sequences of the batch instead of keys", softmax_over(0)),
-            MistakeVariant("the softmax runs over the planes of batch and head", softmax_over_planes, is_rare=True),
-            MistakeVariant("the softmax runs over queries and keys together", softmax_over_cells, is_rare=True),
+            MistakeVariant("the softmax runs over the planes of batch and head", softmax_over_planes),
+            MistakeVariant("the softmax runs over queries and keys together", softmax_over_cells),
         ),
     ),
     Mistake(
         "pattern-transposed",
         "weigh",
-        (MistakeVariant("the values are weighed by the transposed pattern", pattern_transposed, is_rare=True),),
+        (MistakeVariant("the values are weighed by the transposed pattern", pattern_transposed),),
     ),
 )
 
@@ -362,7 +358,7 @@ _SOFTMAXES = (
     Mistake(
         "softmax-twice",
         "scale",
-        (MistakeVariant("the softmax is applied to the scores before the mask too", softmax_first, is_rare=True),),
+        (MistakeVariant("the softmax is applied to the scores before the mask too", softmax_first),),
         form="around the mask",
     ),
     Mistake(

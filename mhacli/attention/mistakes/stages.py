@@ -452,7 +452,7 @@ class Symptoms:
 class MistakeVariant:
     """One form of a mistake: the replacement of the stage. `description` completes the sentence "matches exactly if …".
 
-    `sites` override the site of the mistake; `besides` are replacements of further stages. `is_rare`: not tried in pairs.
+    `sites` override the site of the mistake; `besides` are replacements of further stages.
     `effect` overrides that of the mistake.
     """
 
@@ -460,7 +460,6 @@ class MistakeVariant:
     replacement: Callable[..., Any]
     sites: tuple[str, ...] = ()
     besides: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    is_rare: bool = False
     effect: str = ""
 
 
