@@ -156,13 +156,14 @@ class Viewer(App[None]):
     #numbers, #question, #signs, Overview #legend { height: auto; max-height: 50%; }
     #pictures, #effects, #body { height: 1fr; }
     OptionList, Tokens, TextScreen { overflow-y: auto; }
-    Matrix, Tokens, OptionList, Cells, #pictures, #numbers {
+    Matrix, Tokens, OptionList, Cells, #pictures, #pictures Static, #numbers {
         border: none; border-top: solid ansi_bright_black; border-title-style: bold;
     }
     Matrix:focus, Tokens:focus, OptionList:focus {
         border: none; border-top: heavy ansi_cyan; border-title-color: ansi_cyan;
     }
     #pictures { layout: grid; grid-gutter: 0 1; }
+    #pictures Static { height: 100%; }
     #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
     #body > *, Search { width: 1fr; height: 100%; }
     .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }

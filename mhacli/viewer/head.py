@@ -212,8 +212,8 @@ class HeadScreen(HeadsScreen):
         """Shows larger or smaller cells; 0 fits the whole map."""
         if step == 0:
             self.matrix.chosen = None
-        elif not self.matrix.zoomed(step):
-            self.action_say("cells are as large as they get" if step > 0 else "all of it is on the screen")
+        else:
+            self.matrix.zoom(step)
         self.draw()
 
     def action_most(self, step: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.console import Group
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
@@ -22,9 +22,6 @@ from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
 from mhacli.viewer.parts import Cells, HeadsScreen, doubts, entitle, key, kind_sign, one_line
 from mhacli.viewer.session import Place, Session
-
-if TYPE_CHECKING:  # numpy is imported after the first screen is visible
-    from mhacli.viewer.matrix import Matrix
 
 _LEAST = (8, 3)
 """The least columns and lines of a picture."""
@@ -41,11 +38,12 @@ class Overview(HeadsScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.pictures = Container(id="pictures")
-        self._matrices: dict[int, Matrix] = {}
+        self._numbers = sorted({number for _, number in session.heads})
+        self._panes = {number: Static() for number in self._numbers}
+        self._has_numpy = False
+        self.pictures = Container(*self._panes.values(), id="pictures")
         self.signs = Cells(id="signs", cell_padding=0)
         self.numbers, self.legend = Static(id="numbers"), Static(id="legend")
-        self._numbers = sorted({number for _, number in session.heads})
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
@@ -53,12 +51,11 @@ class Overview(HeadsScreen):
 
     def on_mount(self) -> None:
         """Draws the signs, and the pictures after the first screen, because importing numpy takes long."""
-        session = self.session
         rows = [
-            (name, [self._sign((row, number)) for number in self._numbers]) for row, name in enumerate(session.rows)
+            (name, [self._sign((row, number)) for number in self._numbers])
+            for row, name in enumerate(self.session.rows)
         ]
         self.signs.fill([*map(str, self._numbers)], rows, len(str(self._numbers[-1])) + 1)
-        self.signs.move_cursor(row=session.place[0], column=self._numbers.index(session.place[1]))
         self.call_after_refresh(self.set_timer, _PAUSE_S, self._add_pictures)
 
     def _sign(self, place: Place) -> Text:
@@ -67,12 +64,8 @@ class Overview(HeadsScreen):
 
     def _add_pictures(self) -> None:
         with uncollected():
-            from mhacli.viewer.matrix import Matrix
-
-            for number in self._numbers:
-                go = partial(self._go_in_layer, number)
-                self._matrices[number] = Matrix(go, colour=self.session.colour, is_small=True)
-        self.pictures.mount(*self._matrices.values())
+            import mhacli.viewer.matrix  # noqa: F401
+        self._has_numpy = True
         self.draw()
 
     def draw(self) -> None:
@@ -90,30 +83,38 @@ class Overview(HeadsScreen):
 
     def _draw_pictures(self) -> None:
         """Draws the heads of the layer, as large as all fit side by side and below each other."""
-        row, size, sizes = self.session.place[0], self.pictures.size, []
+        row, size, sizes = self.session.place[0], self.pictures.size, [(0, 1, 0, 0)]
         name = self.session.rows[row]
         entitle(self.pictures, f"layer {name}" if name else "pictures")
-        for n_lines in range(1, len(self._matrices) + 1):
-            across = ceil(len(self._matrices) / n_lines)
+        for n_lines in range(1, len(self._panes) + 1):
+            across = ceil(len(self._panes) / n_lines)
             width, height = size.width // across - 1, size.height // n_lines - 1
-            sizes.append((min(width, 2 * height) if width >= _LEAST[0] and height >= _LEAST[1] else 0, across))
-        best, self.pictures.styles.grid_size_columns = max(sizes, default=(0, 1))
-        for number, matrix in self._matrices.items():
+            if width >= _LEAST[0] and height >= _LEAST[1]:
+                sizes.append((min(width, 2 * height), across, width, height))
+        best, self.pictures.styles.grid_size_columns, width, height = max(sizes)
+        for number, pane in self._panes.items():
             head = self.session.heads.get((row, number))
-            picture = None if head is None or not best else self.session.picture(head)
-            matrix.visible = picture is not None
-            if head is not None and picture is not None:
+            pane.visible = head is not None and best > 0
+            if head is not None and best:
                 kind = "no statistics" if head.statistics is None else words_of_type(head.statistics.kind).name
                 mark = "▸" if head is self.session.head else ""
-                entitle(matrix, f"{mark}{number} {kind_sign(head.statistics)[0]} {kind}")
-                matrix.show(picture, -1, -1)
+                entitle(pane, f"{mark}{number} {kind_sign(head.statistics)[0]} {kind}")
+                pane.update(self._thumbnail(head, width, height))
+
+    def _thumbnail(self, head: DrawableHead, width: int, height: int) -> Group:
+        """The picture of a head; nothing without its weights, or before numpy is imported."""
+        picture = self.session.picture(head) if self._has_numpy else None
+        if picture is None:
+            return Group()
+        from mhacli.viewer.matrix import thumbnail
+
+        return Group(thumbnail(picture, height, width, colour=self.session.colour))
 
     def _legend(self) -> Iterator[Text]:
         """The shading of pictures, and the signs of the types that occur."""
         session = self.session
-        hidden = "sinks taken out, rows renormalised" if session.hides_sinks else ""
-        scale = f"pictures: {session.scale_of(session.head)}, one scale for all heads"
-        yield Text(" · ".join(filter(None, (scale, hidden))), "dim")
+        hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
+        yield Text(f"pictures: {session.scale_of(session.head)}, one scale for all heads{hidden}", "dim")
         kinds = {head.statistics.kind for head in session.heads.values() if head.statistics is not None}
         for kind in KIND_SIGNS:
             if kind in kinds:
@@ -121,13 +122,14 @@ class Overview(HeadsScreen):
 
     # ------------------------------------------------------------------------------------------------------------ moving
 
-    def _go_in_layer(self, number: int, *cell: int) -> None:
-        """Moves to a head; opens it if the cursor is there."""
-        if number == self.session.place[1]:
-            self.action_open()
-        else:
-            self.session.place = self.session.place[0], number
-            self.draw()
+    def on_click(self, event: events.Click) -> None:
+        """Moves to the head whose picture was clicked; opens it if the cursor is there."""
+        for number, pane in self._panes.items():
+            if event.widget is pane and number == self.session.place[1]:
+                self.action_open()
+            elif event.widget is pane:
+                self.session.place = self.session.place[0], number
+                self.draw()
 
     def on_data_table_cell_highlighted(self) -> None:
         """Moves to another head."""

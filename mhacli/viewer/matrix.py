@@ -11,6 +11,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual import events
 from textual.strip import Strip
 from textual.widget import Widget
@@ -175,105 +176,116 @@ def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell
     return f" {f'{sign}{number:>{width - 3}}'[2 - width :]} ", style  # a weight of 1 leaves no room for its sign
 
 
+def _drawn_cells(picture: Picture, size: tuple[int, int], rows: range, columns: range, *, colour: bool) -> list[Cell]:
+    """A line of cells of a size: one row, or two in cells that are half a character high."""
+    factor, width = size
+    shades, part = picture.at(factor), slice(columns.start, columns.stop)
+    upper = shades.cells[rows[0], part].tolist()
+    if width == HALF:
+        lower = shades.cells[rows[1], part].tolist() if len(rows) > 1 else None
+        return [*half_cells(upper, lower)]
+    if width in _DECIMALS:
+        weights = shades.map.weights[rows[0], part].tolist()
+        return [_number_cell(*pair, width, colour=colour) for pair in zip(upper, weights, strict=True)]
+    return [cell(level, width, colour=colour) for level in upper]
+
+
+def _per_line(width: int) -> int:
+    """The rows of cells in a line of characters."""
+    return 2 if width == HALF else 1
+
+
+def thumbnail(picture: Picture, lines: int, columns: int, *, colour: bool) -> Text:
+    """A whole picture, in the largest cells that fit."""
+    sizes = _sizes(picture, colour=colour)[:-1]
+    size = [size for size in sizes if size == sizes[0] or _fits(picture, size, lines, columns)][-1]
+    (n_rows, n_columns), per_line = picture.at(size[0]).cells.shape, _per_line(size[1])
+    text = Text(no_wrap=True)
+    for begin in range(0, n_rows, per_line):
+        rows = range(begin, min(begin + per_line, n_rows))
+        text.append_text(Text.assemble(*_drawn_cells(picture, size, rows, range(n_columns), colour=colour), "\n"))
+    return text
+
+
 # ------------------------------------------------------------------------------------------------------------- the pane
 
 _MOST_LABEL, _TICKS, _WHEEL = 14, 10, 3
 
 
 class Matrix(Widget, can_focus=True):
-    """A picture with queries down, keys across, and a cursor, which `go` moves; a small one has cells alone."""
+    """A picture with queries down, keys across, and a cursor, which `go` moves."""
 
-    def __init__(self, go: Callable[[int, int], None], *, colour: bool, is_small: bool = False) -> None:
+    def __init__(self, go: Callable[[int, int], None], *, colour: bool) -> None:
         super().__init__()
-        self._go, self.colour, self.is_small = go, colour, is_small
-        self.can_focus = not is_small
+        self._go, self.colour = go, colour
         self.picture: Picture | None = None
         self.row, self.column = 0, 0
         self.chosen: int | None = None
         self._zooms = range(-1, 0)
-        self.factor, self.width, self.left, self.above = 1, HALF, 0, 0
+        self.factor, self.width, self.left = 1, HALF, 0
         self.rows, self.columns = range(0), range(0)
 
     def show(self, picture: Picture, row: int, column: int) -> None:
         """Draws a picture with the cursor on a cell of its finest map, in cells of the chosen size or the largest that fit."""
         self.picture, self.row, self.column = picture, row, column
-        label = max(len("query"), min(_MOST_LABEL, picture.widest_name, self.size.width // 4))
-        self.left, self.above = (0, 0) if self.is_small else (label + 2, 1)
-        lines, room = max(1, self.size.height - self.above), max(1, self.size.width - self.left)
+        self.left = 2 + max(len("query"), min(_MOST_LABEL, picture.widest_name, self.size.width // 4))
+        lines, room = max(1, self.size.height - 1), max(1, self.size.width - self.left)
         sizes = _sizes(picture, colour=self.colour)
         fitting = [zoom for zoom in range(-len(sizes), 0) if _fits(picture, sizes[zoom], lines, room)]
-        fits = min(max(fitting, default=-len(sizes)), -1 - self.is_small)
+        fits = max(fitting, default=-len(sizes))
         self._zooms = range(min(fits, sizes.index((1, sizes[0][1])) - len(sizes)), 0)
-        zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen)
-        self.factor, self.width = sizes[zoom]
-        self._zoom = zoom
+        self._zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen)
+        self.factor, self.width = sizes[self._zoom]
         n_rows, n_columns = picture.at(self.factor).cells.shape
-        self.rows = _held(self.rows.start, lines * 2 if self.width == HALF else lines, row // self.factor, n_rows)
+        self.rows = _held(self.rows.start, lines * _per_line(self.width), row // self.factor, n_rows)
         self.columns = _held(self.columns.start, max(1, room // self.width), column // self.factor, n_columns)
-        if not self.is_small:
-            entitle(self, self._title(picture.at(self.factor)))
+        entitle(self, self._title(picture.at(self.factor)))
         self.refresh()
 
     def on_resize(self) -> None:
         """Draws for the new size."""
-        if self.picture is not None and self.is_small:
-            self.show(self.picture, self.row, self.column)
-        elif self.picture is not None:
+        if self.picture is not None:
             self._go(self.row, self.column)
 
-    def zoomed(self, step: int) -> bool:
-        """Chooses larger or smaller cells; False if there are none."""
-        is_possible = self._zoom + step in self._zooms
-        self.chosen = self._zoom + step if is_possible else self.chosen
-        return is_possible
+    def zoom(self, step: int) -> None:
+        """Chooses larger or smaller cells, if there are any."""
+        if self._zoom + step in self._zooms:
+            self.chosen = self._zoom + step
 
     def render_line(self, y: int) -> Strip:
         """The keys, or below them a line of cells with the name of its query."""
         line: list[Cell] = []
-        if self.picture is not None and y < self.above:
+        begin = self.rows.start + (y - 1) * _per_line(self.width)
+        if self.picture is not None and y == 0:
             line = self._axis(self.picture)
-        elif self.picture is not None:
-            per_line = 2 if self.width == HALF else 1
-            begin = self.rows.start + (y - self.above) * per_line
-            rows = range(begin, min(begin + per_line, self.rows.stop))
-            line = self._line(self.picture, rows) if rows else []
+        elif self.picture is not None and begin in self.rows:
+            line = self._line(self.picture, range(begin, min(begin + _per_line(self.width), self.rows.stop)))
         return Strip([Segment(*piece) for piece in line]).adjust_cell_length(self.size.width)
 
     def _line(self, picture: Picture, rows: range) -> list[Cell]:
         shades, is_own = picture.at(self.factor), self.row // self.factor in rows
-        cells = self._cells(shades, rows)
-        if self.is_small:
-            return cells
+        cells = _drawn_cells(picture, (self.factor, self.width), rows, self.columns, colour=self.colour)
         name = picture.query_name(self.row if is_own else rows[0])
-        if self.factor > 1 and not is_own:
+        if is_own:
+            at = self.column // self.factor
+            levels_at = [int(shades.cells[row, at]) for row in rows]
+            cells[at - self.columns.start] = self._cursor(cells[at - self.columns.start], rows, levels_at)
+        elif self.factor > 1:
             name = f"{shades.map.query_places(rows[0])[0]}–{shades.map.query_places(rows[-1])[1]}"
         label = set_cell_size(fitted(name, self.left - 2), self.left - 2)
         return [(label, ACCENT if is_own else PLAIN), (" ▸" if is_own else "  ", ACCENT), *cells]
 
-    def _cells(self, shades: Shades, rows: range) -> list[Cell]:
-        """A line of cells: one row, or two in cells that are half a character high."""
-        part, width, colour = slice(self.columns.start, self.columns.stop), self.width, self.colour
-        upper, lower = shades.cells[rows[0], part].tolist(), shades.cells[rows[-1], part].tolist()
-        row = self.row // self.factor
-        at = self.column // self.factor - self.columns.start if row in rows else -1
-        if width == HALF:
-            lower = lower if len(rows) > 1 else [FORBIDDEN] * len(upper)
-            cells = list(half_cells(upper, lower))
-            if at >= 0:
-                sign, rest = ("▀", lower[at]) if row == rows[0] else ("▄", upper[at])
-                cells[at] = sign, Style(color=_CURSOR_COLOUR, bgcolor=ramp_paint(rest) if rest >= 0 else None)
-            return cells
-        if width in _DECIMALS:
-            weights = shades.map.weights[rows[0], part].tolist()
-            cells = [_number_cell(*pair, width, colour=colour) for pair in zip(upper, weights, strict=True)]
-        else:
-            cells = [cell(level, width, colour=colour) for level in upper]
-        if at >= 0:
-            text, style = cells[at]
-            has_frame = width != TIGHT
-            is_shaded = colour and upper[at] >= 0 and has_frame
-            cells[at] = f"[{text[1:-1]}]" if has_frame else text, style if is_shaded else CURSOR
-        return cells
+    def _cursor(self, under: Cell, rows: range, levels_at: list[int]) -> Cell:
+        """The cell under the cursor, marked: in its colour among half blocks, by a frame around a number, else reversed."""
+        text, style = under
+        if self.width == HALF:
+            is_upper = self.row // self.factor == rows[0]
+            rest = levels_at[-1 if is_upper else 0] if len(rows) > 1 else FORBIDDEN
+            below = ramp_paint(rest) if rest >= 0 else None
+            return "▀" if is_upper else "▄", Style(color=_CURSOR_COLOUR, bgcolor=below)
+        if self.width == TIGHT:
+            return text, CURSOR
+        return f"[{text[1:-1]}]", style if self.colour and levels_at[0] >= 0 else CURSOR
 
     def _axis(self, picture: Picture) -> list[Cell]:
         """The keys, as tokens if they fit into cells, else some of the positions."""
@@ -287,14 +299,11 @@ class Matrix(Widget, can_focus=True):
         return [(begin, DIM), (numbers, DIM)]
 
     def _title(self, shades: Shades) -> str:
-        block, (n_rows, n_columns) = shades.map.block, shades.cells.shape
+        block = shades.map.block
         title = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
         if self.factor > 1:
             weight = float(shades.map.weights[self.row // self.factor, self.column // self.factor])
             title += f", here {'masked' if weight == FORBIDDEN else weight_text(weight, 4)}"
-        for name, shown, count in (("rows", self.rows, n_rows), ("columns", self.columns, n_columns)):
-            if len(shown) < count:
-                title += f" · {name} {shown.start}–{shown.stop - 1} of {count}"
         return title
 
     def moved(self, direction: str) -> tuple[int, int]:
@@ -323,8 +332,8 @@ class Matrix(Widget, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         """Goes to the cell under the mouse, or to the row whose name is there."""
         at = event.get_content_offset(self)
-        if self.picture is not None and at is not None and at.y >= self.above:
-            row = self.rows.start + (at.y - self.above) * (2 if self.width == HALF else 1)
+        if self.picture is not None and at is not None and at.y > 0:
+            row = self.rows.start + (at.y - 1) * _per_line(self.width)
             column = self.columns.start + (at.x - self.left) // self.width
             if row in self.rows and column < self.columns.stop:
                 self._go(row * self.factor, column * self.factor if column in self.columns else self.column)
@@ -338,7 +347,7 @@ class Matrix(Widget, can_focus=True):
         self._wheel("left" if event.shift else "up")
 
     def _wheel(self, direction: str) -> None:
-        for _ in range(0 if self.picture is None or self.is_small else _WHEEL):
+        for _ in range(0 if self.picture is None else _WHEEL):
             self._go(*self.moved(direction))
 
 
