@@ -183,7 +183,9 @@ def step_conventions(caller: UserAttention, sizes: CacheSizes, mask: MaskForm | 
         return
     base = StepConvention(caller, sizes, CachePassing(), switches=switches)
     tables = [True, False] if any(recipe.kind == "rope" for recipe in convention.extras) else [False]
-    masks = [(mask, False), (mask, True), (None, False)] if mask is not None else [(None, False)]
+    masks = (
+        [(None, False)] if mask is None else [(mask, False), (mask, True), *_other_kinds(caller, mask), (None, False)]
+    )
     for passing in _cache_passings(base, caches):
         for (form, is_whole), chosen, is_table_whole in product(masks, product(*positions), tables):
             yield replace(
@@ -194,6 +196,11 @@ def step_conventions(caller: UserAttention, sizes: CacheSizes, mask: MaskForm | 
                 mask=form,
                 is_mask_whole=is_whole,
             )
+
+
+def _other_kinds(caller: UserAttention, mask: MaskForm) -> list[tuple[MaskForm, bool]]:
+    """The mask in the other kinds that one call takes: a step with a cache may take one of them alone."""
+    return [(form, False) for form in caller.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]
 
 
 def _cache_passings(base: StepConvention, caches: tuple[str, ...]) -> Iterator[CachePassing]:
