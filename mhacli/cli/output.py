@@ -191,7 +191,7 @@ def write_report(output: Output, name: str, view: Callable[[Screen], RenderableT
 
         return report_figure(view(PAPER), name, command)
 
-    _write_pictures(output, page, figure)
+    write_pictures(output, page, figure)
     note_written(output)
 
 
@@ -222,10 +222,10 @@ def _write_record_pictures(record: Record, options: ViewOptions, output: Output)
 
         return figure(record, options)
 
-    _write_pictures(output, drawn_page, drawn_figure)
+    write_pictures(output, drawn_page, drawn_figure)
 
 
-def _write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:
+def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:
     """Writes the page, and the figure as SVG and as PNG, as far as they are requested."""
     if output.files.keys().isdisjoint(DRAWN):
         return

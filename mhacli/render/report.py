@@ -12,14 +12,14 @@ from mhacli.render.page.elements import joined, tag, text
 
 PAPER = Screen(width=110, colour=False)
 """The screen whose view a page and a picture show; cells have signs in place of shades."""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def report_page(view: RenderableType, name: str, command: Sequence[str]) -> str:
     """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command."""
     top = tag("header", tag("h1", text(name)), tag("p", text(" ".join(command)), id="origin"))
     body = joined([top, tag("main", tag("section", elements.preformatted(view, PAPER.width)))])
-    return elements.whole(name, _POLICY, elements.page_style(), body)
+    return elements.whole(name, POLICY, elements.page_style(), body)
 
 
 def report_figure(view: RenderableType, name: str, command: Sequence[str]) -> str:

@@ -189,8 +189,7 @@ def _shown(command: Command, title: str, content: str) -> list[str]:
 
 TIME = r"\d[\d,.]*(?:e[-+]\d+)?\s?(?:ns|µs|ms|s|min|h)\b"
 VERSIONED = (
-    "mha|torch|python|numpy|safetensors|msgspec|typer|rich|jaxtyping|transformers|tokenizers|textual|matplotlib|regex"
-    "|accelerate"
+    "mha|torch|python|numpy|safetensors|msgspec|typer|rich|jaxtyping|transformers|tokenizers|textual|regex|accelerate"
 )
 MASKS = (
     (r"mha: \d+ (?:of \d+ documents|removals: about).*(?:\n|$)", ""),

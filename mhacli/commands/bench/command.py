@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
+from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable, write_pictures
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
-from mhacli.errors import EXIT_CHECK, MhaError, missing_library
+from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.files import write_whole
 from mhacli.settings import setting
 
@@ -24,7 +23,7 @@ _FAIL_IF = "slower:1.10: exit with code 3 if a time certainly exceeds 1.10 × th
 _COMPARE = "Compare with a saved run, measured at the same sizes by default."
 _STRICT = "With --fail-if: exit with code 3 if the result is inconclusive, too."
 _CSV = "Print CSV: a line per row, without samples."
-_SVG = "Plot time and TFLOP/s against length (needs the extra plot)."
+_SVG = "Plot time and TFLOP/s against length."
 _HTML = "Write the plots and rows as one HTML page."
 
 
@@ -66,8 +65,6 @@ def bench(
             lengths = ", ".join(map(str, timed)) or "none"
             message = f"{compare_with} has times of other lengths than this run: {lengths}"
             raise MhaError(message, code="nothing-compared", path=compare_with)
-    if (output.svg or output.html) and find_spec("matplotlib") is None:
-        raise missing_library("matplotlib", "the chart of --svg or --html")
     with loading_torch():
         from mhacli.commands.bench.measure import measure
     with progress() as report_progress:
@@ -76,7 +73,7 @@ def bench(
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
     if baseline is not None:
         benchmark = compare(benchmark, baseline, compare_with or "", fail_if)
-    from mhacli.commands.bench.view import bench_view, csv_pieces, write_plots
+    from mhacli.commands.bench.view import bench_figure, bench_page, bench_view, csv_pieces
 
     print_report(
         output,
@@ -87,7 +84,7 @@ def bench(
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
-    write_plots(benchmark, output.svg, output.html, force=output.force)
+    write_pictures(output, lambda: bench_page(benchmark), lambda: bench_figure(benchmark))
     note_written(output, save_baseline)
     if benchmark.comparison is not None:
         _conclude(benchmark.comparison, output, is_judged=fail_if is not None, strict=strict)

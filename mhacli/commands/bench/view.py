@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import io
-import logging
+import math
 import shlex
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow
-from mhacli.io.files import write_whole
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, filled, or_dash, seconds_text, short_text
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.csv import rows_csv
+from mhacli.render.figures import svg
+from mhacli.render.figures.document import document
+from mhacli.render.figures.svg import Piece, Sheet, element, placed, rectangle, written
 from mhacli.render.page import elements
-from mhacli.render.page.elements import Html, joined, tag, text
+from mhacli.render.page.elements import Html, tag
+from mhacli.render.report import POLICY
 from mhacli.text.escape import visible
 
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
@@ -215,26 +219,9 @@ def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------------------- plots
 
 
-_MARKS = "osD^vP*X<>"
-_STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "mha", "font.family": "sans-serif", "font.size": 9, "axes.grid": True,
-    "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-}  # fmt: skip
-
-
-def write_plots(benchmark: Benchmark, svg: str | None, html: str | None, *, force: bool) -> None:
-    """Writes the picture and the page that were requested."""
-    if svg is None and html is None:
-        return
-    picture = _svg(benchmark)
-    if svg is not None:
-        write_whole(svg, picture.encode(), force=force)
-    if html is not None:
-        write_whole(html, _page(benchmark, picture).encode(), force=force)
-
-
-def _page(benchmark: Benchmark, picture: str) -> str:
+def bench_page(benchmark: Benchmark) -> str:
     """One static page: the picture, and every row as a table."""
+    picture = bench_figure(benchmark)
     columns: list[Column[BenchRow]] = [
         column("bench", "backend", lambda row: _kernel_text([row])),
         column("bench", "size", size_text),
@@ -247,59 +234,67 @@ def _page(benchmark: Benchmark, picture: str) -> str:
         elements.table(Table(columns=columns, rows=rows, title=family))
         for family, rows in families(benchmark.rows).items()
     ]
-    top = tag("header", tag("h1", text("mha bench")), tag("p", text(_about(benchmark)), id="origin"))
-    body = joined([top, tag("main", *(tag("section", part, class_="numbers") for part in (plots, *tables)))])
-    return elements.whole("mha bench", _POLICY, elements.page_style(), body)
+    body = tag("main", *(tag("section", part, class_="numbers") for part in (plots, *tables)))
+    return elements.whole("mha bench", POLICY, elements.page_style(), body)
 
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Pictures by matplotlib have styles within."""
+_COLOURS = (
+    "#006ba4", "#ff800e", "#595959", "#5f9ed1", "#c85200", "#ababab", "#1a1a1a", "#ffbc79", "#a2c8ec", "#898989"
+)  # fmt: skip
+"""Colours that readers with any colour vision tell apart."""
+_LEFT, _TOP, _RIGHT, _BOTTOM = 50.0, 20.0, 430.0, 250.0
+"""The edges of the area of a chart, beside which its labels stand."""
+_TICKS = [digit * 10.0**power for power in range(-12, 13) for digit in (1, 2, 5)]
 
 
-def _about(benchmark: Benchmark) -> str:
-    """The command and the machine."""
-    return visible(" · ".join([shlex.join(benchmark.command), *_machine(benchmark)]))
-
-
-def _svg(benchmark: Benchmark) -> str:
-    """Time on the left and rate on the right against length, for each family of sizes."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs its caches
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
+def bench_figure(benchmark: Benchmark) -> str:
+    """An SVG picture of time and rate against length, for each family of sizes, and each of the batches that were asked for."""
     timed = [row for row in benchmark.rows if row.interval is not None]
-    series = dict[str, list[BenchRow]]()
-    for row in timed:  # lengths of several batches are lines of their own
+    colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
+    series: dict[str, list[BenchRow]] = {}
+    for row in timed:
         series.setdefault(f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family, []).append(row)
-    backends, about = list(dict.fromkeys(row.backend for row in timed)), _about(benchmark)
-    with matplotlib.style.context(["tableau-colorblind10", _STYLE]):
-        figure = Figure(figsize=(10, 3.6 * len(series) + 0.8), layout="constrained")
-        axes = figure.subplots(len(series), 2, squeeze=False)
-        for (title, rows), (left, right) in zip(series.items(), axes, strict=True):
-            left.set_title(visible(title), loc="left", fontsize=9)
-            _plot(rows, backends, left, right)
-        figure.supxlabel(about.replace("$", r"\$"), fontsize=7, color="#555555", wrap=True)  # $ would begin a formula
-        paper = io.StringIO()
-        figure.savefig(paper, format="svg", metadata={"Date": None, "Creator": "mha", "Description": about})
-    return paper.getvalue()
+    key, x = "", 0.0
+    for backend, colour in colours.items():
+        key += rectangle(x, 2, 10, 10, colour) + written(x + 15, 11, backend, 10)
+        x += svg.mono_width(backend, 10) + 35
+    body = [Piece(key, x, 14)]
+    for title, rows in series.items():
+        times = _chart(rows, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
+        rates = _chart(rows, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
+        charts = placed(times, 0, 0) + placed(rates, times.width, 0)
+        body += [svg.lines([visible(title)]), Piece(charts, times.width + rates.width, times.height)]
+    about = visible(" · ".join([shlex.join(benchmark.command), *_machine(benchmark)]))
+    sheet = Sheet(title="mha bench", about=[about], body=body, drawn=[*colours])
+    return document(sheet, ". ".join(benchmark.summary), {"command": [*benchmark.command]})
 
 
-def _plot(rows: Sequence[BenchRow], backends: Sequence[str], left: Any, right: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator
+def _chart(
+    rows: Sequence[BenchRow], label: str, number: Callable[[BenchRow], float], colours: Mapping[str, str]
+) -> Piece:
+    """A line per backend of a number against length, on logarithmic axes."""
+    rows = [row for row in rows if number(row) > 0]
+    if not rows:
+        return Piece()
+    numbers, lengths = [*map(number, rows)], {row.k_len for row in rows}
+    first, last = bisect_right(_TICKS, min(numbers)) - 1, bisect_left(_TICKS, max(numbers))
+    ticks = _TICKS[first : max(last, first + 1) + 1]
 
-    for place, backend in enumerate(backends):
-        line = [row for row in rows if row.backend == backend]
-        lengths, colour = [row.k_len for row in line], f"C{place}"
-        look = {"color": colour, "marker": _MARKS[place], "markersize": 4, "label": backend}
-        median, low, high = ([1e3 * getattr(row, name) for row in line] for name in ("median_s", "p25_s", "p75_s"))
-        left.plot(lengths, median, **look)
-        left.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
-        right.plot(lengths, [row.tflops for row in line], **look)
-    sizes = {row.k_len: size_text(row) for row in rows}
-    for axes, label in ((left, "time of a call (ms), p25–p75 shaded"), (right, "TFLOP/s")):
-        axes.set(xscale="log", yscale="log", ylabel=label, xlabel="tokens")
-        axes.set_xticks(list(sizes), list(sizes.values()))
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.minorticks_off()
-    left.legend(fontsize=7, ncols=2, loc="upper left")  # the upper left is free because times grow to the right
+    def x(length: int) -> float:
+        return float(np.interp(math.log(length), np.log([min(lengths) / 1.1, max(lengths) * 1.1]), [_LEFT, _RIGHT]))
+
+    def y(value: float) -> float:
+        return float(np.interp(math.log(value), np.log([ticks[0], ticks[-1]]), [_BOTTOM, _TOP]))
+
+    content = written(_LEFT, _TOP - 8, label, 10) + written(_RIGHT, _BOTTOM + 30, "tokens", 9, text_anchor="end")
+    for tick in ticks:
+        content += rectangle(_LEFT, y(tick), _RIGHT - _LEFT, 0.5, svg.FAINT)
+        content += written(_LEFT - 6, y(tick) + 3, f"{tick:g}", 9, text_anchor="end")
+    for length in lengths:
+        content += written(x(length), _BOTTOM + 15, str(length), 9, text_anchor="middle")
+    for backend, colour in colours.items():
+        points = [(x(row.k_len), y(number(row))) for row in rows if row.backend == backend]
+        path = " ".join(f"{svg.value_text(a)},{svg.value_text(b)}" for a, b in points)
+        content += element("polyline", points=path, fill="none", stroke=colour, stroke_width=2)
+        content += "".join(element("circle", cx=a, cy=b, r=3, fill=colour) for a, b in points)
+    return Piece(content, _RIGHT + 20, _BOTTOM + 35)

@@ -138,8 +138,6 @@ def _texts(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
         name = f"{text['family'].replace('texts', 'sequence')} {text['sequence']}: " if len(d.texts) > 1 else ""
         parts = [f"{name}{text['n_aligned']} tokens are the same, of {text['n_a']} in A and {text['n_b']} in B"]
         parts += [f"{text['n_other_ids']} of them have another id in the vocabulary"] if text["n_other_ids"] else []
-        parts += [] if text["is_same"] else ["numbers are compared for the same tokens and those replaced one to one"]
-        parts += [] if text["exact"] else ["long texts are aligned by position"]
         changes = text["changes"] if everything else text["changes"][:12]
         lines += [Text("; ".join(parts)), *(_change(change) for change in changes)]
         lines += _more(len(text["changes"]) - len(changes), "place")
@@ -261,9 +259,6 @@ def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
         numbers = " → ".join(number_column(metric).text(change[side]) for side in "ab")
         lines.append(Text(f"{removal_words(change['a'], d.a)}: {numbers} ({shown(change['change'], 'change')})"))
     lines += _more(len(changes) - len(listed), "removal")
-    if changes:
-        least = f"differences up to {number_text(d.effects['tolerance'])} are noise or within the tolerance"
-        lines.append(Text(least, style="dim"))
     sides = ((d.effects["only_a"], d.a), (d.effects["only_b"], d.b))
     names = [list(dict.fromkeys(removal_name(effect, record) for effect in effects)) for effects, record in sides]
     lines += _alone("removed only in", *names)
@@ -344,8 +339,6 @@ def _maps(
         yield Text("no head is drawn: the records have no pattern or map that can be compared", style="yellow")
     elif len(found) > len(shown):
         yield Text(f"⋮ {count_of(len(found) - len(shown), 'more head')} changed (--all, --head N)", style="dim")
-    if shown and d.first == "tokens":
-        yield Text("tokens of one text alone are left out", style="dim")
 
 
 def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions, screen: Screen) -> RenderableType:

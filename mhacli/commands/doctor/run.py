@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _REQUIRED = ("torch", "numpy", "safetensors", "msgspec", "typer", "rich", "jaxtyping")
-_EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui", "matplotlib": "plot"}
+_EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui"}
 
 
 @dataclass(frozen=True, repr=False)

@@ -31,8 +31,6 @@ _MAX_ROWS = 7
 """The largest number of table rows."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
-_SMALL = 0.01
-"""The relative change of the output vector below which a removal hardly matters."""
 _DROPPED = ("d_logit", "first_order", "kl", "d_logprob", "type", "rank", "d_output")
 """Columns from the one that a narrow screen leaves out last to that which it leaves out first."""
 _SIGNED = ("d_logit", "first_order", "d_logprob")
@@ -50,11 +48,10 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
     yield from (_answer(record, summary, screen), Text(""), question, Text(""))
     of_heads, texts = head_grids(record), [row for row in effect_rows(record) if row.tokens]
     yield from grids(of_heads, screen) if of_heads else ()
-    yield from grids([_text_grid(record, row) for row in texts], screen, form="numbers", everything=True)
+    yield from grids([_grid(record, [row], row.tokens) for row in texts], screen, form="numbers", everything=True)
     yield Text("")
     yield from table(effect_table(record, summary, None if options.everything else _MAX_ROWS), screen.width)
     yield from _interaction(record, summary)
-    yield from _masked_words(record, screen)
     yield from _rank_words(summary, screen)
     yield proof
 
@@ -149,7 +146,8 @@ def effect_grids(record: Record) -> list[Grid]:
     for row in effect_rows(record):
         for start in range(0, len(row.tokens), _ACROSS):
             part = slice(start, start + _ACROSS)
-            drawn.append(_text_grid(record, EffectRow(row.name, row.effects[part], row.tokens[part])))
+            tokens = row.tokens[part]
+            drawn.append(_grid(record, [EffectRow(row.name, row.effects[part], tokens)], tokens))
     return drawn
 
 
@@ -163,10 +161,6 @@ def head_grids(record: Record) -> list[Grid]:
     corner = "layer" if any(row.name for row in rows) else "head"  # a layer of mha has no name
     n_columns = max((len(row.effects) for row in rows), default=0)
     return [_grid(record, rows, [*map(str, range(n_columns))], corner)] if rows else []
-
-
-def _text_grid(record: Record, row: EffectRow) -> Grid:
-    return _grid(record, [row], row.tokens)
 
 
 def _grid(record: Record, rows: Sequence[EffectRow], columns: Sequence[str], corner: str = "") -> Grid:
@@ -259,14 +253,6 @@ def _interaction(record: Record, summary: EffectSummary) -> Iterator[Text]:
             )
 
 
-def _masked_words(record: Record, screen: Screen) -> Iterator[Text]:
-    """The number of removals of masked weights, which change nothing."""
-    n = sum(effect.masked for effect in record.effects)
-    if n:
-        words = f"{n} of {count_of(len(record.effects), 'removal')} affect only masked weights: exactly 0"
-        yield flowing([Text(words, style="dim")], screen.width)
-
-
 def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
     """The rank correlation of estimates with the effects."""
     screening = summary.screening
@@ -306,17 +292,12 @@ def _answer(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     name, s = _subject(strongest, record), "" if strongest.removed == "heads" else "s"
     measured = "the output vector" if summary.target is None else measured_words(summary)
     n, n_without = len(sizes), sizes.count(0.0)
-    if not largest:
-        clause = f"{name} does not matter here" if n == 1 else f"none of the {n} removals matters here"
-        return _sentence(f"{clause}: {measured} stays as it is", screen)
-    is_small, consequence = _consequence(strongest, summary, measured)
-    verb = f"matter{s} most" if n > 1 else f"hardly matter{s}" if is_small else f"matter{s}"
     remainder = f"; {n_without} of {n} removals change nothing" if n_without else ""
-    return _sentence(f"{name} {verb}: without {'it' if s else 'them'} {consequence}{remainder}", screen)
-
-
-def _sentence(words: str, screen: Screen) -> Text:
-    return flowing([Text(word, style="bold") for word in words.split(" ")], screen.width, " ")
+    sentence = f"{name} matter{s}{' most' * (n > 1)}: without {'it' if s else 'them'} "
+    sentence += _consequence(strongest, summary, measured) + remainder
+    if not largest:
+        sentence = f"nothing removed matters here: {measured} stays as it is"
+    return flowing([Text(word, style="bold") for word in sentence.split(" ")], screen.width, " ")
 
 
 def _subject(effect: Effect, record: Record) -> str:
@@ -329,19 +310,18 @@ def _subject(effect: Effect, record: Record) -> str:
     return name if name.startswith("head") else f"head{'s' * (effect.removed == 'heads')} {name}"
 
 
-def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> tuple[bool, str]:
-    """Whether the prediction stays the same as displayed, and a clause on the change by a removal."""
+def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> str:
+    """A clause on the change by a removal, and on the prediction."""
     change = summary.change_of(effect) or 0.0
     if summary.target is None:
-        return change < _SMALL, f"{measured} moves by {percent_text(change)} of its length"
+        return f"{measured} moves by {percent_text(change)} of its length"
     words = f"{measured} {'falls' if change < 0 else 'rises'} by {number_text(abs(change))}"
     if summary.versus is not None or summary.logprob is None or effect.d_logprob is None:
-        return False, words
+        return words
     before, after = (percent_text(exp(p)) for p in (summary.logprob, summary.logprob + effect.d_logprob))
     was, now = (rank == 0 for rank in (summary.rank, effect.rank))
     kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
-    is_small = before == after and was == now
-    return is_small, f"{words}, its probability goes from {before} to {after}, and it {kept} the most likely"
+    return f"{words}, its probability goes from {before} to {after}, and it {kept} the most likely"
 
 
 # --------------------------------------------------------------------------------------------------------------- names

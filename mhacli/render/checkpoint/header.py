@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.checks import error_text
 from mhacli.record.record import InspectedLayer, Model, Record
 from mhacli.render.base.format import (
     agreement,
@@ -20,10 +19,9 @@ from mhacli.render.base.format import (
     texts_in_words,
 )
 from mhacli.render.base.options import Screen
-from mhacli.render.base.selection import by_layers, names_of, ranges
+from mhacli.render.base.selection import by_layers, names_of
 from mhacli.text.escape import visible
 
-_MAX_LISTED = 8
 _CAPTURES = {
     "registry": "captured in transformers' attention registry",
     "module": "captured in the model's own eager_attention_forward",
@@ -32,9 +30,7 @@ _CAPTURES = {
 }
 
 
-def model_header(
-    record: Record, model: Model, screen: Screen, *, in_brief: bool = False, everything: bool = False
-) -> RenderableType:
+def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool = False) -> RenderableType:
     """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
     unverified layers; unless `in_brief` also how its layers were captured."""
     parts = [Text(visible(model.path), style="bold")]
@@ -53,7 +49,7 @@ def model_header(
         text, n = record.sequences[0], generated.prompt_lens[0]
         begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
         lines.append(Text(f"generated: “{visible(text.text[begin:])}”", style="bold"))
-    return Group(*lines, *_unverified(record, everything))
+    return Group(*lines, *(_unverified(layer) for layer in record.layers if not layer.verified))
 
 
 def _layers(record: Record, model: Model) -> str:
@@ -97,9 +93,6 @@ def _details(record: Record, model: Model) -> Iterator[str]:
     yield from by_layers(
         layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
     )
-    for kind in dict.fromkeys(without.type for without in model.without):
-        numbers = [without.layer for without in model.without if without.type == kind]
-        yield f"without attention matrix: {visible(kind)} (layer{'s' * (len(numbers) > 1)} {ranges(numbers)})"
     total, loading = record.timings.get("total"), record.timings.get("loading")
     if total is not None:
         loading_part = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
@@ -136,25 +129,12 @@ _CLOSE = 1e-6
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
-def _unverified(record: Record, everything: bool) -> Iterator[Text]:
-    doubtful = [layer for layer in record.layers if not layer.verified]
-    shown = doubtful if everything else doubtful[:_MAX_LISTED]
-    for layer in shown:
-        yield Text(f"! {layer.label} NOT verified: {'; '.join(_reasons(layer)) or 'no reason given'}", style="bold red")
-    if len(shown) < len(doubtful):
-        others = names_of(doubtful[len(shown) :])
-        yield Text(f"! {others} NOT verified either (--all says why)", style="bold red")
-
-
-def _reasons(layer: InspectedLayer) -> Iterator[str]:
+def _unverified(layer: InspectedLayer) -> Text:
+    """The failed checks of a layer, or what else makes it doubtful."""
     failed = [check for check in layer.survey.checks if not check.ok]
-    for check in failed:
-        off = "gives NaN or infinity"
-        if check.error is not None:
-            off = f"is off by {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
-        yield f"'{visible(check.name)}' {off}"
     listed = tuple(f"the check '{check.name}'" for check in failed)
-    yield from (visible(reason) for reason in layer.unverified if not reason.startswith(listed))
+    reasons = [*map(agreement, failed), *(visible(why) for why in layer.unverified if not why.startswith(listed))]
+    return Text(f"! {layer.label} NOT verified: {'; '.join(reasons)}", style="bold red")
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:

@@ -1,4 +1,4 @@
-"""The patterns of chosen layers and heads of a checkpoint on one scale, or else the top keys of chosen queries."""
+"""The patterns of chosen layers and heads of a checkpoint on one scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from mhacli.record.arrays import Array
 from mhacli.record.record import Record
-from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import type_text
 from mhacli.render.base.options import Screen, ViewOptions
@@ -37,14 +36,11 @@ def are_drawn(layers: Sequence[LayerView], options: ViewOptions) -> bool:
 def patterns_view(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The patterns of chosen layers or heads on a common scale; without a choice, the keys of chosen rows, or how to choose."""
+    """The patterns of chosen layers or heads on a common scale; without a choice, how to choose."""
     if options.view == "none" or not any(layer.has_pattern for layer in layers):
         return
     if not are_drawn(layers, options):
-        if options.rows is None:
-            yield Text(HINT, style="dim")
-        else:
-            yield from _top_keys_of_rows(layers, sequences, options, screen)
+        yield Text(HINT, style="dim")
         return
     missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
@@ -76,37 +72,14 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
         if options.heads is None or head.head in options.heads:
             name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
             title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]} {type_text(head)}"
-            yield (
-                title,
-                partial(_map_of, DrawableHead(view, place, head.head, head, inspected), sequence, rows, produced),
-            )
+            drawable = DrawableHead(view, place, head.head, head, inspected)
+            yield title, partial(_map_of, drawable, sequence, rows, produced)
 
 
 def _map_of(head: DrawableHead, sequence: int, rows: tuple[int, ...] | None, produced: int | None) -> HeadMap:
     """The pattern of a head, or its requested rows."""
     cells = replace(pattern_map(head, sequence), produced=produced)
     return cells if rows is None else cells.of_rows(rows)
-
-
-def _top_keys_of_rows(
-    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
-) -> Iterator[RenderableType]:
-    """The top keys of each chosen row: means over all heads of layers with self-attention on the text, which show where to look
-    for a head."""
-    self_layers = [layer for layer in layers if layer.has_pattern and layer.inspected.kind in ("self", "decoder")]
-    for b in sequences if options.rows is not None and self_layers else ():
-        first = self_layers[0]
-        generated = None if first.record.model is None else first.record.model.generated
-        cells, begin = pattern_map(DrawableHead(first.record, 0, 0), b), first.record.first_query(b)
-        last = begin + len(cells.queries.tokens)
-        means = np.mean(
-            [layer.record.arrays["pattern"][b, :, begin:last].mean(axis=0) for layer in self_layers], axis=0
-        )
-        rows = rows_in(options.rows or (), cells.queries, first_produced(first.inspected.kind, generated, b))
-        mean = replace(cells, weights=np.where(means > 0, means, FORBIDDEN), learned=None).of_rows(rows)
-        title = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in self_layers])}"
-        yield from patterns([(title, mean)], 1.0, replace(options, view="top"), screen)
-        yield Text("a mean hides what single heads do: --layer N --head H draws one", style="dim")
 
 
 # ---------------------------------------------------------------------------------------------------------------- words

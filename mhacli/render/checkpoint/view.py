@@ -63,7 +63,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     if options.brief:
         return Group(*remarks, bare(of_heads, screen.width), Text(""), checks)
     has_all = options.verbose or options.everything
-    header = model_header(record, record.model, screen, in_brief=not options.verbose, everything=options.everything)
+    header = model_header(record, record.model, screen, in_brief=not options.verbose)
     drawn = Group(*patterns_view(layers, sequences.shown, options, screen))
     numbers = Group(*remarks, *statistics(of_heads, options, screen))
     overview = Group(grid(record, layers, screen), _sinks(record, layers, heads, screen))

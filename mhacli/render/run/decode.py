@@ -133,12 +133,8 @@ def _costs(record: Record, decoding: DecodeSummary) -> Iterator[Text]:
     yield Text(f"cache{layers}: {bytes_text(decoding.token_bytes)} for every token of every sequence")
     length = decoding.crossing_len
     beyond = f"{length:,.0f}" if length >= 10 else f"{length:.1f}"
-    most = None if record.model is None else record.model.max_positions
-    end = f"(this model ends at {most:,}) " if most is not None and length > most else ""
     weights = bytes_text(decoding.weight_bytes)
-    yield Text(
-        f"weights: every step reads all {weights}; beyond T = {beyond} tokens {end}it reads more cache than weights"
-    )
+    yield Text(f"weights: every step reads all {weights}; beyond T = {beyond} tokens it reads more cache than weights")
     if decoding.full_token_bytes != decoding.token_bytes:
         full = bytes_text(decoding.full_token_bytes)
         yield Text(f"with one kv head per query head the cache would take {full} per token")

@@ -19,7 +19,6 @@ from mhacli.text.escape import visible
 
 _LEAST = 16
 """The least width of a formula."""
-_ELSEWHERE = "outside of your code:"
 
 
 def lines_table(record: Record, width: int = 0) -> Table[int]:
@@ -29,7 +28,7 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
     has_sizes, indent = record.module is None, len(str(len(record.trace))) + 2
 
     def above(n: int) -> list[RenderableType]:
-        if sources[n] == (sources[n - 1] if n else ""):
+        if sources[n] in ("", sources[n - 1] if n else ""):
             return []
         return [Text("\n".join(wrap(sources[n], width, subsequent_indent=" " * 4)), style="green")]
 
@@ -108,7 +107,7 @@ def sources_of(steps: Sequence[Step]) -> list[str]:
     sources: list[str] = []
     for step in steps:
         if step.file is None or step.line is None:
-            sources.append(_ELSEWHERE if any(sources) else "")
+            sources.append("")
         else:
             place = f"{visible(PurePath(step.file).name)}:{step.line}" if len(files) > 1 else f"line {step.line}"
             sources.append(f"{place}: {visible(' '.join(step.source.split()))}")

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mhacli.record.record import Cell, Record, Step, UserModule
+from mhacli.record.record import Cell, Record, ScorePart, Step, UserModule
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     bytes_text,
@@ -50,7 +50,6 @@ _KINDS = {
 """The origins of a score's parts in words."""
 _MORE = "--verbose prints the steps of the whole layer before it"
 _MORE_OF_STEPS = "--verbose prints memory, FLOPs, bytes, parameters and time of each step"
-_ALWAYS = ("content", "position")
 _NOT_FINITE = "not fin."
 _LONG_ROW, _LISTED = 16, 11
 """The keys of a row that are all listed, and the number of a longer row's."""
@@ -74,7 +73,7 @@ def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
         title = Text(f"{number:2d} {step_name(step)}", style="bold cyan").append(
             f"  {axes_text(step)}", style="not cyan"
         )
-        code = [Text(sources[number], style="green")] if sources[number] != sources[number - 1] else []
+        code = [Text(sources[number], style="green")] if sources[number] not in ("", sources[number - 1]) else []
         yield Group(Text(""), title, Padding(Group(*code, *_details(step, screen.width - _INDENT)), (0, 0, 0, _INDENT)))
 
 
@@ -192,29 +191,17 @@ def _score(cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     else:
         why = ": the score bias is −∞ here" if is_masked_by_bias else ""
         yield Text(f"this cell is masked{why}; its score is −∞, its attention weight exactly 0")
-    if len(cell.parts) < 2:
-        return
-    rows = [
-        (
-            visible(part.name),
-            _KINDS[part.kind],
-            "−∞" if part.value is None and part.kind == "given" else number_text(part.value),
-        )
-        for part in cell.parts
-    ]
-    values = {kind: sum(nan if p.value is None else p.value for p in cell.parts if p.kind == kind) for kind in _KINDS}
-    total = "−∞" if is_masked_by_bias else number_text(sum(values.values()))
-    columns: list[Column[tuple[str, str, str]]] = [
-        Column(heading="of the score", value=itemgetter(0), wraps=True),
-        Column(heading="comes from", value=itemgetter(1)),
-        Column(heading="", value=itemgetter(2), unit="id"),
-    ]
-    yield bare(Table(columns=columns, rows=rows, foot=[("sum", "", total)]), screen.width)
-    if is_masked_by_bias:
-        del values["given"]
-    words = [f"{_KINDS[kind]} {number_text(value)}" for kind, value in values.items() if value or kind in _ALWAYS]
-    masked = "" if cell.allowed or is_masked_by_bias else " (before the mask, which makes the score −∞)"
-    yield Text(f"in all: {', '.join(words)}{masked}", style="italic")
+    if len(cell.parts) > 1:
+        columns: list[Column[ScorePart]] = [
+            Column(heading="of the score", value=lambda part: visible(part.name), wraps=True),
+            Column(heading="comes from", value=lambda part: _KINDS[part.kind]),
+            Column(heading="", value=_part_text, unit="id"),
+        ]
+        yield bare(Table(columns=columns, rows=cell.parts), screen.width)
+
+
+def _part_text(part: ScorePart) -> str:
+    return "−∞" if part.value is None and part.kind == "given" else number_text(part.value)
 
 
 def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> RenderableType:
@@ -252,11 +239,9 @@ def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> Renderab
 
 # ------------------------------------------------------------------------------------------------------------ user code
 
-_MAX_PRINTED = 3
-
 
 def _module_header(record: Record, module: UserModule, screen: Screen) -> RenderableType:
-    """The target, its arguments with guesses marked, the call, the sizes of the trace, and the first lines that were printed."""
+    """The target, its arguments with guesses marked, the call, and the sizes of the trace."""
     environment, names = record.environment, [argument.name for argument in module.arguments]
     lines: list[RenderableType] = [Text(visible(module.target), style="bold")]
 
@@ -271,16 +256,10 @@ def _module_header(record: Record, module: UserModule, screen: Screen) -> Render
         line(f"{label}: ", [f"{a.name}={a.value}{f' ({a.why})' * bool(a.why)}" for a in arguments], between=", ")
     line("called: ", [module.called])
     line("sizes: ", [f"{word} {size}" for word, size in module.sizes], "bold")
-    how = f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"
-    if module.n_runs == 1:
-        how = "one run: axes are named by their sizes alone, and a|b is one of the two"
-    line("", [how], "dim")
+    if module.n_runs > 1:
+        line("", [f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"], "dim")
     ran = [f"mha {environment.mha}", f"torch {environment.torch}", record.config.dtype, environment.device]
     line("", [*ran, "in eval"], "dim")
-    printed = [text.strip() for text in module.printed.splitlines() if text.strip()]
-    more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
-    if printed:
-        line("", [f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}"], "dim")
     return Group(*lines)
 
 

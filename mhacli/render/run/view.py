@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -147,7 +146,10 @@ def _patterns(
     most = None if is_chosen else room
     yield from patterns(drawn, largest_weight(record), options, screen, most=most, n_more=n_more)
     if "dropped" in record.arrays:
-        yield _dropout_caption(record, sequences)
+        p = record.config.dropout
+        dropped = f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are multiplied by "
+        dropped += f"1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average"
+        yield Text(dropped, style="dim")
 
 
 def _of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str, HeadMap]]:
@@ -159,19 +161,3 @@ def _of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str, He
     for site, note in sites.items():
         title = f"{of_sequence}head {head}{kv_head_of(record, head)}{note}"
         yield title, pattern_map(DrawableHead(record, head, head), sequence, site)
-
-
-def _dropout_caption(record: Record, sequences: Sequence[int]) -> Text:
-    """Why rows no longer sum to 1 after dropout, and the range of their sums."""
-    p = record.config.dropout
-    allowed, before, after = (record.arrays[name] for name in ("allowed", "pattern", "dropped"))
-    heads = [DrawableHead(record, head, head) for head in range(record.config.n_heads)]
-    rows = np.concatenate([pattern_map(head, b, "dropped").sums for b in sequences for head in heads])
-    cells = np.broadcast_to(allowed, before.shape) & (before > 0)
-    part = float((after[cells] == 0).mean()) if cells.any() else 0.0
-    return Text(
-        f"dropout {p:g}: every weight became 0 with probability {p:g} (here {100 * part:.0f} % of them did), and the rest "
-        f"were multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average: over all heads from "
-        f"{rows.min():.2f} to {rows.max():.2f}, mean {rows.mean():.2f}. Without --train nothing is dropped.",
-        style="dim",
-    )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mha import NO_TORCH, Ended, run
+from support.mha import Ended, run
 from torch.overrides import TorchFunctionMode
 
 import mhacli
@@ -309,14 +309,3 @@ def test_a_missing_baseline_and_missing_devices_are_named(mha: Mha) -> None:
     assert (done.error["code"], done.error["path"]) == ("unreadable", "gone.json")
     assert "cuda:99" in mha("bench", "--device", "cuda:99", "--lengths", "8", code=1).said
     assert "--kv-heads" in mha("bench", "--kv-heads", "3", "--device", "cpu", code=2).said
-
-
-def test_without_matplotlib_a_plot_is_refused(tmp_path: Path) -> None:
-    hidden = (
-        "import sys\nfrom importlib.machinery import PathFinder\nclass Without(PathFinder):\n    @staticmethod\n"
-        "    def find_spec(name, path=None, target=None):\n"
-        "        return None if name == 'matplotlib' else PathFinder.find_spec(name, path, target)\n"
-        "sys.meta_path[sys.meta_path.index(PathFinder)] = Without\n"
-    )
-    done = run(tmp_path, "bench", "--svg", "new", code=1, modules={**NO_TORCH, "sitecustomize": hidden})
-    assert "matplotlib" in done.said

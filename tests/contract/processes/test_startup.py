@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from support.mha import NO_TORCH, PATIENCE_S, run
 
-NO_LIBRARIES = {
-    name: NO_TORCH["torch"] for name in ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "ray")
-}
+NO_LIBRARIES = {name: NO_TORCH["torch"] for name in ("torch", "numpy", "transformers", "tokenizers", "ray")}
 """Modules with which a process ends with 99 if it imports a large library."""
 
 
