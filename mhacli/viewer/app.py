@@ -8,12 +8,12 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table as RichTable
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,11 +22,9 @@ from textual.widgets import Footer, Static
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated
-from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
 from mhacli.viewer.heads import Overview
 from mhacli.viewer.parts import ENDS, HeadsScreen, key
@@ -34,12 +32,9 @@ from mhacli.viewer.session import Session
 
 # --------------------------------------------------------------------------------------------------------------- texts
 
-Draw = Callable[[int], Sequence[RenderableType]]
-"""The parts of a text at a width."""
-
 
 class TextScreen(Screen[None]):
-    """A screen with one text, which also scrolls by the keys of pagers."""
+    """A screen with one text, drawn for its width, which also scrolls by the keys of pagers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up", "scroll_up", "↑ ↓", "a line up or down", "scroll"),
@@ -51,9 +46,9 @@ class TextScreen(Screen[None]):
         *ENDS,
     ]
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, session: Session, draw: Callable[[Session, int], Iterable[RenderableType]]) -> None:
         super().__init__()
-        self._draw, self._text = draw, Static()
+        self.session, self._draw, self._text = session, draw, Static()
 
     def compose(self) -> ComposeResult:
         """The text, with its keys below."""
@@ -62,47 +57,40 @@ class TextScreen(Screen[None]):
 
     def on_resize(self) -> None:
         """Draws the text for the width beside the scrollbar."""
-        self._text.update(Group(*self._draw(max(20, self.size.width - 1))))
+        self._text.update(Group(*self._draw(self.session, max(20, self.size.width - 1))))
 
 
-def _walk(session: Session) -> Draw:
+def _walk(session: Session, width: int) -> Iterator[RenderableType]:
     """The walkthrough of a record; for decoding its steps."""
-    record = session.record
+    record, paper = session.record, Paper(width, session.colour)
+    if record.decoding is not None:
+        from mhacli.render.run.decode import decode_view
 
-    def draw(width: int) -> Sequence[RenderableType]:
-        paper = Paper(width, session.colour)
-        if record.decoding is not None:
-            from mhacli.render.run.decode import decode_view
+        yield decode_view(record, ViewOptions(everything=True), paper)
+        return
+    from mhacli.render.run.trace import closing, header, step_blocks
 
-            return [decode_view(record, ViewOptions(everything=True), paper)]
-        from mhacli.render.run.trace import closing, header, step_blocks
-
-        if not record.trace:
-            shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
-            return [header(record, paper), Text(f"\nThis record holds no steps. {shows} shows those of a layer.")]
-        return [*step_blocks(record, paper), closing(record, paper)]
-
-    return draw
-
-
-def _origin(session: Session) -> Draw:
-    """The provenance of the record, and what is drawn of it: its scale, and what was hidden."""
-    record, facts = session.record, [*provenance(session.record)]
-    shown = session.picture() if session.heads else None
-    if shown is not None:
-        from mhacli.viewer.head import scale_words, sink_words
-
-        facts += [("drawn", session.head.label), ("scale", scale_words(shown, 1)), ("sinks", sink_words(shown))]
-    facts += [("not kept", ", ".join(map(visible, record.not_kept)))] if record.not_kept else []
-    return lambda width: [_two_columns(facts, "bold", width)]
+    yield header(record, paper)
+    if record.trace:
+        yield from step_blocks(record, paper)
+        yield closing(record, paper)
+    else:
+        shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
+        yield Text(f"\nThis record holds no steps. {shows} shows those of a layer.")
 
 
-def _two_columns(rows: Sequence[tuple[str, str]], style: str, width: int) -> RenderableType:
-    columns: list[Column[tuple[str, str]]] = [
-        Column(heading="", value=itemgetter(0), style=lambda row: style),
-        Column(heading="", value=itemgetter(1), least=20, wraps=True),
-    ]
-    return bare(Table(columns=columns, rows=rows), width)
+def _origin(session: Session, width: int) -> Iterator[RenderableType]:
+    """The provenance of the record, and the arrays that it lacks."""
+    yield _two_columns(provenance(session.record), "bold")
+    if session.record.not_kept:
+        yield Text(f"not kept: {', '.join(map(visible, session.record.not_kept))}")
+
+
+def _two_columns(rows: Iterable[tuple[str, str]], style: str) -> RichTable:
+    table = RichTable.grid(padding=(0, 2, 0, 0))
+    for name, words in rows:
+        table.add_row(Text(name, style, no_wrap=True), Text(words))
+    return table
 
 
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
@@ -112,19 +100,21 @@ block: the attention that its queries give, on average, to all its keys. All hea
 their cells in the cursor's row, the queries as theirs in its column. A bar is a key's weight relative to the strongest key's."""
 
 
-def _help(width: int) -> Sequence[RenderableType]:
+def _help(session: Session, width: int) -> Iterator[RenderableType]:
     """All keys, and the use of the mouse."""
     from mhacli.viewer.effects import EffectsScreen
     from mhacli.viewer.head import HeadScreen
 
-    blocks: list[RenderableType] = []
     screens: dict[str, type[Screen[None]]] = {"everywhere": HeadsScreen, "all heads": Overview, "a head": HeadScreen}
     screens |= {"effects": EffectsScreen, "a text to read": TextScreen}
     for title, screen in screens.items():
         keys = [each for each in screen.BINDINGS if isinstance(each, Binding) and each.tooltip]
-        table = _two_columns([(each.key_display or "", each.tooltip) for each in keys], "bold cyan", width - 1)
-        blocks += [Text(title, style="bold"), Padding(table, (0, 0, 1, 1))]
-    return [*blocks, Text(_EXPLAINED)]
+        table = _two_columns([(each.key_display or "", each.tooltip) for each in keys], "bold cyan")
+        yield from (Text(title, style="bold"), Padding(table, (0, 0, 1, 1)))
+    yield Text(_EXPLAINED)
+
+
+_TEXTS = {"walk": _walk, "origin": _origin, "help": _help}
 
 
 # ----------------------------------------------------------------------------------------------------------------- app
@@ -186,7 +176,7 @@ class Viewer(App[None]):
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record without heads."""
-        return Overview(self.session) if self.session.heads else TextScreen(_walk(self.session))
+        return Overview(self.session) if self.session.heads else TextScreen(self.session, _walk)
 
     def on_mount(self) -> None:
         """Opens the requested head."""
@@ -194,10 +184,6 @@ class Viewer(App[None]):
             asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
         if self._is_open and isinstance(self.screen, Overview):
             self.screen.open_head(self.session.place)
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether the record has effects to show."""
-        return action != "effects" or self.session.record.effect is not None
 
     def _end_by(self, number: int) -> None:
         """Ends the app by a signal."""
@@ -217,19 +203,8 @@ class Viewer(App[None]):
             self.exit()
 
     def action_read(self, name: str) -> None:
-        """Opens the walkthrough, the provenance of the record and the settings of the picture, or the list of keys."""
-        text_of: dict[str, Callable[[Session], Draw]] = {
-            "walk": _walk,
-            "origin": _origin,
-            "help": lambda session: _help,
-        }
-        self.push_screen(TextScreen(text_of[name](self.session)))
-
-    def action_effects(self) -> None:
-        """Opens the effects of removals."""
-        from mhacli.viewer.effects import EffectsScreen
-
-        self.push_screen(EffectsScreen(self.session))
+        """Opens the walkthrough, the provenance of the record, or the list of keys."""
+        self.push_screen(TextScreen(self.session, _TEXTS[name]))
 
 
 # --------------------------------------------------------------------------------------------------- beginning and end

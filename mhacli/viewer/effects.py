@@ -38,7 +38,13 @@ class EffectsScreen(HeadsScreen):
     """The effects in a record of `mha effect`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("home", "move('home')", "Home End", "the removal with the largest change, or with the smallest", "largest"),
+        key(
+            "home",
+            "move('scroll_home')",
+            "Home End",
+            "the removal with the largest change, or with the smallest",
+            "largest",
+        ),
         key("enter,ctrl+j", "open", "Enter", "open the head that was removed", "open"),
         key("e", "app.back"),
     ]
@@ -70,7 +76,7 @@ class EffectsScreen(HeadsScreen):
         self.cells.fill(headings, [(name, cells) for name, _, cells in rows])
         for row, (_, effects, _) in enumerate(rows):
             self.removals |= {(row, place): effect for place, effect in enumerate(effects) if effect is not None}
-        self.action_move("home")
+        self.action_move("scroll_home")
 
     def _rows(self, width: int) -> Iterator[tuple[str, Sequence[Effect | None], list[Text]]]:
         """The names and removals: heads by layer, edges by text in parts that fit, then joint removals."""
@@ -127,9 +133,9 @@ class EffectsScreen(HeadsScreen):
 
     def action_move(self, direction: str) -> None:
         """Moves to another removal."""
-        if self.removals and direction in ("home", "end"):
+        if self.removals and direction in ("scroll_home", "scroll_end"):
             ranked = sorted(self.removals, key=lambda at: -abs(self.summary.change_of(self.removals[at]) or 0.0))
-            row, column = ranked[0 if direction == "home" else -1]
+            row, column = ranked[0 if direction == "scroll_home" else -1]
             self.cells.move_cursor(row=row, column=column)
         elif self.removals:
             self.cells.move(direction)

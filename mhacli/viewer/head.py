@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -35,17 +35,14 @@ _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
 """The most top keys to list."""
 _MOST_SINKS = 6
 """The most sinks that a caption names."""
-_CLIPBOARD = 74_000
-"""The most bytes that terminals copy by OSC 52. Source: the 100 000 bytes of hterm's osc52.sh, of which base64 leaves
-three quarters."""
 
 
 class HeadScreen(HeadsScreen):
     """One head with the cursor on a query and a key."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("shift+pageup", "move('pageleft')", "⇧PgUp ⇧PgDn", "a page to the left or right"),
-        key("shift+pagedown", "move('pageright')"),
+        key("shift+pageup", "move('page_left')", "⇧PgUp ⇧PgDn", "a page to the left or right"),
+        key("shift+pagedown", "move('page_right')"),
         key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
         key("shift+tab", "app.focus_previous"),
         key("h,right_square_bracket", "head(1)", "h ]", "the next head", "head"),
@@ -116,23 +113,18 @@ class HeadScreen(HeadsScreen):
         self.legend.update(Group(words.flowing([*legend], self.size.width)))
 
     def _draw_list(self, picture: Picture, row: int, column: int) -> None:
-        """Draws the strongest keys of the row, as many as fit if no number was chosen, then what the others and a sink logit
-        get."""
-        keys, learned, size = picture.top_keys(row), picture.base.learned, self.list.size
-        room = max(1, size.height - (learned is not None))
+        """Draws the strongest keys of the row, as many as fit if no number was chosen, then what the others get."""
+        keys, size = picture.top_keys(row), self.list.size
+        room = max(1, size.height)
         most = self._most or (room if len(keys) <= room else max(1, room - 1))
         self._listed = [listed for listed, _ in keys[:most]]
         noun = "key" if picture.base.block == 1 else "block"
         none = f"no {noun} but sinks" if picture.is_taken[row].any() else f"no visible {noun}"
         entitle(self.list, f"top {len(self._listed)} of {words.count_of(len(keys), noun)}" if keys else none)
-        others = []
+        self.list.set_options(Option(line) for line in key_lines(picture, keys[:most], size.width))
         if len(keys) > most:
-            rest = sum(weight for _, weight in keys[most:])
-            others.append(f" {len(keys) - most} more get {words.weight_text(rest, DECIMALS)}")
-        if learned is not None and not picture.hides_sinks:
-            others.append(f" sink logit {words.weight_text(float(learned[row]), DECIMALS)}")
-        lines = [Option(line) for line in key_lines(picture, keys[:most], size.width)]
-        self.list.set_options([*lines, *(Option(line, disabled=True) for line in others)])
+            rest = words.weight_text(sum(weight for _, weight in keys[most:]), DECIMALS)
+            self.list.add_option(Option(f" {len(keys) - most} more get {rest}", disabled=True))
         self.list.highlighted = self._listed.index(column) if column in self._listed else None
 
     def _heading(self) -> Iterator[tuple[str, str | Style]]:
@@ -148,19 +140,13 @@ class HeadScreen(HeadsScreen):
 
     def _draw_texts(self, picture: Picture, row: int, column: int) -> None:
         """Draws the keys as their cells in the cursor's row, and the queries as theirs in its column."""
-        cells, base, colour = picture.at(1).cells, picture.base, self.session.colour
-        of_row, of_column = cells[row].tolist(), cells[:, column].tolist()
+        levels, base = picture.levels(1), picture.base
+        look = partial(token_look, colour=self.session.colour)
         entitle(self.keys, f"keys of query {picture.query_name(row)}")
         entitle(self.queries, f"queries of key {picture.key_name(column)}")
-        first, last = base.key_places(column)
-        self.keys.show(
-            base.keys, range(first, last + 1), lambda place: token_look(of_row[picture.column_of(place)], colour=colour)
-        )
-        first, last = base.query_places(row)
+        self.keys.show(base.keys, base.key_places(column), lambda key: look(levels[row, picture.column_of(key)]))
         self.queries.show(
-            base.queries,
-            range(first, last + 1),
-            lambda place: token_look(of_column[picture.row_of(place)], colour=colour),
+            base.queries, base.query_places(row), lambda query: look(levels[picture.row_of(query), column])
         )
 
     # -------------------------------------------------------------------------------------------------------- cursor
@@ -184,11 +170,10 @@ class HeadScreen(HeadsScreen):
             self.go(self.matrix.row, self._listed[listed])
 
     def action_move(self, direction: str) -> None:
-        """Moves the cursor in the focused pane."""
+        """Moves the cursor in the focused pane; in a text to the token before or behind it."""
         axis: Axis = "key" if self.focused is self.keys else "query"
-        text = self.keys if axis == "key" else self.queries
-        if self.focused is text and direction in ("up", "down", "left", "right"):
-            self._go_to(axis, text.moved(direction))
+        if isinstance(self.focused, Tokens) and direction.startswith("cursor"):
+            self._go_to(axis, self.focused.beside(-1 if direction in ("cursor_left", "cursor_up") else 1))
         elif self.picture is not None:
             self.go(*self.matrix.moved(direction))
 
@@ -225,13 +210,11 @@ class HeadScreen(HeadsScreen):
 
     def action_copy(self) -> None:
         """Copies the row as JSON to the terminal's clipboard."""
-        if self.picture is None:
-            return
-        row = self.matrix.row
-        text = json.dumps(self.picture.row_document(row), allow_nan=False)
-        self.app.copy_to_clipboard(text)
-        too_long = ", more than many terminals take" if len(text) > _CLIPBOARD else ""
-        self.action_say(f"copied query {self.picture.query_name(row)} as JSON by OSC 52: {len(text):,} bytes{too_long}")
+        if self.picture is not None:
+            text = json.dumps(self.picture.row_document(self.matrix.row), allow_nan=False)
+            self.app.copy_to_clipboard(text)
+            name = self.picture.query_name(self.matrix.row)
+            self.action_say(f"copied query {name} as JSON by OSC 52: {len(text):,} bytes")
 
     # ------------------------------------------------------------------------------------------------------------ jumping
 
@@ -357,13 +340,11 @@ def token_look(level: int, *, colour: bool) -> tuple[str, Style]:
 
 def read_out(picture: Picture, row: int, column: int, width: int) -> Iterator[Text]:
     """The query, key and weight under the cursor, and the row's entropy, sink weight and sum."""
-    weight = Text.assemble(*_weight_words(picture, row, column))
-    room = max(6, (width - weight.cell_len - len("query   key   weight ")) // 2)
-    names = [words.fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
-    yield Text.assemble(
-        ("query ", "dim"), (names[0], "bold"), ("  key ", "dim"), (names[1], "bold"), ("  weight ", "dim"), weight
-    )
     base, entropy, of_row = picture.base, picture.entropy(row), picture.base.weights[row]
+    weight, exact = weight_words(picture, row, column)
+    room = max(6, (width - cell_len(f"query   key   weight {weight}{exact}")) // 2)
+    query, key = (words.fitted(name, room) for name in (picture.query_name(row), picture.key_name(column)))
+    yield _named({"query": query, "key": key, "weight": weight}).append(exact, "dim")
     if entropy is None:
         yield Text("this query sees no key", "bold yellow")
         return
@@ -373,52 +354,45 @@ def read_out(picture: Picture, row: int, column: int, width: int) -> Iterator[Te
     if base.learned is not None:
         numbers["sink logit"] = words.weight_text(float(base.learned[row]), 4)
     numbers["row sum"] = words.weight_text(float(of_row[of_row != FORBIDDEN].sum()), 4)
-    yield Text("  ").join(Text.assemble((f"{name} ", "dim"), (number, "bold")) for name, number in numbers.items())
+    yield _named(numbers)
 
 
-def _weight_words(picture: Picture, row: int, column: int) -> Iterator[tuple[str, str]]:
+def _named(numbers: Mapping[str, str]) -> Text:
+    return Text("  ").join(Text.assemble((f"{name} ", "dim"), (number, "bold")) for name, number in numbers.items())
+
+
+def weight_words(picture: Picture, row: int, column: int) -> tuple[str, str]:
+    """The weight under the cursor, and with more digits; or why it has none."""
     weight = float(picture.base.weights[row, column])
     if weight == FORBIDDEN:
-        yield "masked", "bold yellow"
-    elif picture.is_taken[row, column]:
-        yield "taken out", "bold yellow"
-        yield f" (was {float(picture.whole.weights[row, column]):.6g})", "dim"
-    else:
-        yield words.weight_text(weight, 4), "bold"
-        yield f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else "", "dim"
+        return "masked", ""
+    if picture.is_taken[row, column]:
+        return "taken out", ""
+    return words.weight_text(weight, 4), f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
 
 
 def captions(picture: Picture, factor: int, *, has_numbers: bool, colour: bool) -> Iterator[Text]:
     """The legend: the meaning of shades, and what was removed or not drawn."""
-    shades, block = picture.at(factor), picture.base.block
-    yield Text.assemble(f"scale {scale_words(picture, factor)} ", *WEIGHTS.swatches(8, colour=colour))
+    weights, top = picture.map(factor).weights, picture.top(factor)
+    of_scale = range_text(picture.scale, top, is_exceeded=bool((weights > top).any()))
+    yield Text.assemble(f"scale {picture.scale}, {of_scale} ", *WEIGHTS.swatches(8, colour=colour))
     yield Text(sink_words(picture))
     if picture.head.record.config.train:
         yield Text("before dropout", "bold yellow")
-    if block > 1:
-        yield Text(f"the record holds blocks of {block} × {block} tokens, no cells")
-    if not shades.map.is_open.all():
+    if (weights == FORBIDDEN).any():
         yield Text("0: masked" if has_numbers else "blank: masked", "dim")
     if factor == 1 and picture.is_taken.any():
         yield Text(f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out", "dim")
-    if np.isnan(shades.map.weights).any():
+    if np.isnan(weights).any():
         yield Text(f"{NAN_SIGN}: not a number", "bold yellow")
-
-
-def scale_words(picture: Picture, factor: int) -> str:
-    """The scale and its range."""
-    shades = picture.at(factor)
-    is_exceeded = bool((shades.map.weights > shades.top).any())
-    return f"{picture.scale}, {range_text(picture.scale, shades.top, is_exceeded=is_exceeded)}"
 
 
 def sink_words(picture: Picture) -> str:
     """The sink keys, their weight, and whether they are hidden."""
-    base = picture.base
-    if not base.sinks and base.learned_mass is None:
-        return "no sink in blocks" if base.block > 1 else "no sink"
-    keys = f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {words.percent_text(base.sink_mass)}"
-    parts = [keys] if base.sinks else []
-    parts += [] if base.learned_mass is None else [f"the sink logit, {words.percent_text(base.learned_mass)}"]
-    end = ", taken out, rows renormalised" if picture.hides_sinks else " of a row on average"
-    return f"sink: {' and '.join(parts)}{end}"
+    base, parts = picture.base, list[str]()
+    if base.sinks:
+        parts.append(f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {words.percent_text(base.sink_mass)}")
+    if base.learned_mass is not None:
+        parts.append(f"the sink logit, {words.percent_text(base.learned_mass)}")
+    end = "taken out, rows renormalised" if picture.hides_sinks else "of a row on average"
+    return f"sink: {' and '.join(parts)} {end}" if parts else "no sink"

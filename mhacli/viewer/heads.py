@@ -56,7 +56,13 @@ class Overview(HeadsScreen):
             for row, name in enumerate(self.session.rows)
         ]
         self.signs.fill([*map(str, self._numbers)], rows, len(str(self._numbers[-1])) + 1)
+        self._point()
         self.call_after_refresh(self.set_timer, _PAUSE_S, self._add_pictures)
+
+    def _point(self) -> None:
+        """Moves the cursor of the signs to the head under the session's cursor."""
+        row, number = self.session.place
+        self.signs.move_cursor(row=row, column=self._numbers.index(number))
 
     def _sign(self, place: Place) -> Text:
         head = self.session.heads.get(place)
@@ -71,8 +77,7 @@ class Overview(HeadsScreen):
     def draw(self) -> None:
         """Redraws the screen."""
         session, width = self.session, self.size.width
-        row, number = session.place
-        self.signs.move_cursor(row=row, column=self._numbers.index(number))
+        self._point()
         self.top_line.update(one_line(*_record_words(session)))
         self._draw_pictures()
         of_layers = f" (columns) in {len(session.rows)} layers (rows)" if len(session.rows) > 1 else ""

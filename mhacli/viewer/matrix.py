@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -33,22 +32,13 @@ TAKEN_SIGN = "–"
 """The sign of a removed sink's weight. `.00` would be a small weight."""
 
 
-@dataclass(frozen=True, eq=False)
-class Shades:
-    """A map with its cells as levels of 0 … 255 up to `top`. Removed cells look masked."""
-
-    map: HeadMap
-    cells: Array
-    top: float
-
-
 class Picture:
-    """A head of a sequence: its finest map `whole`, and the map `base`, of which sinks are removed if they are hidden."""
+    """A head of a sequence: its map `base`, of which sinks are removed if they are hidden, also in blocks of several cells."""
 
     def __init__(self, head: DrawableHead, sequence: int, scale: Scale, top: float, *, hides_sinks: bool) -> None:
         self.head, self.sequence, self.scale, self.hides_sinks = head, sequence, scale, hides_sinks
-        self.whole = head_map(head, sequence)
-        self.base = self.whole.without_sinks() if hides_sinks else self.whole
+        whole = head_map(head, sequence)
+        self.base = whole.without_sinks() if hides_sinks else whole
         self.n_rows, self.n_columns = map(int, self.base.weights.shape)
         self.is_taken = np.zeros(self.base.weights.shape, dtype=bool)
         if hides_sinks and self.base.block == 1:
@@ -56,14 +46,16 @@ class Picture:
             self.is_taken[:, columns] = self.base.weights[:, columns] == 0
         self.weights = np.where(self.is_taken, FORBIDDEN, self.base.weights)
         self._top = top
-        self.at = cache(self._at)
+        self.map, self.levels = cache(self.base.pooled), cache(self._levels)
 
-    def _at(self, factor: int) -> Shades:
-        """The map in blocks of `factor` × `factor` cells. Blocks hold more than cells, so that their scale may be longer."""
-        pooled = self.base.pooled(factor)
-        weights = self.weights if factor == 1 else pooled.weights
-        top = self._top if factor == 1 else max(self._top, pooled.largest)
-        return Shades(pooled, levels(weights, self.scale, top).astype(np.int16), top)
+    def top(self, factor: int) -> float:
+        """The end of the scale of blocks of `factor` × `factor` cells. Blocks hold more than cells, so that it may be larger."""
+        return self._top if factor == 1 else max(self._top, self.map(factor).largest)
+
+    def _levels(self, factor: int) -> Array:
+        """The cells as levels of 0 … 255. Removed cells look masked."""
+        weights = self.weights if factor == 1 else self.map(factor).weights
+        return levels(weights, self.scale, self.top(factor)).astype(np.int16)
 
     def row_of(self, place: int) -> int:
         """The row of a query's position."""
@@ -179,13 +171,13 @@ def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell
 def _drawn_cells(picture: Picture, size: tuple[int, int], rows: range, columns: range, *, colour: bool) -> list[Cell]:
     """A line of cells of a size: one row, or two in cells that are half a character high."""
     factor, width = size
-    shades, part = picture.at(factor), slice(columns.start, columns.stop)
-    upper = shades.cells[rows[0], part].tolist()
+    shades, part = picture.levels(factor), slice(columns.start, columns.stop)
+    upper = shades[rows[0], part].tolist()
     if width == HALF:
-        lower = shades.cells[rows[1], part].tolist() if len(rows) > 1 else None
+        lower = shades[rows[1], part].tolist() if len(rows) > 1 else None
         return [*half_cells(upper, lower)]
     if width in _DECIMALS:
-        weights = shades.map.weights[rows[0], part].tolist()
+        weights = picture.map(factor).weights[rows[0], part].tolist()
         return [_number_cell(*pair, width, colour=colour) for pair in zip(upper, weights, strict=True)]
     return [cell(level, width, colour=colour) for level in upper]
 
@@ -199,7 +191,7 @@ def thumbnail(picture: Picture, lines: int, columns: int, *, colour: bool) -> Te
     """A whole picture, in the largest cells that fit."""
     sizes = _sizes(picture, colour=colour)[:-1]
     size = [size for size in sizes if size == sizes[0] or _fits(picture, size, lines, columns)][-1]
-    (n_rows, n_columns), per_line = picture.at(size[0]).cells.shape, _per_line(size[1])
+    (n_rows, n_columns), per_line = picture.levels(size[0]).shape, _per_line(size[1])
     text = Text(no_wrap=True)
     for begin in range(0, n_rows, per_line):
         rows = range(begin, min(begin + per_line, n_rows))
@@ -236,10 +228,10 @@ class Matrix(Widget, can_focus=True):
         self._zooms = range(min(fits, sizes.index((1, sizes[0][1])) - len(sizes)), 0)
         self._zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen)
         self.factor, self.width = sizes[self._zoom]
-        n_rows, n_columns = picture.at(self.factor).cells.shape
+        n_rows, n_columns = picture.levels(self.factor).shape
         self.rows = _held(self.rows.start, lines * _per_line(self.width), row // self.factor, n_rows)
         self.columns = _held(self.columns.start, max(1, room // self.width), column // self.factor, n_columns)
-        entitle(self, self._title(picture.at(self.factor)))
+        entitle(self, self._title(picture.map(self.factor)))
         self.refresh()
 
     def on_resize(self) -> None:
@@ -263,15 +255,15 @@ class Matrix(Widget, can_focus=True):
         return Strip([Segment(*piece) for piece in line]).adjust_cell_length(self.size.width)
 
     def _line(self, picture: Picture, rows: range) -> list[Cell]:
-        shades, is_own = picture.at(self.factor), self.row // self.factor in rows
+        shown, is_own = picture.map(self.factor), self.row // self.factor in rows
         cells = _drawn_cells(picture, (self.factor, self.width), rows, self.columns, colour=self.colour)
         name = picture.query_name(self.row if is_own else rows[0])
         if is_own:
             at = self.column // self.factor
-            levels_at = [int(shades.cells[row, at]) for row in rows]
+            levels_at = [int(picture.levels(self.factor)[row, at]) for row in rows]
             cells[at - self.columns.start] = self._cursor(cells[at - self.columns.start], rows, levels_at)
         elif self.factor > 1:
-            name = f"{shades.map.query_places(rows[0])[0]}–{shades.map.query_places(rows[-1])[1]}"
+            name = f"{shown.query_places(rows[0])[0]}–{shown.query_places(rows[-1])[1]}"
         label = set_cell_size(fitted(name, self.left - 2), self.left - 2)
         return [(label, ACCENT if is_own else PLAIN), (" ▸" if is_own else "  ", ACCENT), *cells]
 
@@ -289,22 +281,21 @@ class Matrix(Widget, can_focus=True):
 
     def _axis(self, picture: Picture) -> list[Cell]:
         """The keys, as tokens if they fit into cells, else some of the positions."""
-        shown, width = picture.at(self.factor).map, self.width
+        shown, width = picture.map(self.factor), self.width
         begin = f"{'query':<{self.left}}"
         if width > TIGHT and shown.block == 1:
             names = [(c, set_cell_size(fitted(shown.key_name(c), width - 1), width)) for c in self.columns]
             return [(begin, DIM), *((name, ACCENT if c == self.column else PLAIN) for c, name in names)]
-        places = [c * shown.block + shown.first[1] for c in self.columns]
+        places = [shown.key_index(c) for c in self.columns]
         numbers = ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=self.columns.start)
         return [(begin, DIM), (numbers, DIM)]
 
-    def _title(self, shades: Shades) -> str:
-        block = shades.map.block
-        title = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
-        if self.factor > 1:
-            weight = float(shades.map.weights[self.row // self.factor, self.column // self.factor])
-            title += f", here {'masked' if weight == FORBIDDEN else weight_text(weight, 4)}"
-        return title
+    def _title(self, shown: HeadMap) -> str:
+        title = "matrix" if shown.block == 1 else f"matrix · {shown.block} × {shown.block} tokens a cell"
+        if self.factor == 1:
+            return title
+        weight = float(shown.weights[self.row // self.factor, self.column // self.factor])
+        return f"{title}, here {'masked' if weight == FORBIDDEN else weight_text(weight, 4)}"
 
     def moved(self, direction: str) -> tuple[int, int]:
         """The row and column in a direction from the cursor."""
@@ -314,18 +305,18 @@ class Matrix(Widget, can_focus=True):
         down, right = max(1, len(self.rows) - 1) * step, max(1, len(self.columns) - 1) * step
         seen = np.flatnonzero(self.picture.base.is_open[row])
         to_row, to_column = {
-            "up": (row - step, column),
-            "down": (row + step, column),
-            "left": (row, column - step),
-            "right": (row, column + step),
-            "pageup": (row - down, column),
-            "pagedown": (row + down, column),
-            "pageleft": (row, column - right),
-            "pageright": (row, column + right),
-            "home": (row, 0),
-            "end": (row, int(seen[-1]) if len(seen) else 0),
-            "top": (0, column),
-            "bottom": (last_row, column),
+            "cursor_up": (row - step, column),
+            "cursor_down": (row + step, column),
+            "cursor_left": (row, column - step),
+            "cursor_right": (row, column + step),
+            "page_up": (row - down, column),
+            "page_down": (row + down, column),
+            "page_left": (row, column - right),
+            "page_right": (row, column + right),
+            "scroll_home": (row, 0),
+            "scroll_end": (row, int(seen[-1]) if len(seen) else 0),
+            "scroll_top": (0, column),
+            "scroll_bottom": (last_row, column),
         }[direction]
         return max(0, min(last_row, to_row)), max(0, min(last_column, to_column))
 
@@ -340,11 +331,11 @@ class Matrix(Widget, can_focus=True):
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Moves down a few rows, or right with shift."""
-        self._wheel("right" if event.shift else "down")
+        self._wheel("cursor_right" if event.shift else "cursor_down")
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Moves up a few rows, or left with shift."""
-        self._wheel("left" if event.shift else "up")
+        self._wheel("cursor_left" if event.shift else "cursor_up")
 
     def _wheel(self, direction: str) -> None:
         for _ in range(0 if self.picture is None else _WHEEL):

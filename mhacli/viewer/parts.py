@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -34,72 +35,58 @@ CURSOR = Style(reverse=True)
 
 
 class Tokens(ScrollView, can_focus=True, inherit_bindings=False):
-    """The tokens of a text in lines, with a cursor on one or some of them. `go` chooses another."""
+    """The tokens of a text in lines, with a cursor from one to another. `go` chooses another."""
 
     def __init__(self, go: Callable[[int], None], *, id: str) -> None:
         super().__init__(id=id)
         self._go = go
-        self.text: TokenSequence | None = None
-        self.tokens: list[str] = []
-        self.cursor = range(1)
-        self.look: Callable[[int], tuple[str, Style]] = lambda token: (" ", PLAIN)
-        self._columns: list[int] = []
+        self._text: TokenSequence | None = None
+        self._words: list[str] = []
         self._lines: list[range] = []
+        self._cursor = 0, 0
+        self._look: Callable[[int], tuple[str, Style]] = lambda token: (" ", PLAIN)
 
-    def show(self, text: TokenSequence, cursor: range, look: Callable[[int], tuple[str, Style]]) -> None:
+    def show(self, text: TokenSequence, cursor: tuple[int, int], look: Callable[[int], tuple[str, Style]]) -> None:
         """Draws a text, each token with the sign before it and its style, and scrolls to those under the cursor."""
-        is_other, self.text, self.cursor, self.look = text is not self.text, text, cursor, look
+        is_other, self._text, self._cursor, self._look = text is not self._text, text, cursor, look
         if is_other:
             self.on_resize()
-        self.scroll_to_region(Region(0, self._line_of(cursor.start), 1, 1), animate=False, force=True)
+        line = bisect_right(self._lines, cursor[0], key=lambda line: line.start) - 1
+        self.scroll_to_region(Region(0, line, 1, 1), animate=False, force=True)
         self.refresh()
 
     def on_resize(self) -> None:
         """Breaks the text into lines of the new width."""
         width, used, begins = max(4, self.scrollable_content_region.width), 0, [0]
-        text, self._columns = self.text, []
-        places = range(0 if text is None else len(text.tokens))
-        self.tokens = [] if text is None else [fitted(token_text(text, place), width - 1) for place in places]
-        for number, token in enumerate(self.tokens):
+        if self._text is None:
+            return
+        self._words = [fitted(token_text(self._text, place), width - 1) for place in range(len(self._text.tokens))]
+        for place, token in enumerate(self._words):
             if used and used + 1 + cell_len(token) > width:
-                begins.append(number)
+                begins.append(place)
                 used = 0
-            self._columns.append(used + 1)
             used += 1 + cell_len(token)
-        self._lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(self.tokens)], strict=True)]
+        self._lines = [range(*ends) for ends in pairwise([*begins, len(self._words)])]
         self.virtual_size = Size(width, len(self._lines))
 
-    def _line_of(self, token: int) -> int:
-        return bisect_right(self._lines, token, key=lambda line: line.start) - 1
-
-    def moved(self, direction: str) -> int:
-        """The token beside the cursor, or the one nearest to it in the line above or below."""
-        token = self.cursor.start if direction in ("left", "up") else self.cursor.stop - 1
-        step = -1 if direction in ("left", "up") else 1
-        if direction in ("left", "right"):
-            return max(0, min(len(self.tokens) - 1, token + step))
-        line = self._line_of(token) + step
-        if not 0 <= line < len(self._lines):
-            return token
-        return min(self._lines[line], key=lambda other: abs(self._columns[other] - self._columns[token]))
+    def beside(self, step: int) -> int:
+        """The token before or behind the cursor, if there is one."""
+        first, last = self._cursor
+        return max(0, first - 1) if step < 0 else min(len(self._words) - 1, last + 1)
 
     def render_line(self, y: int) -> Strip:
         """A line of tokens, each behind its sign."""
         line, pieces = y + self.scroll_offset.y, list[Segment]()
-        for token in self._lines[line] if line < len(self._lines) else ():
-            sign, style = self.look(token)
-            pieces.append(Segment("▸", ACCENT) if token in self.cursor else Segment(sign))
-            pieces.append(Segment(self.tokens[token], style))
+        for place in self._lines[line] if line < len(self._lines) else ():
+            sign, style = self._look(place)
+            pieces.append(Segment("▸", ACCENT) if self._cursor[0] <= place <= self._cursor[1] else Segment(sign))
+            pieces.append(Segment(self._words[place], style + Style(meta={"place": place})))
         return Strip(pieces).adjust_cell_length(self.size.width)
 
     def on_click(self, event: events.Click) -> None:
         """Chooses the token under the mouse."""
-        at = event.get_content_offset(self)
-        if at is None or at.y + self.scroll_offset.y >= len(self._lines):
-            return
-        for token in self._lines[at.y + self.scroll_offset.y]:
-            if 0 <= at.x - self._columns[token] < cell_len(self.tokens[token]):
-                self._go(token)
+        if "place" in event.style.meta:
+            self._go(event.style.meta["place"])
 
 
 class Cells(DataTable[Text], inherit_bindings=False):
@@ -117,16 +104,11 @@ class Cells(DataTable[Text], inherit_bindings=False):
             self.add_row(*cells, *missing, label=Text(f" {name:>{label}}  ") if label else None)
 
     def move(self, direction: str) -> None:
-        """Moves the cursor to the next cell in a direction that is not empty, or not at all."""
-        action = f"cursor_{direction}"
-        if direction in ("pageup", "pagedown"):
-            action = f"page_{direction.removeprefix('page')}"
-        elif direction in ("home", "end", "top", "bottom"):
-            action = f"scroll_{direction}"
+        """Moves the cursor by an action of the table to the next cell that is not empty, or not at all."""
         begin, before = self.cursor_coordinate, None
         while before != self.cursor_coordinate:
             before = self.cursor_coordinate
-            getattr(self, f"action_{action}")()
+            getattr(self, f"action_{direction}")()
             if self.get_cell_at(self.cursor_coordinate).plain.strip():
                 return
         self.move_cursor(row=begin.row, column=begin.column)
@@ -146,8 +128,7 @@ ENDS = [
     key("question_mark", "app.read('help')", "?", "this list", "help"),
     key("Q,ctrl+c", "app.quit", "Q Ctrl-C", "quit, from any screen"),
 ]
-_NO_EFFECTS = "the record has no effects: mha effect … --save makes one that has"
-_NO_SINKS = "no head of this record has a sink to take out"
+
 
 # -------------------------------------------------------------------------------------------------------------- screens
 
@@ -158,17 +139,25 @@ class HeadsScreen(Screen[None]):
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
         *ENDS,
-        key("up", "move('up')", "↑ ↓ ← →", "move the cursor; a click does the same", "move"),
-        *(key(name, f"move('{name}')") for name in ("down", "left", "right", "pagedown", "end")),
-        key("pageup", "move('pageup')", "PgUp PgDn", "a page up or down"),
-        key("home", "move('home')", "Home End", "the first or last of the row; with Ctrl, the first or last row"),
-        key("ctrl+home", "move('top')"),
-        key("ctrl+end", "move('bottom')"),
-        key("e", "app.effects", "e", "effects of removed heads or weights, in a record of mha effect", "effects"),
-        key("e", f"say('{_NO_EFFECTS}')"),
+        key("up", "move('cursor_up')", "↑ ↓ ← →", "move the cursor; a click does the same", "move"),
+        key("down", "move('cursor_down')"),
+        key("left", "move('cursor_left')"),
+        key("right", "move('cursor_right')"),
+        key("pageup", "move('page_up')", "PgUp PgDn", "a page up or down"),
+        key("pagedown", "move('page_down')"),
+        key(
+            "home",
+            "move('scroll_home')",
+            "Home End",
+            "the first or last of the row; with Ctrl, the first or last row",
+        ),
+        key("end", "move('scroll_end')"),
+        key("ctrl+home", "move('scroll_top')"),
+        key("ctrl+end", "move('scroll_bottom')"),
+        key("e", "effects", "e", "effects of removed heads or weights, in a record of mha effect", "effects"),
+        key("e", "say('the record has no effects: mha effect … --save makes one that has')"),
         key("s", "scale", "s", "how shades follow attention weights: linear or log", "scale"),
         key("x", "sinks", "x", "remove sinks and renormalise the rest of each row, or put them back", "sinks"),
-        key("x", f"say('{_NO_SINKS}')"),
         key(
             "w",
             "app.read('walk')",
@@ -210,8 +199,14 @@ class HeadsScreen(Screen[None]):
             self.action_say("")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether the record has sinks to take out."""
-        return self.session.has_sinks if action == "sinks" else True
+        """Whether the record has effects to show."""
+        return action != "effects" or self.session.record.effect is not None
+
+    def action_effects(self) -> None:
+        """Opens the effects of removals."""
+        from mhacli.viewer.effects import EffectsScreen
+
+        self.app.push_screen(EffectsScreen(self.session))
 
     def action_sequence(self, step: int) -> None:
         """Shows another sequence, around the ends."""
@@ -228,7 +223,8 @@ class HeadsScreen(Screen[None]):
 
     def action_sinks(self) -> None:
         """Hides or shows sinks."""
-        self.session.hides_sinks = not self.session.hides_sinks
+        self.session.hides_sinks = self.session.has_sinks and not self.session.hides_sinks
+        self.action_say("" if self.session.has_sinks else "no head of this record has a sink to take out")
         self.draw()
 
     def open_head(self, place: Place) -> None:

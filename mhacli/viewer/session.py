@@ -11,7 +11,7 @@ from mhacli.record.arrays import read_arrays
 from mhacli.record.consistency import contradictions
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.base.selection import ranges, short_name
+from mhacli.render.base.selection import short_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.text.escape import visible
 from mhacli.text.tokens import LayerChoice
@@ -62,26 +62,19 @@ class Session:
         """The head under the cursor."""
         return self.heads[self.place]
 
-    def of_layer(self) -> list[DrawableHead]:
-        """The heads of the layer under the cursor."""
-        return [head for (row, _), head in self.heads.items() if row == self.place[0]]
-
     def choose(self, number: int | None, layers: Sequence[LayerChoice] | None) -> None:
         """Moves to the first head with this number (None: any) in one of the layers (None: any).
 
         Raises `UsageError` if there is none.
         """
-        if number is None and layers is None:
-            return
-        for place, head in self.heads.items():
-            if number in (None, head.head) and (layers is None or _is_of(head, layers)):
-                self.place = place
-                return
-        if layers is None:
-            numbers = sorted({number for _, number in self.heads})
-            raise UsageError(f"--head {number} is not in the record, which has {ranges(numbers)}")
-        named = ", ".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in layers)
-        raise UsageError(f"--layer {named}{'' if number is None else f' --head {number}'} is not in the record")
+        places = [place for place, head in self.heads.items() if _is_chosen(head, number, layers)]
+        if places:
+            self.place = places[0]
+        elif number is not None or layers is not None:
+            names = [str(n) if kind is None else f"{kind}.{n}" for kind, n in layers or ()]
+            layer = f"--layer {', '.join(names)} " if names else ""
+            head = "" if number is None else f"--head {number} "
+            raise UsageError(f"{layer}{head}is not in the record")
 
     def contradicts_itself(self) -> bool:
         """Whether the record, as far as it is read, contains contradictions."""
@@ -145,6 +138,9 @@ def _without_attention(layer: NonAttentionLayer) -> tuple[str, None, None]:
     return f"{layer.layer} {visible(layer.type)}", None, None
 
 
-def _is_of(head: DrawableHead, layers: Sequence[LayerChoice]) -> bool:
+def _is_chosen(head: DrawableHead, number: int | None, layers: Sequence[LayerChoice] | None) -> bool:
     layer = head.layer
-    return layer is not None and any(layer.layer == n and kind in (None, layer.kind) for kind, n in layers)
+    is_of_layer = layers is None or (
+        layer is not None and any(layer.layer == n and kind in (None, layer.kind) for kind, n in layers)
+    )
+    return is_of_layer and number in (None, head.head)
