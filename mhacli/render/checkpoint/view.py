@@ -272,7 +272,11 @@ def span_view(
     ]
     most = None if options.everything else _MAX_ROWS
     of_spans = Table(columns=columns, rows=rows, most=most, has_ends=True, title="between spans")
-    over = ["a", *([] if options.heads is not None else ["heads"]), *(["sequences"] if len(sequences) > 1 else [])]
+    over = [
+        "the tokens of a row",
+        *([] if options.heads is not None else ["heads"]),
+        *(["sequences"] if len(sequences) > 1 else []),
+    ]
     return Group(*table(of_spans, screen.width), Text(_SPANS.format(over=" and ".join(over)), style="dim"))
 
 
