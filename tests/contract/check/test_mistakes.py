@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from support import user_code
+from support.documents import ROOT
 
 import mhacli
 
@@ -579,3 +580,5 @@ def test_every_code_that_the_program_knows_is_made(mha) -> None:
     known = {term["name"] for term in terms if term["group"] == "mistake"}
     made = {code for mistake in MISTAKES for code in mistake.code.split("|")}
     assert known - made == STATED
+    page = (ROOT / "docs" / "CHECK.md").read_text()
+    assert [code for code in known if f"`{code}`" not in page] == []
