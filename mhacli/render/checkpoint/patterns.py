@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 
 import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from mhacli.record.arrays import Array
+from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import type_text
@@ -46,19 +46,27 @@ def patterns_view(
     if missing:
         why = "is not in this record, so it is not drawn; --keep-limit makes room"
         yield Text(f"the pattern of {names_of(missing)} {why}", style="yellow")
-    heads = [head for layer in layers if layer.has_pattern for b in sequences for head in _of_layer(layer, b, options)]
+    kept = [layer for layer in layers if layer.has_pattern]
+    n_heads = len(sequences) * sum(len(_chosen(layer, options)) for layer in kept)
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
-    drawn = [(title, make()) for title, make in (heads if is_requested else heads[:MAX_DRAWN])]
+    heads = (head for layer in kept for b in sequences for head in _of_layer(layer, b, options))
+    drawn = [*islice(heads, n_heads if is_requested else MAX_DRAWN)]
     maps = [cells for _, cells in drawn]
-    yield from patterns(drawn, largest_of_maps(maps), options, screen, n_more=len(heads) - len(drawn))
+    yield from patterns(drawn, largest_of_maps(maps), options, screen, n_more=n_heads - len(drawn))
     if any(cells.is_followed(row) for cells in maps for row in range(len(cells.weights))):
         yield Text("a → b: after query a the model generated token b", style="dim")
     if options.words:
         yield Text(WORDS_CAPTION, style="dim")
 
 
-def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[tuple[str, Callable[[], HeadMap]]]:
-    """The title of each requested head of a layer, or of all, and what makes its map, of words on request."""
+def _chosen(layer: LayerView, options: ViewOptions) -> list[tuple[int, HeadStatistics]]:
+    """The requested heads of a layer, or all, with their places in arrays."""
+    heads = enumerate(layer.record.heads)
+    return [(place, head) for place, head in heads if options.heads is None or head.head in options.heads]
+
+
+def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[tuple[str, HeadMap]]:
+    """The requested heads of a layer, each with its title and its map, of words on request."""
     view, inspected, text = layer.record, layer.inspected, layer.record.sequences[sequence]
     produced = first_produced(inspected.kind, None if view.model is None else view.model.generated, sequence)
     rows = None if options.rows is None else rows_in(options.rows, text, produced)
@@ -68,34 +76,27 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
             produced = sum(word[0] <= produced for word in text.words) - 1
         view = merge_words(view)
     doubt = "" if inspected.verified else " · NOT verified"
-    for place, head in enumerate(view.heads):
-        if options.heads is None or head.head in options.heads:
-            name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
-            title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]} {type_text(head)}"
-            drawable = DrawableHead(view, place, head.head, head, inspected)
-            yield title, partial(_map_of, drawable, sequence, rows, produced)
-
-
-def _map_of(head: DrawableHead, sequence: int, rows: tuple[int, ...] | None, produced: int | None) -> HeadMap:
-    """The pattern of a head, or its requested rows."""
-    cells = replace(pattern_map(head, sequence), produced=produced)
-    return cells if rows is None else cells.of_rows(rows)
+    for place, head in _chosen(layer, options):
+        name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
+        drawable = DrawableHead(view, place, head.head, head, inspected)
+        cells = replace(pattern_map(drawable, sequence), produced=produced)
+        title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]} {type_text(head)}"
+        yield title, cells if rows is None else cells.of_rows(rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
 
 WORDS_CAPTION = (
     "words: attention weights summed over the tokens of the attended word, averaged over those of the attending word; "
-    "rows count words, not tokens; entropy is that of the rows drawn"
+    "rows count words, not tokens"
 )
 
 
 def merge_words(view: Record) -> Record:
-    """The record of one layer with words in place of tokens: `pattern`, `allowed` and `entropy`.
+    """The record of one layer with words in place of tokens: `pattern` and `allowed`.
 
     Weights are summed over the keys of a word and averaged over its queries with a visible key, so row sums are
-    preserved. A pair of words is visible if any pair of their tokens is. The weight of a sink logit counts in a row's
-    entropy.
+    preserved. A pair of words is visible if any pair of their tokens is.
     """
     context = None if view.context is None else tuple(map(_in_words, view.context))
     merged = replace(view, sequences=tuple(map(_in_words, view.sequences)), context=context, survey=None, arrays={})
@@ -112,7 +113,7 @@ def merge_words(view: Record) -> Record:
         pattern[words] = np.add.reduceat(of_words, q_starts, axis=1) / np.maximum(1, n_seeing)[..., None]
         seen = np.logical_or.reduceat(visible[tokens], k_starts, axis=2)
         allowed[words] = np.logical_or.reduceat(seen, q_starts, axis=1)
-    return replace(merged, arrays={"pattern": pattern, "allowed": allowed, "entropy": _entropy(pattern)})
+    return replace(merged, arrays={"pattern": pattern, "allowed": allowed})
 
 
 def _columns(first: int, of: Sequence[object]) -> slice:
@@ -127,34 +128,15 @@ def words_with(sequence: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...
 
 def _in_words(sequence: TokenSequence) -> TokenSequence:
     words = sequence.words
+    places = [(sequence.offsets[word[0]][0], sequence.offsets[word[-1]][1]) for word in words]
+    names = [
+        sequence.tokens[word[0]] if len(word) == 1 else sequence.text[begin:end]
+        for word, (begin, end) in zip(words, places, strict=True)
+    ]
     return TokenSequence(
         sequence.text,
-        tuple(_word_text(sequence, word) for word in words),
+        tuple(names),
         tuple(sequence.ids[word[0]] for word in words),
-        tuple((sequence.offsets[word[0]][0], sequence.offsets[word[-1]][1]) for word in words),
+        tuple(places),
         tuple(sequence.documents[word[0]] for word in words if sequence.documents),
     )
-
-
-def _word_text(sequence: TokenSequence, word: range) -> str:
-    """The text of a word. Bytes are joined before decoding, so that cut characters are whole again."""
-    if len(word) == 1:
-        return sequence.tokens[word[0]]
-    try:
-        joined = b"".join(bytes.fromhex(sequence.pieces[i].bytes) for i in word)
-    except ValueError:  # a record from elsewhere may hold invalid hex
-        return "".join(sequence.tokens[i] for i in word)
-    return joined.decode("utf-8", "surrogateescape")
-
-
-def _entropy(pattern: Array) -> Array:
-    """The entropy of each row in nats, with the weight of a sink logit as another outcome."""
-    lacking = 1 - pattern.sum(axis=-1, keepdims=True)
-    has_keys = pattern.any(axis=-1, keepdims=True)
-    outcomes = np.concatenate([pattern, np.where(has_keys & (lacking > _ROUNDING), lacking, 0.0)], axis=-1)
-    logarithms = np.log(np.where(outcomes > 0, outcomes, 1.0))
-    entropy: Array = np.abs((outcomes * logarithms).sum(axis=-1))
-    return entropy
-
-
-_ROUNDING = 1e-4

@@ -171,16 +171,14 @@ def _cells(
     screen: Screen,
 ) -> Iterator[RenderableType]:
     """The kept cells of the listed heads: a block of their patterns, and the top keys of some queries."""
-    listed_layers = [*_of_layers(layers, listed)]
-    n_left = len(listed) if options.everything or options.layers is not None else MAX_DRAWN
-    for layer, heads in listed_layers:
-        block = layer.inspected.survey.kept.corner
-        if block is not None and "corner" in layer.record.arrays and n_left > 0:
-            places = [head.head for head in heads[:n_left]]
-            n_left -= len(places)
-            for b in sequences:
-                yield from corner_view(layer.record, block, places, b, options, screen, layer=layer.inspected.label)
-    for layer, heads in listed_layers:
+    most = len(listed) if options.everything or options.layers is not None else MAX_DRAWN
+    for layer, heads in _of_layers(layers, listed[:most]):
+        block, numbers = layer.inspected.survey.kept.corner, [head.head for head in heads]
+        if block is None or "corner" not in layer.record.arrays:
+            continue
+        for b in sequences:
+            yield from corner_view(layer.record, block, numbers, b, options, screen, layer=layer.inspected.label)
+    for layer, heads in _of_layers(layers, listed):
         for b in sequences if "top_keys" in layer.record.arrays else ():
             if requested_queries(layer.record, b):
                 yield Group(*strongest_keys(layer.record, heads, b, screen, layer=layer.inspected.label))
@@ -247,7 +245,6 @@ def _legend(heads: Sequence[HeadStatistics], screen: Screen) -> Text:
 # ---------------------------------------------------------------------------------------------------------------- spans
 
 _MAX_ROWS, _NAME_WIDTH, _LIFT_WIDTH = 24, 12, 6
-_MUCH, _LITTLE = 2.0, 0.5
 _SPANS = (
     "the attention weight of all tokens of a span together for a token of another, averaged over {over} · ×: its ratio to that "
     "of uniform attention over the same keys, so that long spans are not favoured · attention is not causation"
@@ -288,11 +285,7 @@ def _span_column(heading: str, key: int, digits: int) -> Column[_SpanRow]:
         weight = weight_text(row[2][key], digits)
         return f"{weight} {'×' + or_dash(ratio(row), short_text):>{_LIFT_WIDTH}}" if np.isfinite(row[2][key]) else None
 
-    def style(row: _SpanRow) -> str:
-        times = ratio(row) or 1.0
-        return "bold" if times >= _MUCH else "dim" if times <= _LITTLE else ""
-
-    return Column(heading=heading, value=cell, unit="id", style=style)
+    return Column(heading=heading, value=cell, unit="id")
 
 
 def _span_rows(
@@ -301,10 +294,8 @@ def _span_rows(
     """The rows of a layer, or of each of its chosen heads: means of finite numbers."""
     kept = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
     of_heads = np.broadcast_arrays(*kept)
-    places = [
-        place for place, head in enumerate(view.heads) if options.heads is not None and head.head in options.heads
-    ]
-    groups = {f"{name} · head {view.heads[place].head}": [place] for place in places}
+    chosen = [place for place, head in enumerate(view.heads) if head.head in (options.heads or ())]
+    groups = {f"{name} · head {view.heads[place].head}": [place] for place in chosen}
     if options.heads is None:
         groups = {name: [*range(len(view.heads))]}
     for label, heads in groups.items():

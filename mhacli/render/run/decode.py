@@ -135,6 +135,3 @@ def _costs(record: Record, decoding: DecodeSummary) -> Iterator[Text]:
     beyond = f"{length:,.0f}" if length >= 10 else f"{length:.1f}"
     weights = bytes_text(decoding.weight_bytes)
     yield Text(f"weights: every step reads all {weights}; beyond T = {beyond} tokens it reads more cache than weights")
-    if decoding.full_token_bytes != decoding.token_bytes:
-        full = bytes_text(decoding.full_token_bytes)
-        yield Text(f"with one kv head per query head the cache would take {full} per token")

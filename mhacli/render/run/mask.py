@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.render.base.doc import Column, Grid
-from mhacli.render.base.format import count_of, filled, fitted, short_text, token_text
+from mhacli.render.base.format import filled, fitted, short_text, token_text
 from mhacli.render.base.grids import grids
-from mhacli.render.base.options import MAX_SEQUENCES, Screen, balanced
+from mhacli.render.base.options import Screen
 from mhacli.render.heads.head_map import sums
 from mhacli.sites import mask_rules
 from mhacli.text.escape import visible
@@ -32,17 +32,12 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
     """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
     rules = [visible(rule) for rule in mask_rules(run.facts)] or ["every key is visible"]
     parts: list[RenderableType] = [Text("\n".join(filled(["mask", *rules], screen.width)), style="bold")]
-    shown, texts = balanced(len(masks), MAX_SEQUENCES), run.encoded
-    for place, index in enumerate(shown.shown):
-        if shown.hidden and place == shown.before:
-            parts.append(Text(f"⋮ {count_of(shown.hidden, 'sequence')} not drawn", style="dim"))
-        mask, counts = masks[index], masks[index]["visible_per_query"]
+    for index, mask in enumerate(masks):
+        counts = mask["visible_per_query"]
         n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
-        n_real = len(texts.sequences[index].tokens) * len((texts.context or texts.sequences)[index].tokens)
-        padded = ", padding counted" if n_cells > n_real else ""
         title = f"sequence {index}: {q_len} queries × {n_cells // q_len} keys"
         density = (
-            f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible{padded} · "
+            f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible · "
             f"a query sees {min(counts):,} to {max(counts):,} keys, mean {short_text(n_visible / q_len)}"
         )
         picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")

@@ -272,7 +272,4 @@ def _module_closing(record: Record, module: UserModule) -> Sequence[RenderableTy
     else:
         line = Text(f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape_text}")
         line.stylize("bold yellow")
-    odd = [f"{number} {visible(step.site)}" for number, step in enumerate(record.trace, 1) if step.remark]
-    remarks = [Text(f"! warning at step {', '.join(odd)}", style="bold yellow")] if odd else []
-    check = self_check_line(record.self_check, "a call without tracing gives the same result")
-    return [line, *remarks, check]
+    return [line, self_check_line(record.self_check, "a call without tracing gives the same result")]
