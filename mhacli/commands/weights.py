@@ -170,8 +170,8 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
 
     parts = [
         "a layer of mha" if contents["kind"] == "layer" else f"family {contents['family'] or 'unknown'}",
-        count_of(contents["n_parameters"], "parameter", grouped=True),
-        count_of(contents["n_tensors"], "tensor", grouped=True),
+        count_of(contents["n_parameters"], "parameter"),
+        count_of(contents["n_tensors"], "tensor"),
         format_size(contents["n_bytes"]),
         count_of(len(contents["files"]), "file"),
     ]

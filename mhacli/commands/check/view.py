@@ -266,7 +266,7 @@ def _first_difference_lines(difference: FirstDifference, examination: Examinatio
 def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
     """The number of parameters, the time, and the versions, as far as they fit on a line."""
     versions = [f"{name} {version}" for name, version in examination.environment.items() if name != "python"]
-    count = [count_of(examination.n_parameters, "parameter", grouped=True)] if examination.n_parameters else []
+    count = [count_of(examination.n_parameters, "parameter")] if examination.n_parameters else []
     time = [seconds_text(examination.time_s)] if examination.time_s else []
     if count or time or versions:
         yield "", Text(fitted(visible(" · ".join([*count, *time, *versions])), _room(on)), style="dim")

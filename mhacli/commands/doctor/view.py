@@ -53,7 +53,7 @@ def _facts(report: Report, model: ExaminedModel) -> list[str]:
     """What was examined, and how."""
     parts = [
         f"mha {report.environment['mha']} doctor", model.path, f"family {model.family}", model.architecture,
-        count_of(model.n_parameters, "parameter", grouped=True), " stored as ".join([model.dtype, *model.stored[:1]]),
+        count_of(model.n_parameters, "parameter"), " stored as ".join([model.dtype, *model.stored[:1]]),
         f"attention {model.implementation}", model.device, count_of(int(report.environment["threads"]), "thread"),
         f"torch {report.environment['torch']}", f"texts of {', '.join(map(str, model.lengths))} tokens",
         f"{model.n_passes} forward passes",

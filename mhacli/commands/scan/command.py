@@ -147,7 +147,7 @@ def scan(
     print_record(record, replace(request.view, view="none", heads=None), output)
     flush()
     if record.corpus.n_bad:
-        first, bad = record.corpus.bad[0], count_of(record.corpus.n_bad, "bad document", grouped=True)
+        first, bad = record.corpus.bad[0], count_of(record.corpus.n_bad, "bad document")
         note(f"{bad} left out, the first is {first.named}: {first.reason}")
     note(f"saved {request.out}; mha show {shlex.quote(request.out)} shows it again")
     require_self_check(record)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from rich.color import Color
@@ -19,7 +20,6 @@ from mhacli.render.base.colours import (
     change_glyph,
     change_paint,
     glyph,
-    half_block,
     on_colour,
     ramp_paint,
 )
@@ -70,22 +70,24 @@ def levels_of(of: Grid, top: float | None = None, *, is_linear: bool = False) ->
     return np.where(of.allowed, changes, FORBIDDEN)
 
 
-def range_text(scale: Scale, top: float, *, is_exceeded: bool = False) -> str:
+def range_text(
+    scale: Scale, top: float, to_text: Callable[[float], str] = number_text, *, is_exceeded: bool = False
+) -> str:
     """The range of a scale: `0 … .62`. With `is_exceeded`, some cells lie above the top and are drawn like it."""
     low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
-    return f"{low} … {number_text(top)}" + (" or more" if is_exceeded else "")
+    return f"{low} … {to_text(top)}" + (" or more" if is_exceeded else "")
 
 
 def range_words(every: Sequence[Grid], top: float, to_text: Callable[[float], str], *, is_log: bool) -> str:
     """The range of the common scale of some grids: `0 … .62`, `−.5 … .5`; `or more` where the digits show that cells
     exceed it."""
-    high, cells = to_text(top), [each.values[each.allowed] for each in every]
+    high, cells = to_text(top), np.concatenate([each.values[each.allowed] for each in every])
     if every[0].scale == "change":
-        return f"{f'−{high}' if any(bool((of_grid < 0).any()) for of_grid in cells) else 0} … {high}"
-    largest = max(float(np.nanmax(of_grid, initial=0.0)) for of_grid in cells)
+        low = f"−{high}" if (cells < 0).any() else "0"
+        return f"{low} … {high}"
+    largest = float(np.nanmax(cells, initial=0.0))
     is_exceeded = largest > top and to_text(largest) != high
-    low = f"{number_text(top / 10**DECADES)} or less" if is_log else "0"
-    return f"{low} … {high}{' or more' * is_exceeded}"
+    return range_text("log" if is_log else "linear", top, to_text, is_exceeded=is_exceeded)
 
 
 # ------------------------------------------------------------------------------------------------------------ painting
@@ -134,11 +136,20 @@ def cell(
 
 def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = WEIGHTS) -> Iterator[tuple[str, Style]]:
     """Two rows of levels as one line with a character per pair; None without a second row."""
-    for top, bottom in zip(upper, lower or [FORBIDDEN] * len(upper), strict=True):
-        if NOT_A_NUMBER in (top, bottom):
-            yield NAN_SIGN, _PLAIN
-        else:
-            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, ramp.paint)
+    pairs = zip(upper, lower or [FORBIDDEN] * len(upper), strict=True)
+    return (_half_cell(*pair, ramp.paint) for pair in pairs)
+
+
+@lru_cache(maxsize=65536)
+def _half_cell(upper: int, lower: int, paint: Callable[[int], Color]) -> tuple[str, Style]:
+    """One character for two cells, with the upper in the foreground. A masked cell shows the screen's background."""
+    if NOT_A_NUMBER in (upper, lower):
+        return NAN_SIGN, _PLAIN
+    if upper == lower == FORBIDDEN:
+        return " ", _PLAIN
+    if FORBIDDEN in (upper, lower):
+        return "▄" if upper == FORBIDDEN else "▀", Style(color=paint(max(upper, lower)))
+    return "▀", Style(color=paint(upper), bgcolor=paint(lower))
 
 
 def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:

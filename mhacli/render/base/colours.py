@@ -10,7 +10,7 @@ steps, none more than a fifth away from the mean. The look of the 16 colours dep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from rich.color import Color, ColorSystem, ColorType
@@ -111,18 +111,6 @@ def ramp_colour(level: int) -> RGB:
     low = min(int(place), len(RAMP) - 2)
     red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
     return red, green, blue
-
-
-@lru_cache(maxsize=65536)
-def half_block(upper: int | None, lower: int | None, paint: Callable[[int], Color] = ramp_paint) -> tuple[str, Style]:
-    """One character for two cells, with the upper in the foreground. None shows the screen's background. `paint` gives
-    a level's colour."""
-    if upper is None and lower is None:
-        return " ", Style.null()
-    if upper is None or lower is None:
-        level = lower if upper is None else upper
-        return "▄" if upper is None else "▀", Style(color=paint(level or 0))
-    return "▀", Style(color=paint(upper), bgcolor=paint(lower))
 
 
 def glyph(level: int) -> str:

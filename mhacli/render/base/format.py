@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.rule import Rule
@@ -14,7 +14,7 @@ from rich.text import Text
 from mhacli.io.files import format_size
 from mhacli.record.checks import Check, error_text
 from mhacli.record.consistency import contradictions
-from mhacli.record.heads import CERTAIN_ENOUGH, HeadsSummary, HeadStatistics, nearest_type, words_of_type
+from mhacli.record.heads import CERTAIN_ENOUGH, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, TensorSummary, Timing
 from mhacli.settings import Config
 from mhacli.sites import positions_name
@@ -151,10 +151,9 @@ def token_at(token: str, position: int | str, width: int = _LONGEST_TOKEN) -> st
     return f"{position} “{fitted(token, width)}”"
 
 
-def count_of(n: int, noun: str, *, grouped: bool = False) -> str:
-    """`1 token`, `2 tokens`; with thousands separators if `grouped`: `4,834 tokens`."""
-    number = f"{n:,}" if grouped else str(n)
-    return f"{number} {noun}" if n == 1 else f"{number} {noun}s"
+def count_of(n: int, noun: str) -> str:
+    """`1 token`, `4,834 tokens`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def configuration(record: Record, width: int, *more: str) -> Text:
@@ -171,45 +170,27 @@ def configuration(record: Record, width: int, *more: str) -> Text:
 def texts_in_words(record: Record) -> list[str]:
     """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`; for a corpus
     the number of documents, the devices if there are several, and the example."""
-    if record.corpus is not None:
-        corpus = record.corpus
-        left_out = [f"{corpus.n_bad:,} bad ones left out"] if corpus.n_bad else []
-        of_example = f"patterns of one document, {visible(corpus.example_named)}: {_lengths(record.sequences)}"
-        n_documents = count_of(corpus.n_documents, "document", grouped=True)
+    corpus = record.corpus
+    if corpus is not None:
         n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
-        of_devices = [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
-        return [
-            f"{n_documents} with {n_tokens}",
-            *left_out,
-            *map(visible, of_devices),
-            "means over documents",
-            of_example,
-        ]
-    return [*map(visible, _files(record.command)), _lengths(record.sequences)] + (
-        [] if record.context is None else [f"context of {_lengths(record.context)}"]
-    )
+        parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
+        parts += [f"{corpus.n_bad:,} bad ones left out"] if corpus.n_bad else []
+        parts += [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
+        of_example = f"patterns of one document, {corpus.example_named}: {_lengths(record.sequences)}"
+        return [*map(visible, parts), "means over documents", visible(of_example)]
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-f", "--file", action="append", nargs="?", default=[])
+    named, _ = parser.parse_known_args(record.command)
+    files = [visible(path) for path in named.file if path]
+    context = [] if record.context is None else [f"context of {_lengths(record.context)}"]
+    return [*files, _lengths(record.sequences), *context]
 
 
 def _lengths(sequences: Sequence[TokenSequence]) -> str:
     lengths = sorted({len(sequence.tokens) for sequence in sequences})
-    n_tokens = count_of(lengths[-1], "token", grouped=True)
+    n_tokens = count_of(lengths[-1], "token")
     of_each = n_tokens if len(lengths) == 1 else f"{lengths[0]:,} to {n_tokens}"
     return of_each if len(sequences) == 1 else f"{count_of(len(sequences), 'sequence')} of {of_each}"
-
-
-def _files(command: Sequence[str]) -> Iterator[str]:
-    """The text files that a command names."""
-    words = iter(command)
-    for word in words:
-        name, is_joined, path = word.partition("=")
-        if word == "--":
-            return
-        if name == "--file" and is_joined:
-            yield path
-        elif word in ("--file", "-f"):
-            yield from islice(words, 1)
-        elif word.startswith("-f") and not word.startswith("--"):
-            yield word.removeprefix("-f")
 
 
 def _sizes(c: Config) -> list[str]:
@@ -352,15 +333,6 @@ def checks_in_brief(checks: Sequence[Check]) -> str:
     parts = [check.error / check.tolerance for check in checks if check.error is not None and check.tolerance]
     most = f", errors at most {percent_text(max(parts))} of their tolerances" if parts else ""
     return f"{count_of(len(checks), 'check')}{most} (--verbose)"
-
-
-def reducer_text(record: Record, surveys: Sequence[HeadsSummary]) -> str:
-    """What computed head statistics on a GPU, and why torch did: `; statistics by torch`. Empty on a CPU."""
-    names = [name for survey in surveys for name in survey.reducer.split(" and ")]
-    if not record.environment.device.startswith("cuda"):
-        return ""
-    reasons = "; ".join(dict.fromkeys(survey.torch_because for survey in surveys if survey.torch_because))
-    return visible(f"; statistics by {' and '.join(dict.fromkeys(names))}" + (f" ({reasons})" if reasons else ""))
 
 
 def check_text(check: Check) -> str:

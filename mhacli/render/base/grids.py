@@ -89,32 +89,32 @@ class _Panel:
             numbers = np.array([np.nanmax(numbers, initial=0.0), np.nanmin(numbers, initial=0.0), numbers.sum() * 0])
         return max((len(self.number(number)) for number in numbers.tolist()), default=1) + 1
 
-    def within(self, room: int) -> _Panel:
-        """The widest panel in a width: names and cells as wide as fit, and the columns beside that have room."""
-        g, always = self.grid, [column for column in self.grid.beside if not column.drop]
-        is_weight = self.has_numbers and g.unit == "weight"
-        tries = [(False, [*g.beside]), (is_weight, [*g.beside])] if self.has_numbers else []
-        for is_tight, beside in (*tries, (False, always), (is_weight, always)):
-            panel = replace(self, is_tight=is_tight, beside=beside)
-            spare = (room - panel.around) // len(g.columns)
-            if panel.least <= spare:
-                break
-        if self.has_numbers:
-            names = min(_WIDEST_NAME, _longest(g)) + (g.marked is not None) + 1
-            return replace(panel, size=max(panel.least, min(names, spare)))
-        return replace(panel, size=max(1, min(_WIDEST_SHADE, _longest(g) + 1, spare)))
-
 
 def _longest(g: Grid) -> int:
     """The width of the longest name of a column."""
     return max(map(cell_len, g.columns))
 
 
-def _least(g: Grid, *, has_numbers: bool) -> int:
-    """The least width of a grid."""
+def _narrowest(g: Grid, *, has_numbers: bool) -> _Panel:
+    """A grid in its least width: with tight weights, and only the columns beside that always stay."""
     always = [column for column in g.beside if not column.drop]
     panel = _Panel(g, has_numbers, has_numbers and g.unit == "weight", beside=always)
-    return replace(panel, size=panel.least).width
+    return replace(panel, size=panel.least)
+
+
+def _widest(g: Grid, room: int, *, has_numbers: bool) -> _Panel:
+    """A grid in a width: names and cells as wide as fit, and the columns beside that have room."""
+    tight = _narrowest(g, has_numbers=has_numbers)
+    loose = replace(tight, is_tight=False)
+    whole = [replace(panel, beside=g.beside) for panel in (loose, tight)] if has_numbers else []
+    for panel in (*whole, loose, tight):
+        spare = (room - panel.around) // len(g.columns)
+        if panel.least <= spare:
+            break
+    if has_numbers:
+        names = min(_WIDEST_NAME, _longest(g)) + (g.marked is not None) + 1
+        return replace(panel, size=max(panel.least, min(names, spare)))
+    return replace(panel, size=max(1, min(_WIDEST_SHADE, _longest(g) + 1, spare)))
 
 
 def grids(
@@ -132,7 +132,11 @@ def grids(
     Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with `everything` no column is
     left out.
     """
-    of_numbers = form == "numbers" or (form == "auto" and all(_has_narrow_numbers(g, screen.width) for g in panels))
+    of_numbers = form == "numbers"
+    if form == "auto":  # a number is at least 3 wide
+        narrow = [g for g in panels if 3 * len(g.columns) < screen.width]
+        widths = [_narrowest(g, has_numbers=True).width for g in narrow]
+        of_numbers = len(narrow) == len(panels) and max(widths, default=0) <= screen.width
     if of_numbers:
         parts = [part for g in panels for part in _split(g, screen.width, everything=everything)]
     else:
@@ -141,9 +145,9 @@ def grids(
     tops = {scale: max(g.top for g in parts if g.scale == scale) for scale in scales}
     n_lines, drawn = 0, list[_Panel]()
     for row in _rows(parts, screen.width, of_numbers=of_numbers):
-        least = [_least(g, has_numbers=of_numbers) for g in row]
+        least = [_narrowest(g, has_numbers=of_numbers).width for g in row]
         spare = max(0, screen.width - sum(least) - _GAP * (len(row) - 1)) // len(row)
-        of_row = [_Panel(g, of_numbers).within(width + spare) for g, width in zip(row, least, strict=True)]
+        of_row = [_widest(g, width + spare, has_numbers=of_numbers) for g, width in zip(row, least, strict=True)]
         lines = [*_side_by_side(of_row, tops, screen)]
         if drawn and most is not None and n_lines + len(lines) > most:
             break
@@ -165,8 +169,8 @@ def _rows(parts: Sequence[Grid], width: int, *, of_numbers: bool) -> list[list[G
         n = -(-len(parts) // n_rows)
         rows = [[*parts[start : start + n]] for start in range(0, len(parts), n)]
         rows = [[row[0], *(_unnamed(g) if g.rows is row[0].rows else g for g in row[1:])] for row in rows]
-        widths = [[_least(g, has_numbers=of_numbers) for g in row] for row in rows]
-        if n == 1 or all(sum(row) + _GAP * (n - 1) <= width for row in widths):
+        least = [sum(_narrowest(g, has_numbers=of_numbers).width for g in row) for row in rows]
+        if n == 1 or max(least) + _GAP * (n - 1) <= width:
             break
     return rows
 
@@ -199,11 +203,6 @@ def _side_by_side(panels: Sequence[_Panel], tops: Mapping[str, float], screen: S
 # -------------------------------------------------------------------------------------------------------- what fits
 
 
-def _has_narrow_numbers(g: Grid, width: int) -> bool:
-    """Whether all columns fit as numbers, whose least width is 3."""
-    return 3 * len(g.columns) < width and _least(g, has_numbers=True) <= width
-
-
 def _pooled(g: Grid, screen: Screen, *, everything: bool) -> Grid:
     """The grid with as many rows and columns as fit."""
     lines = len(g.rows) if everything else MAX_LINES * (2 if screen.colour else 1)
@@ -215,10 +214,9 @@ def _pooled(g: Grid, screen: Screen, *, everything: bool) -> Grid:
 
 def _split(g: Grid, width: int, *, everything: bool) -> list[Grid]:
     """The grid with all columns that fit: the first and the last, or, with `everything`, all in several grids."""
-    if _least(g, has_numbers=True) <= width:
+    panel = _narrowest(g, has_numbers=True)
+    if panel.width <= width:
         return [g]
-    always = [column for column in g.beside if not column.drop]
-    panel = _Panel(g, True, g.unit == "weight", 0, always)
     n = max(2, (width - panel.around) // panel.least - (not everything))  # a column more has what is between
     if not everything:
         return [_of_columns(g, balanced(len(g.columns), n))]
@@ -318,9 +316,7 @@ def _numbers(panel: _Panel, row: int, cells: list[int], *, colour: bool) -> Iter
             continue
         word = panel.number(number, is_marked=is_marked)
         yield " ", null
-        yield (
-            cell(level, size - 1, colour=True, ramp=ramp_of(g), word=word) if colour else (f"{word:>{size - 1}}", null)
-        )
+        yield cell(level, size - 1, colour=colour, ramp=ramp_of(g), word=word)
 
 
 # ------------------------------------------------------------------------------------------------------------ caption

@@ -46,19 +46,14 @@ def places_of(record: Record, heads: Sequence[int]) -> list[int]:
 
 def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]:
     """The requested layers, or all, in the record's order. Raises `UsageError` for a layer that the record lacks."""
-    request = [*range(len(record.layers))]
-    if options.layers is not None:
-        indices = set()
-        for kind, number in options.layers:
-            matching = [
-                i for i in request if record.layers[i].layer == number and kind in (None, record.layers[i].kind)
-            ]
-            if not matching:
-                name = f"{kind}.{number}" if kind is not None else number
-                raise UsageError(f"--layer {name} is not in the record, which has {names_of(record.layers)}")
-            indices |= {*matching}
-        request = sorted(indices)
-    return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in request)
+    indices = {*range(len(record.layers))} if options.layers is None else set[int]()
+    for kind, number in options.layers or ():
+        matching = {i for i, of in enumerate(record.layers) if of.layer == number and kind in (None, of.kind)}
+        if not matching:
+            name = f"{kind}.{number}" if kind is not None else number
+            raise UsageError(f"--layer {name} is not in the record, which has {names_of(record.layers)}")
+        indices |= matching
+    return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in sorted(indices))
 
 
 def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -> None:

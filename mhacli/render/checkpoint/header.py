@@ -14,7 +14,6 @@ from mhacli.render.base.format import (
     count_of,
     count_text,
     flowing,
-    reducer_text,
     seconds_text,
     texts_in_words,
 )
@@ -141,15 +140,14 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     """One line if all checks pass; otherwise, or `in_detail`, each check for the layer with the largest error, and all
     failures."""
     surveys = [layer.survey for layer in record.layers]
-    checks, by = [check for survey in surveys for check in survey.checks], reducer_text(record, surveys)
+    checks = [check for survey in surveys for check in survey.checks]
     is_changed = record.model is not None and record.model.identical_outputs is False
     if not record.self_check.ok:
-        verdict = Text(f"self-check FAILED{by}", style="bold red")
+        verdict = Text("self-check FAILED", style="bold red")
     elif is_changed or in_detail:
-        verdict = Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}{by}", style="bold green")
+        verdict = Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}", style="bold green")
     else:
-        brief = checks_in_brief(checks) + by
-        return Text("self-check ok: ", style="bold green").append(brief, style="not bold default")
+        return Text("self-check ok: ", style="bold green").append(checks_in_brief(checks), style="not bold default")
     parts = [Text("outputs differ from those without inspection", style="bold red")] if is_changed else []
     parts += [_worst(name, record.layers) for name in dict.fromkeys(check.name for check in checks)]
     return Text("\n").join([verdict, flowing(parts, screen.width)])

@@ -35,12 +35,12 @@ from mhacli.render.heads.grids import head_map_view
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.render.heads.view import (
     corner_view,
-    key_name,
     requested_queries,
     sinks_are,
     sinks_text,
     strong_places,
     strongest_keys,
+    token_name,
 )
 from mhacli.text.escape import token_label, visible
 
@@ -115,7 +115,9 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
         layer = views[head.layer, head.attention]
         stack = "encoder " if record.context is not None and layer.inspected.kind in ("encoder", "cross") else ""
         name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-        keys = ((f"{stack}{key_name(layer.record, sink.sequence, sink.key)}", sink.share) for sink in head.sink_keys)
+        keys = (
+            (f"{stack}{token_name(layer.record.keys, sink.sequence, sink.key)}", sink.share) for sink in head.sink_keys
+        )
         found += [(key, share, name) for key, share in keys]
     return sinks_text(found, sinks_are(survey_of(record).sink_share), "layer.head ", screen.width)
 

@@ -19,7 +19,6 @@ from mhacli.render.base.terminal import bare
 from mhacli.render.figures.effects import effects_figure
 from mhacli.render.figures.heads import heads_figure
 from mhacli.render.figures.svg import (
-    INK,
     MONO,
     PAPER,
     SOFT,
@@ -145,7 +144,11 @@ def require_png() -> None:
     """Raises `MhaError` if PNG is not available: without the library, or without a font, which would drop all text."""
     if find_spec("resvg_py") is None:
         raise missing_library("resvg-py", "--png")
-    if png(_probe("mha")) == png(_probe("")):
+    words = [written(0, 12, text, 12, font_family=MONO) for text in ("mha", "")]
+    with_text, without = (
+        png(element("svg", word, xmlns="http://www.w3.org/2000/svg", width=40.0, height=16.0)) for word in words
+    )
+    if with_text == without:
         raise MhaError(
             "--png needs a font, and none is installed", hint="install one, such as DejaVu Sans Mono, or use --svg"
         )
@@ -157,9 +160,3 @@ def png(svg: str) -> bytes:
 
     rendered: bytes = resvg_py.svg_to_bytes(svg_string=svg, zoom=_ZOOM, background="#ffffff")
     return rendered
-
-
-def _probe(text: str) -> str:
-    """A picture of one word in the font family of pictures."""
-    word = written(0, 12, text, 12, fill=INK, font_family=MONO)
-    return element("svg", word, xmlns="http://www.w3.org/2000/svg", width=40.0, height=16.0)

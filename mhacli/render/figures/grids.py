@@ -90,7 +90,7 @@ def _cells_of(every: Sequence[Grid], side: float) -> _Cells:
     if is_image or width < _LEAST_NUMBERED:
         return _Cells(width, height, 0.0, is_image)
     number = min(11.0, 3 + width / 5)
-    widest = max(len(_number(of, *at)) for of in every for at in np.ndindex(of.values.shape))
+    widest = max(len(_number_and_words(of, *at)[0]) for of in every for at in np.ndindex(of.values.shape))
     needed = mono_width("0" * widest, number) + 5
     return _Cells(max(width, needed), height, number, False) if needed <= _WIDEST else _Cells(width, height, 0.0, False)
 
@@ -110,7 +110,8 @@ def _drawn(of: Grid, cells: _Cells) -> str:
 def _cell(of: Grid, at: tuple[int, ...], colour: Sequence[int], cells: _Cells) -> str:
     """A cell with its tooltip, and its number if it fits. The number ignores the pointer, so that the tooltip shows."""
     row, column = at
-    tooltip = of.about(row, column) if of.about else _tooltip(of, row, column)
+    number, words = _number_and_words(of, row, column)
+    tooltip = of.about(row, column) if of.about else f"{of.rows[row]} → {of.columns[column]}: {words}"
     if not tooltip:
         return ""
     x, y = column * cells.width, row * cells.height
@@ -120,30 +121,19 @@ def _cell(of: Grid, at: tuple[int, ...], colour: Sequence[int], cells: _Cells) -
         return shape
     ink = ink_on(colour) if of.allowed[row, column] else SOFT
     x, y = x + cells.width / 2, y + cells.height / 2 + 0.35 * cells.number
-    text = _number(of, row, column)
-    return shape + written(x, y, text, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
+    return shape + written(x, y, number, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
 
 
-def _number(of: Grid, row: int, column: int) -> str:
-    """The number in a cell: `0` if masked, unlike `.00`, and `–` if taken out."""
+def _number_and_words(of: Grid, row: int, column: int) -> tuple[str, str]:
+    """The number in a cell, `0` if masked, unlike `.00`, and what its tooltip says: all digits of a float32."""
+    value = float(of.values[row, column])
     if not of.allowed[row, column]:
-        return "0" if of.scale != "change" else ""
+        return "0" if of.scale != "change" else "", "masked"
     if of.taken is not None and of.taken[row, column]:
-        return "–"
-    value = float(of.values[row, column])
-    return "?" if math.isnan(value) else shown(value, of.unit, of.digits)
-
-
-def _tooltip(of: Grid, row: int, column: int) -> str:
-    """The names and the number of a cell, with all digits of a float32: `cat → the: 0.170927`."""
-    value = float(of.values[row, column])
-    if not of.allowed[row, column]:
-        words = "masked"
-    elif of.taken is not None and of.taken[row, column]:
-        words = "a sink, taken out"
-    else:
-        words = "not a number" if math.isnan(value) else f"{value:.6g}"
-    return f"{of.rows[row]} → {of.columns[column]}: {words}"
+        return "–", "a sink, taken out"
+    if math.isnan(value):
+        return "?", "not a number"
+    return shown(value, of.unit, of.digits), f"{value:.6g}"
 
 
 def _colours_of(of: Grid) -> Array:

@@ -159,7 +159,7 @@ def _texts(pictures: Sequence[_Picture], options: ViewOptions) -> Iterator[str]:
     """A line for each text that is read: `5 tokens: “the cat …”`."""
     read = [text for picture in pictures for text in (picture.shown.queries, picture.shown.keys)]
     for text in (text for place, text in enumerate(read) if text not in read[:place]):
-        n_tokens = count_of(len(text.tokens), "word" if options.words else "token", grouped=True)
+        n_tokens = count_of(len(text.tokens), "word" if options.words else "token")
         words = visible(" ".join(text.text.split()))
         yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
 
@@ -187,7 +187,7 @@ def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -
     keys = "a key (column)" if block == 1 else f"{block} keys (a column) together"
     yield f"each cell: the attention weight that {queries} to {keys}"
     if record.corpus is not None:
-        of = count_of(record.corpus.n_documents, "document", grouped=True)
+        of = count_of(record.corpus.n_documents, "document")
         yield f"patterns of one document, {visible(record.corpus.example_named)}; types and statistics are means over {of}"
     if options.words:
         yield "words: weights are summed over the tokens of a key, averaged over those of a query; statistics are of tokens"

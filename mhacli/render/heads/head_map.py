@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -114,21 +115,16 @@ class HeadMap:
         propagates."""
         if factor == 1:
             return self
-        n_queries = sums(self.n_queries, factor)
-        per_query = np.maximum(n_queries, 1)
-        learned = None if self.learned is None else sums(self.learned * self.n_queries, factor) / per_query
-        taken = None if self.taken is None else sums(self.taken * self.n_queries, factor) / per_query
-
+        mean = partial(_pooled_means, n_queries=self.n_queries, factor=factor)
         is_open = sums(sums(self.is_open.astype(int), factor), factor, axis=1) > 0
-        means = pooled_means(np.where(self.is_open, self.weights, 0.0), self.n_queries, factor)
         return replace(
             self,
-            weights=np.where(is_open, means, FORBIDDEN),
-            of_sinks=pooled_means(self.of_sinks, self.n_queries, factor),
-            learned=learned,
-            n_queries=n_queries,
+            weights=np.where(is_open, mean(np.where(self.is_open, self.weights, 0.0)), FORBIDDEN),
+            of_sinks=mean(self.of_sinks),
+            learned=None if self.learned is None else mean(self.learned),
+            n_queries=sums(self.n_queries, factor),
             block=self.block * factor,
-            taken=taken,
+            taken=None if self.taken is None else mean(self.taken),
             entropy=None,
         )
 
@@ -333,11 +329,14 @@ def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, 
     return taken
 
 
-def pooled_means(cells: Array, n_queries: Array, factor: int) -> Array:
-    """Blocks of `factor` × `factor` cells: means over queries of sums over keys. `n_queries` `[row]` counts the queries
-    of a row."""
-    rows = sums(cells * n_queries[:, None], factor)
-    return sums(rows, factor, axis=1) / np.maximum(sums(n_queries, factor), 1)[:, None]
+def _pooled_means(numbers: Array, n_queries: Array, factor: int) -> Array:
+    """Numbers `[row]`, or cells `[row, column]` summed over keys, averaged over the queries of `factor` rows. `n_queries`
+    `[row]` counts the queries of a row."""
+    total = sums((numbers.T * n_queries).T, factor)
+    if total.ndim == 2:
+        total = sums(total, factor, axis=1)
+    means: Array = (total.T / np.maximum(sums(n_queries, factor), 1)).T
+    return means
 
 
 def sums(numbers: Array, size: int, axis: int = 0) -> Array:

@@ -71,9 +71,13 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
         ),
     ]
     if any(head.control is not None for head in listed):
-        columns.append(
-            Column(heading="on random tokens", value=_control_text, meaning=_OF_CONTROL, explanation=_OF_CONTROL)
+        control: Column[HeadRow] = Column(
+            heading="on random tokens",
+            value=lambda row: "" if row[1] or row[0].control is None else _type_text(row[0].control),
+            meaning=_OF_CONTROL,
+            explanation=_OF_CONTROL,
         )
+        columns.append(control)
     has_many = record.survey is not None or bool(record.layers)
     return Table(
         columns=[*columns, *_number_columns(record, options), *_profile_column(record)],
@@ -133,7 +137,11 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
     survey = survey_of(record) if record.survey is not None or record.layers else None
     sort, _ = require_order(options.sort)
     statistics = [row for row in (*removal_columns(record.heads), *STATISTICS) if row.priority is not None]
-    present = [row for row in statistics if not row.optional or _is_known(row, record.heads)]
+    present = [
+        row
+        for row in statistics
+        if not row.optional or any(getattr(head, row.field) is not None for head in record.heads)
+    ]
     for row in [row for row in present if row.beside]:
         present.remove(row)
         present.insert(1 + [other.field for other in present].index(row.beside), row)
@@ -145,10 +153,6 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
         for number, pattern in enumerate(() if survey is None else survey.patterns)
     ]
     return [*weights, *patterns, *scores]
-
-
-def _is_known(statistic: Statistic, heads: Sequence[HeadStatistics]) -> bool:
-    return any(getattr(head, statistic.field) is not None for head in heads)
 
 
 def _statistic_column(statistic: Statistic, options: ViewOptions, sink_tokens: int, sort: str) -> Column[HeadRow]:
@@ -226,11 +230,6 @@ def _type_style(row: HeadRow) -> str:
     return "dim" if row[1] or _has_no_choice(row[0]) else KIND_SIGNS[row[0].kind][1]
 
 
-def _control_text(row: HeadRow) -> str:
-    head, name = row
-    return "" if name or head.control is None else _type_text(head.control)
-
-
 def _has_no_choice(head: HeadStatistics) -> bool:
     return head.uniform is not None and head.uniform.effective_keys == 1
 
@@ -253,8 +252,6 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[Hea
 def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
     """The meaning of the numbers and names beside head types."""
     least, excess = weight_text(CERTAIN_ENOUGH, 2), "excess (weight − uniform) ÷ (1 − uniform)"
-    if any(map(_has_no_choice, listed)):
-        yield "no type: no query sees more than one key, so every attention weight is 1"
     has_type = any(head.kind not in UNTYPED for head in listed)
     if has_type:
         yield f"beside a type: its {excess}, at least {least}"

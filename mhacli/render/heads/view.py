@@ -22,7 +22,6 @@ from mhacli.render.base.format import (
     count_of,
     filled,
     percent_text,
-    reducer_text,
     seconds_text,
     short_text,
     texts_in_words,
@@ -103,7 +102,7 @@ def sinks_are(least: float) -> str:
 def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:
     """The sink keys of the heads of a layer."""
     found = [
-        (key_name(record, sink.sequence, sink.key), sink.share, str(head.head))
+        (token_name(record.keys, sink.sequence, sink.key), sink.share, str(head.head))
         for head in listed
         for sink in head.sink_keys
     ]
@@ -134,11 +133,10 @@ _MAX_SINKS = 5
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
-    if ok and not options.verbose:
-        brief = checks_in_brief(survey.checks) + reducer_text(record, [survey])
-        return verdict.append(brief, style="not bold default")
-    lines = "\n".join(filled([agreement(check) for check in survey.checks], screen.width, "; "))
-    return verdict.append(f"\n{lines}{reducer_text(record, [survey])}", style="not bold default")
+    words = checks_in_brief(survey.checks)
+    if options.verbose or not ok:
+        words = "\n" + "\n".join(filled([agreement(check) for check in survey.checks], screen.width, "; "))
+    return verdict.append(words, style="not bold default")
 
 
 # --------------------------------------------------------------------------------------------------------- single cells
@@ -179,15 +177,15 @@ def _receivers(record: Record, head: HeadStatistics) -> str:
     lines = []
     for flat in np.argsort(-weights.ravel(), kind="stable")[:_MOST].tolist():
         b, key = divmod(flat, received.shape[1])
-        name = key_name(record, b, key - record.first_key(b), _SHORT_TOKEN)
+        name = token_name(record.keys, b, key - record.first_key(b), _SHORT_TOKEN)
         lines.append(f"{name} {percent_text(float(weights[b, key]))} ×{short_text(float(ratios[b, key]))}")
     return "\n".join(lines)
 
 
 def _standing_out(record: Record, head: HeadStatistics, digits: int) -> str:
     return "\n".join(
-        f"{query_name(record, cell.sequence, cell.query, _SHORT_TOKEN)} → "
-        f"{key_name(record, cell.sequence, cell.key, _SHORT_TOKEN)} "
+        f"{token_name(record.sequences, cell.sequence, cell.query, _SHORT_TOKEN)} → "
+        f"{token_name(record.keys, cell.sequence, cell.key, _SHORT_TOKEN)} "
         f"{weight_text(cell.share, digits)} ×{short_text(cell.lift)}"
         for cell in head.largest[:_MOST]
         if cell.lift > 1
@@ -198,22 +196,15 @@ def _top_score(record: Record, head: HeadStatistics) -> str | None:
     if head.max_score is None or head.max_score_at is None:
         return None
     b, query, key = head.max_score_at
-    return f"{short_text(head.max_score)} at {query_name(record, b, query)} → {key_name(record, b, key)}"
+    return (
+        f"{short_text(head.max_score)} at {token_name(record.sequences, b, query)} → {token_name(record.keys, b, key)}"
+    )
 
 
-def query_name(record: Record, sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
-    """A query's position and token, `25 “for”`, with its sequence if there are several, `1:25 “for”`."""
-    return _named(record.sequences, sequence, index, width)
-
-
-def key_name(record: Record, sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
-    """A key's position and token, with its sequence if there are several."""
-    return _named(record.keys, sequence, index, width)
-
-
-def _named(family: Sequence[TokenSequence], sequence: int, index: int, width: int) -> str:
-    several = f"{sequence}:" if len(family) > 1 else ""
-    return token_at(token_text(family[sequence], index), f"{several}{index}", width)
+def token_name(texts: Sequence[TokenSequence], sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
+    """A position and its token, `25 “for”`, with its sequence if there are several, `1:25 “for”`."""
+    several = f"{sequence}:" if len(texts) > 1 else ""
+    return token_at(token_text(texts[sequence], index), f"{several}{index}", width)
 
 
 _ROUNDING = 1e-5
@@ -275,8 +266,8 @@ def strongest_keys(
         n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
         if len(seen) == 1:  # all heads agree
             uniform = f", {percent_text(1 / seen[0])} each if uniform" if seen[0] else ""
-            n_visible = count_of(seen[0], "visible key", grouped=True) + uniform
-        name = query_name(record, sequence, query - record.first_query(sequence))
+            n_visible = count_of(seen[0], "visible key") + uniform
+        name = token_name(record.sequences, sequence, query - record.first_query(sequence))
         title = f"{where(record, sequence, layer)} · query {name} · {n_visible}"
         yield from table(Table(columns=columns, rows=listed, title=title), screen.width)
 
@@ -287,7 +278,7 @@ def _strongest_of(record: Record, sequence: int, number: int, head: HeadStatisti
     keys, weights = (record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares"))
     first = record.first_key(sequence)
     words = [
-        f"{key_name(record, sequence, key - first)} {percent_text(weight)}"
+        f"{token_name(record.keys, sequence, key - first)} {percent_text(weight)}"
         for key, weight in zip(keys, weights, strict=True)
         if key >= 0
     ]

@@ -98,7 +98,7 @@ def _title(record: Record) -> str:
         return f"{what} over random rows"
     model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
     if record.corpus is not None:
-        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document', grouped=True)}"
+        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document')}"
     words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
     cut = fitted(visible(words), _TITLE)
     more = f" and {count_of(len(record.sequences) - 1, 'text')} more" if len(record.sequences) > 1 else ""

@@ -25,7 +25,7 @@ from mhacli.render.base.format import number_text, percent_text, token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
-from mhacli.render.heads.view import key_name
+from mhacli.render.heads.view import token_name
 from mhacli.render.page.elements import Html
 from mhacli.text.tokens import TokenSequence
 
@@ -154,7 +154,7 @@ def _about_sinks(head: DrawableHead, sequence: int, cells: HeadMap) -> str:
     """The sinks of a map, and what they and a sink logit get of all its attention; empty without both."""
     parts = []
     if cells.sinks:
-        names = first_names([key_name(head.record, sequence, key) for key in cells.sinks], _MOST_SINKS)
+        names = first_names([token_name(head.record.keys, sequence, key) for key in cells.sinks], _MOST_SINKS)
         uniform = percent_text(_uniform_weight(head, sequence, cells))
         parts += [names, f"{percent_text(cells.sink_mass)} of all attention, {uniform} if uniform"]
     if cells.learned_mass is not None:
