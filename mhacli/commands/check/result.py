@@ -64,7 +64,7 @@ class CheckRequest:
     other_call_arg: tuple[str, ...] | None = _pairs(
         None, _CODE, _AGAINST_CALL_ARG, "--against-call-arg", default="as --call-arg", needs=("other",))
     causal: bool = like(Config, "causal", _MEANT, names=("--causal", "--is-causal"))
-    not_causal: bool = setting(False, _MEANT, _NOT_CAUSAL, "--no-causal")
+    not_causal: bool = setting(False, _MEANT, _NOT_CAUSAL, "--no-causal", excludes=("causal",))
     mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
     scale: float | None = like(Config, "scale", _MEANT, default="")
