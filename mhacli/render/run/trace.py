@@ -239,9 +239,11 @@ def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> Renderab
 
 # ------------------------------------------------------------------------------------------------------------ user code
 
+_MAX_PRINTED = 3
+
 
 def _module_header(record: Record, module: UserModule, screen: Screen) -> RenderableType:
-    """The target, its arguments with guesses marked, the call, and the sizes of the trace."""
+    """The target, its arguments with guesses marked, the call, the sizes of the trace, and the first lines that were printed."""
     environment, names = record.environment, [argument.name for argument in module.arguments]
     lines: list[RenderableType] = [Text(visible(module.target), style="bold")]
 
@@ -256,10 +258,16 @@ def _module_header(record: Record, module: UserModule, screen: Screen) -> Render
         line(f"{label}: ", [f"{a.name}={a.value}{f' ({a.why})' * bool(a.why)}" for a in arguments], between=", ")
     line("called: ", [module.called])
     line("sizes: ", [f"{word} {size}" for word, size in module.sizes], "bold")
-    if module.n_runs > 1:
-        line("", [f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"], "dim")
+    how = f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"
+    if module.n_runs == 1:
+        how = "one run: axes are named by their sizes alone, and a|b is one of the two"
+    line("", [how], "dim")
     ran = [f"mha {environment.mha}", f"torch {environment.torch}", record.config.dtype, environment.device]
     line("", [*ran, "in eval"], "dim")
+    printed = [text.strip() for text in module.printed.splitlines() if text.strip()]
+    more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
+    if printed:
+        line("", [f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}"], "dim")
     return Group(*lines)
 
 
