@@ -279,16 +279,15 @@ class RecordDiff(Shown):
         """The rows of `--csv`: a site of a layer, or a statistic of a head, under the names of the document."""
         rows: list[dict[str, Any]] = []
         for layer in self.to_dict()["layers"]:
-            named = {"layer": layer["layer"]}
-            rows += [{**named, **site, "heads": None, "told": None} for site in layer["sites"]]
+            for site in layer["sites"]:
+                of_site = {name: value for name, value in site.items() if name not in ("heads", "told")}
+                rows.append({"layer": layer["layer"], **of_site})
             for head in layer["heads"]:
-                rows += [{**named, "head": head["head"], "statistic": own["name"], **own} for own in head["statistics"]]
-        kept = [
-            name
-            for name in dict.fromkeys(name for row in rows for name in row)
-            if name not in ("heads", "told", "name")
-        ]
-        return [{name: row.get(name) for name in kept} for row in rows]
+                named = {"layer": layer["layer"], "head": head["head"]}
+                rows += [
+                    {**named, "statistic": each["name"], "a": each["a"], "b": each["b"]} for each in head["statistics"]
+                ]
+        return rows
 
 
 def _aligned(x: TokenSequence, y: TokenSequence) -> dict[str, Any]:
