@@ -157,12 +157,7 @@ def sequences_of_ids(
     roles = {other.name: call_role(other.name, other.default, other.annotation) for other in open_ones}
     of_role = {role: other for other, role in reversed(roles.items())}
     offset = of_role.get("offset")
-    needed = [
-        other.name
-        for other in open_ones
-        if other.default is other.empty and other.kind is other.POSITIONAL_OR_KEYWORD and other.name != offset
-    ]
-    needed = needed if example is None else []
+    needed = _needed([other for other in open_ones if other.name != offset]) if example is None else []
     if len(needed) > 1 or any(roles[other] not in MASKS for other in needed):
         return None
     causal_masks = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in roles]
@@ -199,6 +194,11 @@ def sequences_of_ids(
         ),
         length,
     )
+
+
+def _needed(parameters: Sequence[inspect.Parameter]) -> list[str]:
+    """The names of the arguments that a call must give."""
+    return [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
 def _meaning(module: nn.Module, means: str | None) -> str | None:
