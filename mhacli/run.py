@@ -9,11 +9,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.io.files import format_size
 from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
 from mhacli.sites import SITES, Facts
 from mhacli.text.encode import NO_TEXT, Encoded
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from mhacli.io.safetensors import TensorFile
@@ -96,7 +96,7 @@ class Run:
         total = sum(kept.values())
         if total > self.keep_limit:
             raise MhaError(
-                f"--keep {','.join(kept)} takes {format_size(total)}, above the limit of {format_size(self.keep_limit)}",
+                f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of {shown(self.keep_limit, 'bytes')}",
                 hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less",
                 code="too-large",
             )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from mhacli.attention.weights_file import expected_shapes
 from mhacli.errors import MhaError
 from mhacli.io import memory
-from mhacli.io.files import format_size
 from mhacli.settings import ITEM_BYTES
 from mhacli.sites import WAVES_AT_ONCE, Facts
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from mhacli.run import Run
@@ -42,7 +42,7 @@ def require_room(
         return needed(length)
     longest = bisect_left(range(1, length), True, key=lambda n: not memory.fits(needed(n), available))
     raise MhaError(
-        f"out of memory; {what}: {format_size(needed(length))} needed, {format_size(available)} available",
+        f"out of memory; {what}: {shown(needed(length), 'bytes')} needed, {shown(available, 'bytes')} available",
         hint=f"{shorter.format(longest)} fits" if longest else "a shorter text or a smaller model needs less",
         code="out-of-memory",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mhacli.cli.console import stdout_width, write
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
@@ -21,7 +22,7 @@ def after_run(record: Record, options: ViewOptions) -> None:
 def after_trace(record: Record, options: ViewOptions) -> None:
     """Suggests to trace the largest of the weights between tokens that stand out, if none is traced yet, and says where it is on
     the screen. The first token of a checkpoint's text is often a sink."""
-    from mhacli.render.base.format import token_at, token_text, weight_text
+    from mhacli.render.base.format import token_at, token_text
 
     kinds = {layer.name: layer.kind for layer in record.layers}
     cells = [
@@ -41,7 +42,7 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     words = "next: mha trace" if record.model is None else f"next: mha trace --layer {head.layer}"
     words += f" --cell {head.head},{cell.query},{cell.key}"
     words += f" --sequence {cell.sequence}" if len(record.sequences) > 1 else ""
-    weight = weight_text(cell.share, options.precision)
+    weight = shown(cell.share, "weight", options.precision)
     about = f"with the same text and layer computes the weight {weight} of head {head.head}, query {query}, key {key}"
     _write_filled(words, *about.split())
 

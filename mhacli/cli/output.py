@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.io.files import check_target, format_size, write_whole
+from mhacli.io.files import check_target, write_whole
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, words_of
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +32,7 @@ _SAVE = "Save the record in this file, for mha show, view and diff."
 _SAVE_WEIGHTS = "Save the weights in this file, for --weights."
 _KEEP = "Arrays in the saved record and in --json, such as pattern,z."
 _KEPT = "qk,scores,pattern,z,out, as far as they fit"
-_LIMIT, _MIB = "Limit the size of these arrays.", format_size(DEFAULT_KEEP_LIMIT)
+_LIMIT, _MIB = "Limit the size of these arrays.", shown(DEFAULT_KEEP_LIMIT, "bytes")
 _WIDTH = "Columns of the output, in place of COLUMNS."
 _RUN: tuple[Mode, ...] = ("layer", "model")
 _COLOUR = "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides."
@@ -248,7 +249,7 @@ def note_written(output: Output, *also: str | None) -> None:
     if output.format is None:
         for path in filter(None, (*also, *output.files.values())):
             with suppress(OSError):
-                note(f"saved {path}, {format_size(os.path.getsize(path))}")
+                note(f"saved {path}, {shown(os.path.getsize(path), 'bytes')}")
 
 
 def _print_notes(record: Record, notes: Sequence[str]) -> None:

@@ -17,17 +17,17 @@ from mhacli.cli.console import note, show_activity, write
 from mhacli.cli.help import HelpCommand, help_text
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
-from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights, size_of
 from mhacli.settings import OUTPUT, setting
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mhacli.render.base.doc import Unit
     from mhacli.render.base.options import Screen
+    from mhacli.text.numbers import Unit
 
 SCHEMA = "mha.weights-info/1"
 _EXAMPLE = "mha weights info MiniLM\n"
@@ -172,20 +172,20 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
         "a layer of mha" if contents["kind"] == "layer" else f"family {contents['family'] or 'unknown'}",
         count_of(contents["n_parameters"], "parameter"),
         count_of(contents["n_tensors"], "tensor"),
-        format_size(contents["n_bytes"]),
+        shown(contents["n_bytes"], "bytes"),
         count_of(len(contents["files"]), "file"),
     ]
     known = [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
     lines = ["\n".join(filled([visible(part) for part in parts], on.width)), " · ".join(known)]
-    shown: list[RenderableType] = [Text(line) for line in lines if line]
+    body: list[RenderableType] = [Text(line) for line in lines if line]
     for part, headings in _COLUMNS.items():
         columns = [
             Column(heading=heading, value=partial(_value, name), unit=_UNITS.get(name, "integer"))
             for name, heading in headings.items()
         ]
         rows = contents.get(part)
-        shown += table(Table(columns=columns, rows=rows), on.width) if rows else ()
-    return Group(Text(visible(contents["path"]), style="bold"), *shown)
+        body += table(Table(columns=columns, rows=rows), on.width) if rows else ()
+    return Group(Text(visible(contents["path"]), style="bold"), *body)
 
 
 _COLUMNS: Mapping[str, Mapping[str, str]] = {

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -19,15 +20,6 @@ TEMPORARY = ".tmp"
 """The ending of files that are not whole yet; their names begin with a dot."""
 _temporary: list[TemporaryDirectory[str]] = []
 """The temporary folders of the process. They are global so that `remove_temporary_folders` finds them from another thread."""
-
-
-def format_size(n_bytes: float) -> str:
-    """A size in readable form: `0 B`, `1.5 KiB`, `12.8 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(n_bytes) < (1023.5 if unit == "B" else 1023.95):
-            return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:.1f} TiB"
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -41,7 +33,7 @@ def read_whole(path: str, limit: int) -> bytes:
     with opened(path) as read:
         data = read_up_to(read, limit + 1)
     if len(data) > limit:
-        raise MhaError(f"{path} is larger than {format_size(limit)}", code="too-large", path=path)
+        raise MhaError(f"{path} is larger than {shown(limit, 'bytes')}", code="too-large", path=path)
     return data
 
 

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, deserialize, safe_open
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io import memory
 from mhacli.io.data import load_json
-from mhacli.io.files import format_size, opened, read_up_to
+from mhacli.io.files import opened, read_up_to
+from mhacli.text.numbers import shown
 
 METADATA_KEY = "mha"
 MAX_HEADER_BYTES = 100_000_000
@@ -68,7 +69,7 @@ def read_tensor_file(path: str, limit: int) -> TensorFile:
         data, size = _head(path, read), 0 if path == "-" else os.path.getsize(path)
         data += read_up_to(read, room + 1 - len(data)) if size <= room else b""
     if max(size, len(data)) > room:
-        raise MhaError(f"{path} is too large to read: at most {format_size(room)}", code="too-large", path=path)
+        raise MhaError(f"{path} is too large to read: at most {shown(room, 'bytes')}", code="too-large", path=path)
     return replace(_described(path, data, len(data)), data=data)
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.io.files import format_size
 from mhacli.models.calls import FORBIDDING, Call
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
@@ -26,6 +25,7 @@ from mhacli.record.tables import HeadTable
 from mhacli.record.totals import WINDOWS, HeadTotals
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 _NAME = "mhacli.inspecting"
@@ -310,7 +310,7 @@ class TextPasses:
             parts.append(_copied(call, n_past, is_first=not parts))
             self._n_bytes += _size(parts[-1])
             if self._n_bytes > limit:
-                reason = f"attention whose queries and keys take more than the limit of {format_size(limit)}"
+                reason = f"attention whose queries and keys take more than the limit of {shown(limit, 'bytes')}"
         if reason is not None:
             self._n_bytes -= sum(map(_size, self.parts.pop(name)))
             self.inspection.unfit[place] = reason

@@ -25,11 +25,12 @@ from mhacli.attention.devices import choose_device
 from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, installing, missing_library
 from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
-from mhacli.io.files import format_size, temporary_folder
+from mhacli.io.files import temporary_folder
 from mhacli.io.libraries import guarded
 from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
 from mhacli.models.layer_names import n_vocabulary_of
 from mhacli.settings import ModelSettings, PaddingSide
+from mhacli.text.numbers import shown
 from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
 from mhacli.text.tokenizer_file import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence
@@ -257,7 +258,9 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
     needed = sum(sizes) + max(sizes, default=0)
     have = memory.available_bytes()
     if device.type == "cpu" and not memory.fits(needed, have):
-        reason = f"{format_size(needed)} needed for the weights of {checkpoint.path}, {format_size(have)} available"
+        reason = (
+            f"{shown(needed, 'bytes')} needed for the weights of {checkpoint.path}, {shown(have, 'bytes')} available"
+        )
         hint = "--dtype bfloat16 takes 2 bytes a number"
         raise MhaError(f"out of memory; {reason}", hint=hint, code="out-of-memory", path=checkpoint.path)
 

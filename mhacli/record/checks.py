@@ -108,8 +108,3 @@ TOLERANCES: Mapping[str, Tolerance] = {
 MEASURED_KEYS = 512
 """The largest number of keys for which `output` was measured. Repeated tokens round in the same direction: with 16,384
 keys of 37 distinct tokens, torch's flash kernel on CPUs was off by 1.5 × `output`."""
-
-
-def error_text(number: float) -> str:
-    """A rounding error or tolerance in one format at every size, for easy comparison: `1.46e-04`."""
-    return f"{number:.2e}" if number else "0"

@@ -14,10 +14,10 @@ from functools import cache, partial
 from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io import memory
 from mhacli.io.data import decode, json_checksum, with_earlier_config
-from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorFile, read_tensor_header
 from mhacli.record.arrays import Array, StoredArrays, checksum
 from mhacli.record.record import SCHEMA, Record
+from mhacli.text.numbers import shown
 
 MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
 """The files in the folder of a scan that other commands know; the summary is a record."""
@@ -86,7 +86,7 @@ def _array(file: TensorFile, name: str, expected: str | None) -> Array:
     if dtype is None:
         raise bad_file(path, f"{path}: its array {name} has the dtype {info.dtype}, not one of {', '.join(_DTYPES)}")
     if not memory.fits(info.n_bytes, memory.available_bytes()):
-        message = f"{path} is too large to read: an array of {format_size(info.n_bytes)}"
+        message = f"{path} is too large to read: an array of {shown(info.n_bytes, 'bytes')}"
         raise MhaError(message, code="too-large", path=path)
     try:
         is_same = os.path.getsize(path) == file.n_bytes

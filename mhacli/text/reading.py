@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.files import READ_CHUNK_BYTES, describe, format_size, opened
+from mhacli.io.files import READ_CHUNK_BYTES, describe, opened
 from mhacli.settings import DEFAULT_MAX_BYTES, Source
+from mhacli.text.numbers import shown
 
 _HANDLERS = {"strict": "strict", "replace": "replace", "escape": "backslashreplace"}
 
@@ -49,7 +50,7 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
         n_bytes += len(chunk)
         if n_bytes > most:
             hint = "--max-bytes raises the limit"
-            raise _bad(name, f"larger than {format_size(most)}", hint=hint, code="too-large", path=path)
+            raise _bad(name, f"larger than {shown(most, 'bytes')}", hint=hint, code="too-large", path=path)
         try:
             piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:

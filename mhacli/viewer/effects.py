@@ -15,8 +15,7 @@ from textual.widgets import Static
 
 from mhacli.record.effect import Effect, numbers_of
 from mhacli.render.base.cells import CHANGES, cell, change_levels
-from mhacli.render.base.doc import shown
-from mhacli.render.base.format import flowing, number_text
+from mhacli.render.base.format import flowing
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint.effect import (
     effect_rows,
@@ -27,6 +26,7 @@ from mhacli.render.checkpoint.effect import (
     removal_name,
     removal_words,
 )
+from mhacli.text.numbers import shown
 from mhacli.viewer.parts import Cells, HeadsScreen, entitle, key
 from mhacli.viewer.session import Session
 
@@ -119,10 +119,10 @@ class EffectsScreen(HeadsScreen):
             numbers = [Text.assemble((f"{of.heading} ", "dim"), (of.text(effect), "bold")) for of in columns]
             swatches, low = CHANGES.swatches(colour=paper.colour), "0"
             if self.summary.metric == "d_logit" and self.largest:
-                low = f"-{number_text(self.largest)}"
+                low = f"-{shown(self.largest, 'number')}"
             else:  # no change is below 0
                 swatches = swatches[len(swatches) // 2 :]
-            ramp = Text.assemble(f"{low} ", *swatches, f" {number_text(self.largest)}")
+            ramp = Text.assemble(f"{low} ", *swatches, f" {shown(self.largest, 'number')}")
             meaning = Text(meaning_of(self.summary), "dim")
             below = [flowing(numbers, paper.width, "  "), flowing([ramp, meaning], paper.width), *below]
         self.numbers.update(Group(*below))

@@ -24,6 +24,7 @@ from mhacli.render.base import format as words
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, WEIGHTS, range_text
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 from mhacli.viewer.matrix import TAKEN_SIGN, TIGHT, Matrix, Picture
 from mhacli.viewer.parts import PLAIN, HeadsScreen, Tokens, doubts, entitle, key, kind_sign, one_line
@@ -123,7 +124,7 @@ class HeadScreen(HeadsScreen):
         entitle(self.list, f"top {len(self._listed)} of {words.count_of(len(keys), noun)}" if keys else none)
         self.list.set_options(Option(line) for line in key_lines(picture, keys[:most], size.width))
         if len(keys) > most:
-            rest = words.weight_text(sum(weight for _, weight in keys[most:]), DECIMALS)
+            rest = shown(sum(weight for _, weight in keys[most:]), "weight", DECIMALS)
             self.list.add_option(Option(f" {len(keys) - most} more get {rest}", disabled=True))
         self.list.highlighted = self._listed.index(column) if column in self._listed else None
 
@@ -323,7 +324,7 @@ def key_lines(picture: Picture, keys: Sequence[tuple[int, float]], width: int) -
     label = min(_MOST_NAME, max(6, width - DECIMALS - 12))
     for column, weight in keys:
         name = set_cell_size(words.fitted(picture.key_name(column), label), label)
-        number = f" {name} {words.weight_text(weight, DECIMALS):>{DECIMALS + 2}} "
+        number = f" {name} {shown(weight, 'weight', DECIMALS):>{DECIMALS + 2}} "
         part = np.nan_to_num(weight / largest)
         yield number + "█" * round(part * (width - cell_len(number) - 2))
 
@@ -348,12 +349,12 @@ def read_out(picture: Picture, row: int, column: int, width: int) -> Iterator[Te
     if entropy is None:
         yield Text("this query sees no key", "bold yellow")
         return
-    numbers = {"entropy with sinks" if picture.hides_sinks else "entropy": f"{words.number_text(entropy)} nats"}
+    numbers = {"entropy with sinks" if picture.hides_sinks else "entropy": f"{shown(entropy, 'number')} nats"}
     if picture.hides_sinks:
-        numbers["taken out"] = words.weight_text(float(base.sink_weights[row]), 4)
+        numbers["taken out"] = shown(float(base.sink_weights[row]), "weight", 4)
     if base.learned is not None:
-        numbers["sink logit"] = words.weight_text(float(base.learned[row]), 4)
-    numbers["row sum"] = words.weight_text(float(of_row[of_row != FORBIDDEN].sum()), 4)
+        numbers["sink logit"] = shown(float(base.learned[row]), "weight", 4)
+    numbers["row sum"] = shown(float(of_row[of_row != FORBIDDEN].sum()), "weight", 4)
     yield _named(numbers)
 
 
@@ -368,7 +369,7 @@ def weight_words(picture: Picture, row: int, column: int) -> tuple[str, str]:
         return "masked", ""
     if picture.is_taken[row, column]:
         return "taken out", ""
-    return words.weight_text(weight, 4), f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
+    return shown(weight, "weight", 4), f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
 
 
 def captions(picture: Picture, factor: int, *, has_numbers: bool, colour: bool) -> Iterator[Text]:
@@ -391,8 +392,8 @@ def sink_words(picture: Picture) -> str:
     """The sink keys, their weight, and whether they are hidden."""
     base, parts = picture.base, list[str]()
     if base.sinks:
-        parts.append(f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {words.percent_text(base.sink_mass)}")
+        parts.append(f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {shown(base.sink_mass, 'percent')}")
     if base.learned_mass is not None:
-        parts.append(f"the sink logit, {words.percent_text(base.learned_mass)}")
+        parts.append(f"the sink logit, {shown(base.learned_mass, 'percent')}")
     end = "taken out, rows renormalised" if picture.hides_sinks else "of a row on average"
     return f"sink: {' and '.join(parts)} {end}" if parts else "no sink"

@@ -20,6 +20,7 @@ from mhacli.render.base import format as words
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 from mhacli.viewer.parts import Cells, HeadsScreen, doubts, entitle, key, kind_sign, one_line
 from mhacli.viewer.session import Place, Session
 
@@ -188,6 +189,6 @@ def _numbers(head: DrawableHead) -> Iterator[Text]:
 
 def _in_words(statistic: Statistic, number: float) -> str:
     if statistic.unit == "weight":
-        return words.weight_text(number, 3)
+        return shown(number, "weight", 3)
     unit = " nats" if statistic.unit == "nats" else ""
-    return f"{100 * number:.0f} %" if statistic.unit == "fraction" else words.short_text(number) + unit
+    return shown(number, "percent") if statistic.unit == "fraction" else shown(number, "short") + unit

@@ -19,11 +19,12 @@ from mhacli.io.data import finite
 from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, WEIGHTS, cell, half_cells, levels, ticks
 from mhacli.render.base.colours import EMPTY, glyph, picked, ramp_paint
-from mhacli.render.base.format import fitted, weight_text
+from mhacli.render.base.format import fitted
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.text.escape import without_surrogates
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 from mhacli.viewer.parts import ACCENT, CURSOR, DIM, PLAIN, entitle
 
@@ -158,7 +159,7 @@ def _fits(picture: Picture, size: tuple[int, int], lines: int, columns: int) -> 
 
 def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell:
     """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed."""
-    number = weight_text(weight, _DECIMALS[width])
+    number = shown(weight, "weight", _DECIMALS[width])
     if level == FORBIDDEN:
         number = "0" if weight == FORBIDDEN else TAKEN_SIGN
     style = EMPTY if level < 0 else WEIGHTS.style(level) if colour else PLAIN
@@ -290,12 +291,12 @@ class Matrix(Widget, can_focus=True):
         numbers = ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=self.columns.start)
         return [(begin, DIM), (numbers, DIM)]
 
-    def _title(self, shown: HeadMap) -> str:
-        title = "matrix" if shown.block == 1 else f"matrix · {shown.block} × {shown.block} tokens a cell"
+    def _title(self, cells: HeadMap) -> str:
+        title = "matrix" if cells.block == 1 else f"matrix · {cells.block} × {cells.block} tokens a cell"
         if self.factor == 1:
             return title
-        weight = float(shown.weights[self.row // self.factor, self.column // self.factor])
-        return f"{title}, here {'masked' if weight == FORBIDDEN else weight_text(weight, 4)}"
+        weight = float(cells.weights[self.row // self.factor, self.column // self.factor])
+        return f"{title}, here {'masked' if weight == FORBIDDEN else shown(weight, 'weight', 4)}"
 
     def moved(self, direction: str) -> tuple[int, int]:
         """The row and column in a direction from the cursor."""

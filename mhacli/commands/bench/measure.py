@@ -30,10 +30,10 @@ from mhacli.attention.devices import choose_device, driver, environment, free_by
 from mhacli.attention.fused import KERNELS, fused_attend, kernel_among
 from mhacli.commands.bench.result import LAYERS, BackendStatus, Benchmark, BenchRow, Direction, Interval, Sweep
 from mhacli.io.data import finite
-from mhacli.io.files import format_size
 from mhacli.io.memory import cpu_name, fits, n_cpus, uncollected
 from mhacli.io.progress import Progress, no_progress
 from mhacli.settings import ITEM_BYTES
+from mhacli.text.numbers import shown
 
 Leaves = tuple[Tensor, ...]
 """The tensors to which gradients go: q, k and v split into heads, or the rows that a layer reads."""
@@ -128,7 +128,7 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
         needed += (n_layers + 1) * cells * max(item, 4)
     row = replace(row, flops=flops, bytes=moved * item, flops_per_byte=flops / (moved * item))
     if not fits(needed, available):
-        reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
+        reason = f"needs {shown(needed, 'bytes')}, and {shown(available, 'bytes')} is available"
         return replace(row, status="too-large", reason=reason)
     if flops > most_flops:
         reason = f"a call would take {flops / most_flops:.3g} × --call-limit or more, at the rate of a matrix product"

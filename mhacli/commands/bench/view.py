@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import count_of, filled, or_dash, seconds_text, short_text
+from mhacli.render.base.format import count_of, filled
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.csv import rows_csv
@@ -28,6 +28,7 @@ from mhacli.render.page import elements
 from mhacli.render.page.elements import Html, tag
 from mhacli.render.report import POLICY
 from mhacli.text.escape import visible
+from mhacli.text.numbers import Unit, shown
 
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
 
@@ -54,14 +55,15 @@ def sentences(benchmark: Benchmark) -> tuple[str, ...]:
 def _sentence(rows: Sequence[BenchRow]) -> str:
     """The fastest backend at the longest size against `explicit`, the plain formula, or else against the slowest."""
     first, *others = sorted(_longest(rows), key=lambda row: row.median_s or 0.0)
-    time = seconds_text(first.median_s)
+    time = shown(first.median_s, "seconds")
     if not others:
         return f"{first.backend} takes {time} at {first.length_text}; no other backend was timed"
     other = next((row for row in others if row.backend == "explicit"), others[-1])
     low, high = other.ratio_low or 0.0, other.ratio_high or 0.0
     is_certain = first.is_sure and low > 1
-    faster = f"{short_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
-    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {short_text(low)} to {short_text(high)} ×"
+    faster = f"{shown(other.ratio or 1.0, 'short')} × faster than {other.backend} at {first.length_text}"
+    interval = f"95 % interval {shown(low, 'short')} to {shown(high, 'short')} ×"
+    evidence = f"{shown(other.median_s, 'seconds')} against {time}, {interval}"
     return f"{first.backend} {'is' if is_certain else 'was'} {faster} ({evidence}){', which may be chance' * (not is_certain)}"
 
 
@@ -88,17 +90,17 @@ def size_text(row: BenchRow) -> str:
     return f"{row.k_len}" if row.batch == 1 else f"{row.batch} × {row.k_len}"
 
 
-def _ends(low: float | None, high: float | None, to_text: Callable[[float], str]) -> str | None:
-    return None if low is None or high is None else f"{to_text(low)}–{to_text(high)}"
+def _ends(low: float | None, high: float | None, unit: Unit) -> str | None:
+    return None if low is None or high is None else f"{shown(low, unit)}–{shown(high, unit)}"
 
 
 _COLUMNS: Sequence[Column[BenchRow]] = (
     column("bench", "ratio", lambda row: row.ratio, "short"),
     column("bench", "memory", lambda row: row.extra_bytes, "bytes"),
-    column("bench", "error", lambda row: or_dash(row.max_error, "{:.0e}".format)),
-    column("bench", "interval", lambda row: _ends(row.ratio_low, row.ratio_high, short_text)),
-    column("bench", "rate", lambda row: or_dash(row.tflops, "{:.3g}".format)),
-    column("bench", "quartiles", lambda row: _ends(row.p25_s, row.p75_s, seconds_text)),
+    column("bench", "error", lambda row: shown(row.max_error, "error", 0)),
+    column("bench", "interval", lambda row: _ends(row.ratio_low, row.ratio_high, "short")),
+    column("bench", "rate", lambda row: None if row.tflops is None else f"{row.tflops:.3g}"),
+    column("bench", "quartiles", lambda row: _ends(row.p25_s, row.p75_s, "seconds")),
 )
 """The numbers of a row beside its time, the most important first."""
 
@@ -133,7 +135,7 @@ _MOST = 100
 
 def _time(row: BenchRow) -> str:
     """The median, with a sign where the row is not certainly slower than the fastest."""
-    return f"{seconds_text(row.median_s)}{'*' if row.ratio == 1 or row.is_similar else ' '}"
+    return f"{shown(row.median_s, 'seconds')}{'*' if row.ratio == 1 or row.is_similar else ' '}"
 
 
 def _kernel_text(rows: Sequence[BenchRow]) -> str:
@@ -197,7 +199,7 @@ def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableTy
         Column(heading="now", value=itemgetter("median_s"), unit="seconds", **look),
         Column(heading="now/then", value=itemgetter("ratio"), unit="short", **look),
         Column(
-            heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], short_text), unit="id", **look
+            heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], "short"), unit="id", **look
         ),
         Column(heading="", value=itemgetter("verdict"), **look),
     ]

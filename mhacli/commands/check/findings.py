@@ -15,7 +15,7 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded, smallest
 from mhacli.commands.check.inputs import Examined, InputCase, output_for
 from mhacli.commands.check.result import Finding
-from mhacli.record.checks import error_text
+from mhacli.text.numbers import shown
 from mhacli.usercode.arguments import role_of, stated
 from mhacli.usercode.call.user_attention import UserAttention, call_attention, drawer_of
 from mhacli.usercode.inputs import seeded
@@ -59,7 +59,7 @@ def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
 
 def _in_numbers(error: float, cases: Sequence[InputCase]) -> str:
     tolerance, where = max(case.tolerance for case in cases), ", ".join(case.name for case in cases)
-    return f"largest difference {error_text(error * tolerance)}, tolerance {error_text(tolerance)} ({where})"
+    return f"largest difference {shown(error * tolerance, 'error')}, tolerance {shown(tolerance, 'error')} ({where})"
 
 
 def _located(diagnosis: Diagnosis, examined: Examined, case: InputCase) -> SourceLocator:

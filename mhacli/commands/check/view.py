@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison, ProbeResult, place
-from mhacli.record.checks import error_text
-from mhacli.render.base.format import count_of, filled, fitted, flowing, seconds_text
+from mhacli.render.base.format import count_of, filled, fitted, flowing
 from mhacli.render.base.options import Screen
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 _LABEL, _LEAST_ROOM = 9, 11
 _IN_FULL, _MOST_PRINTED = 3, 3
@@ -115,8 +115,8 @@ def _evidence(finding: Finding) -> str:
     """The evidence, with the numbers of the proof unless it includes them."""
     if not finding.proven or finding.error is None or "exactly" in finding.evidence:
         return finding.evidence
-    within = "" if finding.tolerance is None else f", tolerance {error_text(finding.tolerance)}"
-    proof = f"the reference with this mistake gives the same within {error_text(finding.error)}{within}"
+    within = "" if finding.tolerance is None else f", tolerance {shown(finding.tolerance, 'error')}"
+    proof = f"the reference with this mistake gives the same within {shown(finding.error, 'error')}{within}"
     return f"{proof}\n{finding.evidence}" if finding.evidence else proof
 
 
@@ -267,7 +267,7 @@ def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
     """The number of parameters, the time, and the versions, as far as they fit on a line."""
     versions = [f"{name} {version}" for name, version in examination.environment.items() if name != "python"]
     count = [count_of(examination.n_parameters, "parameter")] if examination.n_parameters else []
-    time = [seconds_text(examination.time_s)] if examination.time_s else []
+    time = [shown(examination.time_s, "seconds")] if examination.time_s else []
     if count or time or versions:
         yield "", Text(fitted(visible(" · ".join([*count, *time, *versions])), _room(on)), style="dim")
 
@@ -283,8 +283,8 @@ def _compared(comparison: OutputComparison, examination: Examination) -> str:
     if comparison.max_abs_difference is None:
         text += "the difference is not finite"
     else:
-        text += f"largest difference {error_text(comparison.max_abs_difference)}"
-    text += f", tolerance {error_text(comparison.tolerance)}"
+        text += f"largest difference {shown(comparison.max_abs_difference, 'error')}"
+    text += f", tolerance {shown(comparison.tolerance, 'error')}"
     tried = f"{n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried"
     return f"{text}; {tried}" if n_hypotheses else text
 

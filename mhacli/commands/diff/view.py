@@ -16,8 +16,8 @@ from mhacli.errors import UsageError, first_names
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Table, column, shown
-from mhacli.render.base.format import count_of, filled, fitted, number_text, title_rule, token_text
+from mhacli.render.base.doc import Column, Table, column
+from mhacli.render.base.format import count_of, filled, fitted, title_rule, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.terminal import table
@@ -26,6 +26,7 @@ from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.grids import grid_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible
+from mhacli.text.numbers import shown
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 
@@ -82,8 +83,8 @@ def verdict_text(d: RecordDiff) -> str:
         layer, site = d.first_site
         details = "; ".join(_remarks(site, layer))
         if site.largest is not None and not site.n_nonfinite:
-            size = f"largest difference {number_text(site.largest)}" + " at " * bool(site.at)
-            details = f"{size}{details}; tolerance {d.tolerance:.3g} × {number_text(site.magnitude)}"
+            size = f"largest difference {shown(site.largest, 'number')}" + " at " * bool(site.at)
+            details = f"{size}{details}; tolerance {d.tolerance:.3g} × {shown(site.magnitude, 'number')}"
         details = f" ({details})"
     return f"A and B differ; {d.first_text(details)}"
 
@@ -230,8 +231,10 @@ def _sites_table(layer: LayerDifference, everything: bool) -> Table[Difference]:
                 value=lambda site: _site_name(site.site),
                 style=lambda site: "bold" if site.departs else "",
             ),
-            column("diff", "largest", lambda site: "" if site.largest is None else number_text(site.largest), "id"),
-            column("diff", "relative", lambda site: "" if site.relative is None else number_text(site.relative), "id"),
+            column("diff", "largest", lambda site: "" if site.largest is None else shown(site.largest, "number"), "id"),
+            column(
+                "diff", "relative", lambda site: "" if site.relative is None else shown(site.relative, "number"), "id"
+            ),
             Column(heading="", value=lambda site: status(site)[0], style=lambda site: status(site)[1]),
             Column(
                 heading="where",
@@ -294,7 +297,7 @@ def _heads(layers: Sequence[LayerDifference], screen: Screen, *, everything: boo
 
 
 def _statistic(name: str, a: float | None, b: float | None) -> str:
-    before, after = ("none" if value is None else number_text(value) for value in (a, b))
+    before, after = ("none" if value is None else shown(value, "number") for value in (a, b))
     if before == after:  # they differ beyond the digits that are shown
         before, after = str(a), str(b)
     return f"{words_of('columns', 'statistic')[name].name} {before} → {after}{' nats' * (name == 'entropy')}"
@@ -382,5 +385,5 @@ def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions,
         replace(whole, values=change, allowed=a.is_open | b.is_open, top=largest, scale="change", title="B − A"),
     ]
     each = f" · each mark {a.block} × {a.block} tokens" * (a.block > 1)
-    heading = Text(f"{' · '.join(title)} · largest change {number_text(largest)}{each}", style="bold")
+    heading = Text(f"{' · '.join(title)} · largest change {shown(largest, 'number')}{each}", style="bold")
     return Group(heading, *grids(panels, screen, everything=options.everything))

@@ -16,10 +16,10 @@ from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check import HealthCheck
-from mhacli.io.files import format_size
 from mhacli.io.memory import n_cpus
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import Dtype
+from mhacli.text.numbers import shown
 
 _SIZE = (2, 6, 97, 48)
 _UNUSED = "this torch cannot use the NVIDIA GPU that is here: pytorch.org lists the build for its driver"
@@ -41,7 +41,7 @@ def find_devices(requested: str) -> Iterator[Mapping[str, Any]]:
 
 def check_machine(devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, seed: int) -> Iterator[HealthCheck]:
     """The checks of devices, threads and the block of statistics, and of attention in every dtype or one."""
-    found = "; ".join(f"{each['name']}: {each['what']}, {format_size(each['free_bytes'])} free" for each in devices)
+    found = "; ".join(f"{each['name']}: {each['what']}, {shown(each['free_bytes'], 'bytes')} free" for each in devices)
     is_unused = driver() is not None and not torch.cuda.is_available()
     yield _row("devices", found, _UNUSED if is_unused else "")
     n, cores, stated = torch.get_num_threads(), n_cpus(), os.environ.get("OMP_NUM_THREADS", "")

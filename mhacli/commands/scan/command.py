@@ -19,7 +19,7 @@ from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
 from mhacli.io.interrupts import Terminated, graceful_interrupt
 from mhacli.io.progress import no_progress
-from mhacli.render.base.format import count_of, seconds_text
+from mhacli.render.base.format import count_of
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import (
@@ -35,6 +35,7 @@ from mhacli.settings import (
     setting,
 )
 from mhacli.text.corpus import CORPUS, CorpusFormat
+from mhacli.text.numbers import shown
 from mhacli.text.spans import require_expressions
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class Progress:
         if self.documents_per_s and self.tokens_per_s:
             text += f", {self.documents_per_s:.3g} documents/s, {self.tokens_per_s:,.0f} tokens/s"
         if self.left_s:
-            text += f", {seconds_text(self.left_s)} left"
+            text += f", {shown(self.left_s, 'seconds')} left"
         return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
 
 

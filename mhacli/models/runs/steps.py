@@ -21,7 +21,6 @@ from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import largest_difference, step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
-from mhacli.io.files import format_size
 from mhacli.layer.decode import decode_step, largest_of, phase_of, spans_of, weight_bytes
 from mhacli.layer.trace import cell_of
 from mhacli.models.calls import Call, as_attention
@@ -43,6 +42,7 @@ from mhacli.record.record import (
 )
 from mhacli.record.tables import HeadTable
 from mhacli.run import CellIndex, require_inside
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind
 
 _BUILDING = ("eager", "math", "softmax")
@@ -305,7 +305,7 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
     record = run.record()
     if record.not_kept:
         raise MhaError(
-            f"the pattern of {n} × {n} tokens takes more than --keep-limit, {format_size(run.wanted.keep_limit)}",
+            f"the pattern of {n} × {n} tokens takes more than --keep-limit, {shown(run.wanted.keep_limit, 'bytes')}",
             hint=f"--max-tokens {n // 2} takes a shorter text, a larger --keep-limit makes room",
             code="too-large",
         )

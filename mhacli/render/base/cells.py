@@ -24,8 +24,8 @@ from mhacli.render.base.colours import (
     ramp_paint,
 )
 from mhacli.render.base.doc import Grid
-from mhacli.render.base.format import number_text
 from mhacli.render.base.options import Scale
+from mhacli.text.numbers import Unit, shown
 
 FORBIDDEN, NOT_A_NUMBER = -1, -2
 DECADES = 3
@@ -71,23 +71,25 @@ def levels_of(of: Grid, top: float | None = None, *, is_linear: bool = False) ->
 
 
 def range_text(
-    scale: Scale, top: float, to_text: Callable[[float], str] = number_text, *, is_exceeded: bool = False
+    scale: Scale, top: float, unit: Unit = "number", digits: int | None = None, *, is_exceeded: bool = False
 ) -> str:
     """The range of a scale: `0 … .62`. With `is_exceeded`, some cells lie above the top and are drawn like it."""
-    low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
-    return f"{low} … {to_text(top)}" + (" or more" if is_exceeded else "")
+    low = "0" if scale == "linear" else f"{shown(top / 10**DECADES, 'number')} or less"
+    return f"{low} … {shown(top, unit, digits)}" + (" or more" if is_exceeded else "")
 
 
-def range_words(every: Sequence[Grid], top: float, to_text: Callable[[float], str], *, is_log: bool) -> str:
+def range_words(
+    every: Sequence[Grid], top: float, unit: Unit = "number", digits: int | None = None, *, is_log: bool
+) -> str:
     """The range of the common scale of some grids: `0 … .62`, `−.5 … .5`; `or more` where the digits show that cells
     exceed it."""
-    high, cells = to_text(top), np.concatenate([each.values[each.allowed] for each in every])
+    high, cells = shown(top, unit, digits), np.concatenate([each.values[each.allowed] for each in every])
     if every[0].scale == "change":
         low = f"−{high}" if (cells < 0).any() else "0"
         return f"{low} … {high}"
     largest = float(np.nanmax(cells, initial=0.0))
-    is_exceeded = largest > top and to_text(largest) != high
-    return range_text("log" if is_log else "linear", top, to_text, is_exceeded=is_exceeded)
+    is_exceeded = largest > top and shown(largest, unit, digits) != high
+    return range_text("log" if is_log else "linear", top, unit, digits, is_exceeded=is_exceeded)
 
 
 # ------------------------------------------------------------------------------------------------------------ painting

@@ -11,65 +11,9 @@ from rich.style import Style
 
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
-from mhacli.render.base.format import (
-    bytes_text,
-    count_text,
-    number_text,
-    percent_text,
-    seconds_text,
-    short_text,
-    weight_text,
-)
+from mhacli.text.numbers import Unit, shown
 
 Row = TypeVar("Row")
-Unit = Literal[
-    "word", "id", "integer", "number", "short", "weight", "fraction", "nats", "change", "brief", "size", "percent", "count",
-    "bytes", "seconds"
-]  # fmt: skip
-"""What a value is: an `id` has no separators, a `change` a sign, the `size` of a change none, and a `brief` one few digits; a
-`count` is of operations."""
-
-
-def _size_text(number: float) -> str:
-    """A change with as many digits as the others of its column: `0.2500`, `1.2e-05`, `0`."""
-    return "0" if number == 0 else f"{number:.4f}" if abs(number) >= 1e-4 else f"{number:.1e}"
-
-
-def _change_text(number: float) -> str:
-    """A change with its sign: `-0.2500`, `+1.2e-05`, `0`."""
-    return f"{'+' if number > 0 else ''}{_size_text(number)}"
-
-
-def _brief_text(number: float) -> str:
-    """A change in five columns: `-1.20`, `.31`, `0`."""
-    digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
-    return "0" if number == 0 else weight_text(number, digits)
-
-
-_TEXTS: dict[Unit, Callable[..., str]] = {
-    "word": str,
-    "id": str,
-    "integer": "{:,}".format,
-    "number": number_text,
-    "short": short_text,
-    "weight": weight_text,
-    "fraction": lambda part: f"{100 * part:.0f}%",
-    "nats": "{:.2f}".format,
-    "change": _change_text,
-    "brief": _brief_text,
-    "size": _size_text,
-    "percent": percent_text,
-    "count": count_text,
-    "bytes": bytes_text,
-    "seconds": seconds_text,
-}
-
-
-def shown(value: object, unit: Unit, digits: int | None = None) -> str:
-    """A value as text, an attention weight with so many digits; a dash for None."""
-    if value is None:
-        return "–"
-    return _TEXTS[unit](value) if digits is None else _TEXTS[unit](value, digits)
 
 
 @dataclass(frozen=True, kw_only=True)

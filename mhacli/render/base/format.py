@@ -5,53 +5,24 @@ from __future__ import annotations
 import math
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.rule import Rule
 from rich.text import Text
 
-from mhacli.io.files import format_size
-from mhacli.record.checks import Check, error_text
+from mhacli.record.checks import Check
 from mhacli.record.consistency import contradictions
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, TensorSummary, Timing
 from mhacli.settings import Config
 from mhacli.sites import positions_name
 from mhacli.text.escape import token_label, visible
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
 PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def weight_text(weight: float, precision: int = 2) -> str:
-    """An attention weight without its leading zero: `.17`, `1.00`, `nan`.
-
-    >>> weight_text(0.171, 2)
-    '.17'
-    """
-    if math.isnan(weight):
-        return "nan"
-    digits = f"{abs(weight):.{precision}f}".removeprefix("0") or "0"
-    return f"-{digits}" if weight < 0 and digits.strip("0.") else digits
-
-
-def number_text(number: float | None) -> str:
-    """A number in about seven columns; `nan` if it is not finite."""
-    if number is None or math.isnan(number):
-        return "nan"
-    return f"{number + 0.0:.4g}" if number == 0 or 1e-4 <= abs(number) < 1e5 else f"{number:.2e}"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """A readable duration: `850 ns`, `12.3 µs`, `4.56 ms`, `7.89 s`."""
-    if seconds is None:
-        return "–"
-    for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms"), (1.0, "s")):
-        if seconds * factor < 999.5:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:,.0f} s"
 
 
 ROUGH_S, ROUGH_SPREAD = 1e-3, 0.2
@@ -64,35 +35,7 @@ def rough_note(timings: Iterable[Timing]) -> str:
     if any(timing.median_s < ROUGH_S for timing in timed):
         return "rough: less than 1 ms"
     spread = max((timing.iqr_s / timing.median_s for timing in timed if len(timing.samples_s) > 1), default=0.0)
-    return f"rough: the runs vary by {percent_text(spread)}, as on a busy machine" if spread > ROUGH_SPREAD else ""
-
-
-def count_text(count: int) -> str:
-    """A number of operations: `0`, `4608`, `49.5 k`, `2.1 G`."""
-    if count < 10_000:
-        return str(count)
-    for factor, unit in ((10**3, "k"), (10**6, "M"), (10**9, "G")):
-        if count < 999.5 * factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count / 10**12:.3g} T"
-
-
-def percent_text(weight: float) -> str:
-    """An attention weight in percent with two digits: `12 %`, `0.034 %`."""
-    percent = 100 * weight
-    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
-
-
-def or_dash(number: float | None, to_text: Callable[[float], str]) -> str:
-    """The number as text by `to_text`, or a dash for None."""
-    return "–" if number is None else to_text(number)
-
-
-def short_text(number: float) -> str:
-    """A number in about five columns: `3.21`, `48.2`, `1,204`. Integers are unchanged."""
-    if isinstance(number, int):
-        return f"{number:,}"
-    return f"{number:.2f}" if abs(number) < 9.995 else f"{number:.1f}" if abs(number) < 999.5 else f"{number:,.0f}"
+    return f"rough: the runs vary by {shown(spread, 'percent')}, as on a busy machine" if spread > ROUGH_SPREAD else ""
 
 
 def type_text(head: HeadStatistics) -> str:
@@ -102,21 +45,16 @@ def type_text(head: HeadStatistics) -> str:
     if nearest is None:
         return words_of_type(head.kind).name + type_excess(head)
     kind, excess = nearest
-    least = weight_text(CERTAIN_ENOUGH, 2)
-    return f"{words_of_type(head.kind).name} (nearest: {words_of_type(kind).name}, {weight_text(excess, 2)} of {least})"
+    least = shown(CERTAIN_ENOUGH, "weight", 2)
+    return f"{words_of_type(head.kind).name} (nearest: {words_of_type(kind).name}, {shown(excess, 'weight', 2)} of {least})"
 
 
 def type_excess(head: HeadStatistics) -> str:
     """The excess beside a head's type in a narrow column; for a mixed head the nearest type; empty if unknown."""
     nearest = nearest_type(head)
     if nearest is not None:
-        return f" ({words_of_type(nearest[0]).short} {weight_text(nearest[1], 2)})"
-    return "" if head.certainty is None or head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
-
-
-def bytes_text(n_bytes: int) -> str:
-    """A size: `1.5 KiB`."""
-    return format_size(n_bytes)
+        return f" ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight', 2)})"
+    return "" if head.certainty is None or head.kind == "mixed" else f" {shown(head.certainty, 'weight', 2)}"
 
 
 def sparkline(counts: Sequence[float]) -> str:
@@ -274,8 +212,8 @@ def memory_text(step: Step, *, in_brief: bool = False) -> str:
 def values_text(step: Step, values: TensorSummary, *, in_brief: bool = False) -> str:
     """Range, distribution, moments and non-finite counts: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`. `in_brief` omits
     std."""
-    spread = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
-    moments = [f"mean {number_text(values.mean)}"] + [f"std {number_text(values.std)}"] * (not in_brief)
+    spread = f"{shown(values.min, 'number')} {sparkline(values.histogram)} {shown(values.max, 'number')}"
+    moments = [f"mean {shown(values.mean, 'number')}"] + [f"std {shown(values.std, 'number')}"] * (not in_brief)
     infinite = f"{values.n_inf} × −∞, masked" if is_masked(step) else f"{values.n_inf} Inf"
     odd = [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
     return " · ".join([spread, *moments, *odd])
@@ -325,13 +263,13 @@ def agreement(check: Check) -> str:
     """A check of head statistics with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
     if check.error is None:
         return f"{visible(check.name)}: some numbers are NaN or infinite"
-    return f"{visible(check.name)} within {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
+    return f"{visible(check.name)} within {shown(check.error, 'error')} (tolerance {shown(check.tolerance, 'error')})"
 
 
 def checks_in_brief(checks: Sequence[Check]) -> str:
     """Passed checks in brief: `24 checks, errors at most 4 % of their tolerances (--verbose)`."""
     parts = [check.error / check.tolerance for check in checks if check.error is not None and check.tolerance]
-    most = f", errors at most {percent_text(max(parts))} of their tolerances" if parts else ""
+    most = f", errors at most {shown(max(parts), 'percent')} of their tolerances" if parts else ""
     return f"{count_of(len(checks), 'check')}{most} (--verbose)"
 
 
@@ -340,7 +278,7 @@ def check_text(check: Check) -> str:
     verdict = "ok" if check.ok else "FAILED"
     if check.error is None:
         return f"{verdict}: some numbers are NaN or infinite"
-    return f"{verdict}: largest difference {error_text(check.error)}, tolerance {error_text(check.tolerance)}"
+    return f"{verdict}: largest difference {shown(check.error, 'error')}, tolerance {shown(check.tolerance, 'error')}"
 
 
 def _origin(record: Record) -> tuple[str, str]:

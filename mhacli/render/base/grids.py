@@ -20,9 +20,10 @@ from rich.text import Text
 from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels_of, ramp_of, range_words, ticks
 from mhacli.render.base.colours import EMPTY, NAN_SIGN
-from mhacli.render.base.doc import Column, Grid, shown
+from mhacli.render.base.doc import Column, Grid
 from mhacli.render.base.format import fitted, flowing
 from mhacli.render.base.options import Screen, Selection, balanced
+from mhacli.text.numbers import shown
 
 Form = Literal["auto", "numbers", "shades"]
 
@@ -343,7 +344,7 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
 def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: Screen, *, of_numbers: bool) -> Text:
     """The range of a scale with its shades, and of which grids it is if there are several."""
     g, is_log = of_scale[0], of_scale[0].scale == "log" and not of_numbers
-    words = range_words(of_scale, top, lambda number: shown(number, g.unit, g.digits), is_log=is_log)
+    words = range_words(of_scale, top, g.unit, g.digits, is_log=is_log)
     kind = "shade log" if is_log else "shade linear" if g.scale != "change" else "shade"
     text = Text(f"{kind}, {words}", style="dim")
     if len(of_scale) < len(parts):

@@ -11,13 +11,14 @@ from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSumma
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Row, Table, Unit, shown
-from mhacli.render.base.format import short_text, token_at, weight_text
+from mhacli.render.base.doc import Column, Row, Table
+from mhacli.render.base.format import token_at
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, short_name
 from mhacli.render.base.terminal import table
 from mhacli.render.heads.view import sinks_text
 from mhacli.text.escape import token_label, visible
+from mhacli.text.numbers import Unit, shown
 
 MAX_CELLS, MAX_EFFECTS = 3, 8
 """The largest number of cells of a head, and of effects listed."""
@@ -74,8 +75,8 @@ def _spread_table(corpus: CorpusSummary, record: Record, listed: Sequence[HeadSt
         Column(heading="head", value=lambda head: head.head, unit="id"),
         Column(
             heading="agree",
-            value=lambda head: f"{100 * of_corpus(head).agree:.0f} %",
-            unit="id",
+            value=lambda head: of_corpus(head).agree,
+            unit="percent",
             meaning="documents where the head has this type",
         ),
         Column(heading="statistic", value=heading),
@@ -173,7 +174,7 @@ def _cell(cell: CorpusCell) -> str:
     tokens = (
         f"{token_at(token_label(cell.query_token), cell.query)} → {token_at(token_label(cell.key_token), cell.key)}"
     )
-    return f"{place}, {tokens}: {weight_text(cell.share, 2)}, × {short_text(cell.lift)} of uniform"
+    return f"{place}, {tokens}: {shown(cell.share, 'weight', 2)}, × {shown(cell.lift, 'short')} of uniform"
 
 
 def _of_layers(corpus: CorpusSummary, layers: Sequence[LayerView]) -> Iterator[tuple[LayerView, CorpusHead]]:

@@ -14,13 +14,14 @@ from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import InspectedLayer, Record, texts_of
-from mhacli.render.base.doc import Column, Grid, Table, Unit, column, shown
-from mhacli.render.base.format import count_of, flowing, number_text, or_dash, percent_text, type_text
+from mhacli.render.base.doc import Column, Grid, Table, column
+from mhacli.render.base.format import count_of, flowing, type_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import short_name
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
+from mhacli.text.numbers import Unit, shown
 from mhacli.text.tokens import AttentionKind
 
 _KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
@@ -72,10 +73,10 @@ def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     measured = "the output vector" if summary.target is None else measured_words(summary)
     parts = [Text(f"measured: {measured} {where}", style="bold")]
     if summary.target is not None:
-        parts.append(Text(f"without removal {or_dash(summary.logit, number_text)}"))
+        parts.append(Text(f"without removal {shown(summary.logit, 'number')}"))
     if summary.target is not None and summary.rank is not None:
         parts += [
-            Text(f"log probability of “{token_label(summary.target)}” {or_dash(summary.logprob, number_text)}"),
+            Text(f"log probability of “{token_label(summary.target)}” {shown(summary.logprob, 'number')}"),
             Text(f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)),
         ]
     return flowing([*parts, *map(Text, dict.fromkeys(map(_removed, record.effects)))], screen.width)
@@ -260,7 +261,7 @@ def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
         words = [
             f"of {count_of(screening.n_heads, 'head')}, all estimated to first order, the {screening.n_largest} largest and "
             f"{count_of(screening.n_others, 'other')} by chance were removed",
-            f"rank correlation of 1st order with Δlogit {or_dash(screening.correlation, '{:+.2f}'.format)}",
+            f"rank correlation of 1st order with Δlogit {shown(screening.correlation, 'change', 2)}",
         ]
         has_others = screening.n_largest + screening.n_others < screening.n_heads
         is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
@@ -276,9 +277,9 @@ def _proof(summary: EffectSummary, screen: Screen) -> Text:
         words, style = "NOT verified: a second computation of the removals disagrees", "bold red"
     elif proof.n:
         repeated = f"verified: {count_of(proof.n, 'removal')} repeated by a second method"
-        within = f"equal within {number_text(proof.error)} (tolerance {number_text(proof.tolerance)})"
+        within = f"equal within {shown(proof.error, 'number')} (tolerance {shown(proof.tolerance, 'number')})"
         words, style = f"{repeated}, {within}", "green"
-    floor = Text(f"changes up to {number_text(summary.floor)} are noise and print as 0", style="dim")
+    floor = Text(f"changes up to {shown(summary.floor, 'number')} are noise and print as 0", style="dim")
     return flowing([Text(words, style=style), floor], screen.width)
 
 
@@ -314,11 +315,11 @@ def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> str:
     """A clause on the change by a removal, and on the prediction."""
     change = summary.change_of(effect) or 0.0
     if summary.target is None:
-        return f"{measured} moves by {percent_text(change)} of its length"
-    words = f"{measured} {'falls' if change < 0 else 'rises'} by {number_text(abs(change))}"
+        return f"{measured} moves by {shown(change, 'percent')} of its length"
+    words = f"{measured} {'falls' if change < 0 else 'rises'} by {shown(abs(change), 'number')}"
     if summary.versus is not None or summary.logprob is None or effect.d_logprob is None:
         return words
-    before, after = (percent_text(exp(p)) for p in (summary.logprob, summary.logprob + effect.d_logprob))
+    before, after = (shown(exp(p), "percent") for p in (summary.logprob, summary.logprob + effect.d_logprob))
     was, now = (rank == 0 for rank in (summary.rank, effect.rank))
     kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
     return f"{words}, its probability goes from {before} to {after}, and it {kept} the most likely"

@@ -12,14 +12,13 @@ from mhacli.render.base.format import (
     agreement,
     checks_in_brief,
     count_of,
-    count_text,
     flowing,
-    seconds_text,
     texts_in_words,
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, names_of
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 _CAPTURES = {
     "registry": "captured in transformers' attention registry",
@@ -84,7 +83,7 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
 def _details(record: Record, model: Model) -> Iterator[str]:
     """The model and the libraries, how layers were captured, each text with its layers, and what that cost."""
     layers, environment = record.layers, record.environment
-    yield from (visible(model.family), visible(model.architecture), f"{count_text(model.n_parameters)} parameters")
+    yield from (visible(model.family), visible(model.architecture), f"{shown(model.n_parameters, 'count')} parameters")
     limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
     yield f"positions {visible(model.positions)}{limit}"
     yield from (f"torch {visible(environment.torch)}", f"mha {visible(environment.mha)}")
@@ -94,8 +93,8 @@ def _details(record: Record, model: Model) -> Iterator[str]:
     )
     total, loading = record.timings.get("total"), record.timings.get("loading")
     if total is not None:
-        loading_part = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
-        yield f"took {seconds_text(total.median_s)}{loading_part}"
+        loading_part = "" if loading is None else f", including {shown(loading.median_s, 'seconds')} to load"
+        yield f"took {shown(total.median_s, 'seconds')}{loading_part}"
 
 
 def _masks_and_scores(record: Record) -> Iterator[str]:

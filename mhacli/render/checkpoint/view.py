@@ -15,7 +15,7 @@ from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table
-from mhacli.render.base.format import fitted, flowing, or_dash, short_text, weight_text
+from mhacli.render.base.format import fitted, flowing
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
@@ -43,6 +43,7 @@ from mhacli.render.heads.view import (
     token_name,
 )
 from mhacli.text.escape import token_label, visible
+from mhacli.text.numbers import shown
 
 MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN = 24, 8, 4, 8
 """The largest number of heads in the table of one layer, of several, and of a corpus, which has two tables; and of patterns."""
@@ -284,8 +285,8 @@ def _span_column(heading: str, key: int, digits: int) -> Column[_SpanRow]:
         return row[2][key] / row[3][key] if row[3][key] > 0 else None
 
     def cell(row: _SpanRow) -> str | None:
-        weight = weight_text(row[2][key], digits)
-        return f"{weight} {'×' + or_dash(ratio(row), short_text):>{_LIFT_WIDTH}}" if np.isfinite(row[2][key]) else None
+        weight = shown(row[2][key], "weight", digits)
+        return f"{weight} {'×' + shown(ratio(row), 'short'):>{_LIFT_WIDTH}}" if np.isfinite(row[2][key]) else None
 
     return Column(heading=heading, value=cell, unit="id")
 

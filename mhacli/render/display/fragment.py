@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from rich.console import RenderableType
 
-from mhacli.io.files import format_size
 from mhacli.render.page.elements import Html, joined, lines_of, preformatted, tag, text
+from mhacli.text.numbers import shown
 
 LIMIT_BYTES = 200_000
 """The largest output. A notebook stores every output."""
@@ -51,7 +51,7 @@ def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
         else:
             included.append(part)
     if left_out:
-        message = f"left out, to stay below {format_size(LIMIT_BYTES)}: {', '.join(left_out)}"
+        message = f"left out, to stay below {shown(LIMIT_BYTES, 'bytes')}: {', '.join(left_out)}"
         included.append(tag("p", text(f"{message}; {elsewhere}" if elsewhere else message), class_="dim"))
     return tag("div", joined(included), class_="mha-repr")
 

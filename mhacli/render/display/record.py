@@ -9,7 +9,7 @@ from mhacli.record.heads import UNTYPED
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
 from mhacli.render.base.colours import RGB, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
-from mhacli.render.base.format import fitted, type_text, weight_text
+from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
 from mhacli.render.checkpoint.effect import effect_table, effect_words
@@ -29,6 +29,7 @@ from mhacli.render.page.grids import grid as grid_table
 from mhacli.render.page.grids import legend
 from mhacli.render.run.trace import header
 from mhacli.render.run.view import self_check_line
+from mhacli.text.numbers import shown
 
 _SCREEN, _OPTIONS = Screen(COLUMNS, colour=False), ViewOptions(view="auto")
 _ELSEWHERE = "record.page() shows every head"
@@ -117,7 +118,7 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
         columns=[fitted(name, widest) for name in columns],
         corner="query ↓ key →",
         meaning=meaning + " · 0 is masked" * (not of.allowed.all()),
-        about=lambda row, key: f"{rows[row]} → {columns[key]} {weight_text(float(of.values[row, key]), 3)}",
+        about=lambda row, key: f"{rows[row]} → {columns[key]} {shown(float(of.values[row, key]), 'weight', 3)}",
     )
     return joined([tag("p", tag("b", text(title))), grid_table(of, _weight), legend([of], _weight)])
 

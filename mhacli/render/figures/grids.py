@@ -11,8 +11,8 @@ import numpy as np
 from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels_of, range_words
 from mhacli.render.base.colours import SINK, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
-from mhacli.render.base.doc import Grid, shown
-from mhacli.render.base.format import fitted, number_text
+from mhacli.render.base.doc import Grid
+from mhacli.render.base.format import fitted
 from mhacli.render.figures.svg import (
     FAINT,
     SOFT,
@@ -25,6 +25,7 @@ from mhacli.render.figures.svg import (
     value_text,
     written,
 )
+from mhacli.text.numbers import shown
 
 ROOMY = 9.5
 """The least size of cells at which every row and column has its name."""
@@ -202,7 +203,7 @@ _BAR, _HIGH, _STEPS, _BESIDE = 220.0, 12.0, 16, 22.0
 def scale_words(every: Sequence[Grid]) -> str:
     """The kind and the range of the common scale: `linear, 0 … .62`."""
     scale = every[0].scale
-    words = range_words(every, every[0].top, number_text, is_log=scale == "log")
+    words = range_words(every, every[0].top, is_log=scale == "log")
     return words if scale == "change" else f"{scale}, {words}"
 
 

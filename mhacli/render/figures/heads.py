@@ -12,7 +12,7 @@ from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Grid
-from mhacli.render.base.format import count_of, fitted, short_text, type_text, weight_text
+from mhacli.render.base.format import count_of, fitted, type_text
 from mhacli.render.base.options import Scale, ViewOptions, chosen
 from mhacli.render.base.selection import first_produced, names_of, rows_in
 from mhacli.render.checkpoint.patterns import merge_words, words_with
@@ -22,6 +22,7 @@ from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_n
 from mhacli.render.heads.grids import grid_of
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of, largest_of_maps
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 _SIZES = ((1, 720.0, 512), (16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
 """By number of heads: the size of each map, and its most cells per side."""
@@ -177,7 +178,7 @@ def _types(found: Sequence[HeadStatistics]) -> Iterator[str]:
 def _of_statistics(statistics: HeadStatistics) -> str:
     """The type and the entropy of a head."""
     name, entropy = type_text(statistics), statistics.entropy
-    return name if entropy is None else f"{name} · entropy {short_text(entropy)} nats"
+    return name if entropy is None else f"{name} · entropy {shown(entropy, 'short')} nats"
 
 
 def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -> Iterator[str]:
@@ -193,7 +194,7 @@ def _notes(record: Record, pictures: Sequence[_Picture], options: ViewOptions) -
         yield "words: weights are summed over the tokens of a key, averaged over those of a query; statistics are of tokens"
     if options.hide_sinks:
         most = max(cells.sink_mass + (cells.learned_mass or 0.0) for cells in (picture.whole for picture in pictures))
-        taken = f"sinks are taken out, at most {weight_text(most, options.precision)} of a head's attention"
+        taken = f"sinks are taken out, at most {shown(most, 'weight', options.precision)} of a head's attention"
         yield f"{taken}; the rest of each row is renormalised" if most else "no sink, so nothing is taken out"
     for layer in dict.fromkeys(picture.head.layer for picture in pictures):
         if layer is not None and not layer.verified:

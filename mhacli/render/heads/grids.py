@@ -13,13 +13,14 @@ from rich.text import Text
 from mhacli.record.heads import words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Grid, Table
-from mhacli.render.base.format import PADDING, fitted, token_at, token_text, weight_text
+from mhacli.render.base.format import PADDING, fitted, token_at, token_text
 from mhacli.render.base.grids import MAX_LINES, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.render.heads.drawable import DrawableHead, usual_scale
 from mhacli.render.heads.head_map import HeadMap, block_map, where
+from mhacli.text.numbers import shown
 
 AXES = "keys from left to right, queries downward"
 """What runs along the axes of a picture of a head."""
@@ -105,7 +106,7 @@ def _pattern_grid(title: str, cells: HeadMap, options: ViewOptions, *, scale: Sc
 def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
     """The sum of each row, if one is not 1, what a sink logit takes, and the entropy."""
     sums, learned, entropy = cells.sums, cells.learned, cells.entropy
-    if {weight_text(float(total), digits) for total in sums} != {weight_text(1.0, digits)}:
+    if {shown(float(total), "weight", digits) for total in sums} != {shown(1.0, "weight", digits)}:
         yield Column(heading="Σ", value=lambda row: sums[row], unit="weight", digits=digits, meaning="sum of the row")
     if learned is not None:
         yield Column(
@@ -141,11 +142,11 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
         weights = cells.weights[row]
         order = np.argsort(-weights, kind="stable")
         words = [
-            f"{token_at(cells.key_name(key), cells.key_index(key), _LONGEST)} {weight_text(weights[key], digits)}"
+            f"{token_at(cells.key_name(key), cells.key_index(key), _LONGEST)} {shown(weights[key], 'weight', digits)}"
             for key in order[cells.is_open[row, order]][: options.top].tolist()
         ]
         if learned is not None and words:
-            words.append(f"s_aux {weight_text(learned[row], digits)}")
+            words.append(f"s_aux {shown(learned[row], 'weight', digits)}")
         return ", ".join(words) or "no visible key"
 
     return Table(
@@ -188,13 +189,13 @@ def head_map_view(
     return Group(*grids([grid], screen, form="shades"), _taken(cells, options.precision))
 
 
-def _taken(shown: HeadMap, digits: int) -> Text:
+def _taken(cells: HeadMap, digits: int) -> Text:
     """What was removed from a map, with its part of all attention."""
-    sink, learned = shown.sink_mass, shown.learned_mass or 0.0
-    parts = [f"sink {weight_text(sink, digits)}"] if shown.sinks else []
-    parts += [] if shown.learned is None else [f"sink logit {weight_text(learned, digits)}"]
-    parts.append(f"shown {weight_text(1 - sink - learned, digits)} of all attention")
+    sink, learned = cells.sink_mass, cells.learned_mass or 0.0
+    parts = [f"sink {shown(sink, 'weight', digits)}"] if cells.sinks else []
+    parts += [] if cells.learned is None else [f"sink logit {shown(learned, 'weight', digits)}"]
+    parts.append(f"shown {shown(1 - sink - learned, 'weight', digits)} of all attention")
     why = "the first token is no sink of this head" + "; the rest is renormalised" * (len(parts) > 1)
-    if shown.sinks:
+    if cells.sinks:
         why = "the first token, a sink, stands beside the rest of each row, which is renormalised"
     return Text(" · ".join(parts), style="bold").append(f": {why}", style="not bold")

@@ -25,13 +25,14 @@ from mhacli.record.heads import (
 )
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.doc import Column, Table, Unit
-from mhacli.render.base.format import fitted, flowing, sparkline, type_excess, weight_text
+from mhacli.render.base.doc import Column, Table
+from mhacli.render.base.format import fitted, flowing, sparkline, type_excess
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.render.base.terminal import table
 from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
+from mhacli.text.numbers import Unit, shown
 
 HeadRow = tuple[HeadStatistics, str]
 """A head; with a name uniform attention over the keys of the head."""
@@ -251,7 +252,7 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[Hea
 
 def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
     """The meaning of the numbers and names beside head types."""
-    least, excess = weight_text(CERTAIN_ENOUGH, 2), "excess (weight − uniform) ÷ (1 − uniform)"
+    least, excess = shown(CERTAIN_ENOUGH, "weight", 2), "excess (weight − uniform) ÷ (1 − uniform)"
     has_type = any(head.kind not in UNTYPED for head in listed)
     if has_type:
         yield f"beside a type: its {excess}, at least {least}"

@@ -16,18 +16,13 @@ from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     agreement,
-    bytes_text,
     checks_in_brief,
     configuration,
     count_of,
     filled,
-    percent_text,
-    seconds_text,
-    short_text,
     texts_in_words,
     token_at,
     token_text,
-    weight_text,
 )
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
@@ -38,6 +33,7 @@ from mhacli.render.heads.grids import grid_of, head_map_view
 from mhacli.render.heads.head_map import cell_map, where
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
 
@@ -87,16 +83,16 @@ def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     parts = [
         *texts_in_words(record),
         f"kernel {visible(survey.kernel)}",
-        *([] if total is None else [f"took {seconds_text(total.median_s)}"]),
-        f"memory about {bytes_text(max(0, survey.peak_bytes - BASE_BYTES))} in addition to torch's own",
-        f"full attention matrices would take {bytes_text(survey.full_bytes)}",
+        *([] if total is None else [f"took {shown(total.median_s, 'seconds')}"]),
+        f"memory about {shown(max(0, survey.peak_bytes - BASE_BYTES), 'bytes')} in addition to torch's own",
+        f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}",
     ]
     return Text("\n".join(filled(parts, screen.width)), style="dim")
 
 
 def sinks_are(least: float) -> str:
     """The definition of a sink key in words. `least` is its least fraction of all attention."""
-    return f"sinks (at least {percent_text(least)} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
+    return f"sinks (at least {shown(least, 'percent')} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
 
 
 def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:
@@ -120,7 +116,7 @@ def sinks_text(found: Sequence[tuple[str, float, str]], label: str, unit: str, w
     for name, heads in ordered[:_MAX_SINKS]:
         share, head = max(heads)
         where = f"({'' if parts else unit}{head})"
-        parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {percent_text(share)}{of} {where}")
+        parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {shown(share, 'percent')}{of} {where}")
     parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []
     if not parts:
         return Text("\n".join(filled([f"{label}: none"], width)), style="dim")
@@ -178,7 +174,7 @@ def _receivers(record: Record, head: HeadStatistics) -> str:
     for flat in np.argsort(-weights.ravel(), kind="stable")[:_MOST].tolist():
         b, key = divmod(flat, received.shape[1])
         name = token_name(record.keys, b, key - record.first_key(b), _SHORT_TOKEN)
-        lines.append(f"{name} {percent_text(float(weights[b, key]))} ×{short_text(float(ratios[b, key]))}")
+        lines.append(f"{name} {shown(float(weights[b, key]), 'percent')} ×{shown(float(ratios[b, key]), 'short')}")
     return "\n".join(lines)
 
 
@@ -186,7 +182,7 @@ def _standing_out(record: Record, head: HeadStatistics, digits: int) -> str:
     return "\n".join(
         f"{token_name(record.sequences, cell.sequence, cell.query, _SHORT_TOKEN)} → "
         f"{token_name(record.keys, cell.sequence, cell.key, _SHORT_TOKEN)} "
-        f"{weight_text(cell.share, digits)} ×{short_text(cell.lift)}"
+        f"{shown(cell.share, 'weight', digits)} ×{shown(cell.lift, 'short')}"
         for cell in head.largest[:_MOST]
         if cell.lift > 1
     )
@@ -196,9 +192,7 @@ def _top_score(record: Record, head: HeadStatistics) -> str | None:
     if head.max_score is None or head.max_score_at is None:
         return None
     b, query, key = head.max_score_at
-    return (
-        f"{short_text(head.max_score)} at {token_name(record.sequences, b, query)} → {token_name(record.keys, b, key)}"
-    )
+    return f"{shown(head.max_score, 'short')} at {token_name(record.sequences, b, query)} → {token_name(record.keys, b, key)}"
 
 
 def token_name(texts: Sequence[TokenSequence], sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
@@ -265,7 +259,7 @@ def strongest_keys(
         seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
         n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
         if len(seen) == 1:  # all heads agree
-            uniform = f", {percent_text(1 / seen[0])} each if uniform" if seen[0] else ""
+            uniform = f", {shown(1 / seen[0], 'percent')} each if uniform" if seen[0] else ""
             n_visible = count_of(seen[0], "visible key") + uniform
         name = token_name(record.sequences, sequence, query - record.first_query(sequence))
         title = f"{where(record, sequence, layer)} · query {name} · {n_visible}"
@@ -278,7 +272,7 @@ def _strongest_of(record: Record, sequence: int, number: int, head: HeadStatisti
     keys, weights = (record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares"))
     first = record.first_key(sequence)
     words = [
-        f"{token_name(record.keys, sequence, key - first)} {percent_text(weight)}"
+        f"{token_name(record.keys, sequence, key - first)} {shown(weight, 'percent')}"
         for key, weight in zip(keys, weights, strict=True)
         if key >= 0
     ]
@@ -286,4 +280,4 @@ def _strongest_of(record: Record, sequence: int, number: int, head: HeadStatisti
         return "not a number" if any(map(math.isnan, weights)) else "no visible key"
     left = 1 - sum(weights)
     rest = "the rest" if head.learned_sink is None else "the rest and the sink logit"
-    return ", ".join(words + [f"{rest} {percent_text(left)}"] * (left > _ROUNDING))
+    return ", ".join(words + [f"{rest} {shown(left, 'percent')}"] * (left > _ROUNDING))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from mhacli.io.files import format_size
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import Record
 from mhacli.render.base.format import (
@@ -39,6 +38,7 @@ from mhacli.render.page.payload import LIMIT_BYTES, PageMaps, PageView, page_map
 from mhacli.render.page.tables import head_statistics, walkthrough
 from mhacli.render.run.trace import header
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 _RESERVE = 4 << 10
 """Bytes for the notes on maps."""
@@ -171,7 +171,7 @@ def _exactness(view: PageView, maps: PageMaps) -> str:
         return f"attention weights are as the record holds them{rounded}"
     kept = f", and the strongest keys, {maps.n_keys} of every query, with their weights{rounded}"
     also = kept if maps.n_keys else ""
-    limit = f"so that the page stays about {format_size(LIMIT_BYTES)}"
+    limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
     return f"the page has the means of blocks{also}, {limit}; --full stores every cell"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mhacli.render.base.cells import levels_of, ramp_of
-from mhacli.render.base.doc import Grid, shown
+from mhacli.render.base.doc import Grid
 from mhacli.render.figures.grids import scale_words
 from mhacli.render.page.elements import Html, tag, text
+from mhacli.text.numbers import shown
 
 Paint = Callable[[int], Mapping[str, str]]
 """The attributes that colour an element by its level."""

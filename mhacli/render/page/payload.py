@@ -21,12 +21,13 @@ from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
 from mhacli.render.base.cells import DECADES, FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, is_dark, ramp_colour
-from mhacli.render.base.format import number_text, percent_text, token_text
+from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
 from mhacli.render.heads.view import token_name
 from mhacli.render.page.elements import Html
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
 SCHEMA = "mha.page/1"
@@ -155,10 +156,10 @@ def _about_sinks(head: DrawableHead, sequence: int, cells: HeadMap) -> str:
     parts = []
     if cells.sinks:
         names = first_names([token_name(head.record.keys, sequence, key) for key in cells.sinks], _MOST_SINKS)
-        uniform = percent_text(_uniform_weight(head, sequence, cells))
-        parts += [names, f"{percent_text(cells.sink_mass)} of all attention, {uniform} if uniform"]
+        uniform = shown(_uniform_weight(head, sequence, cells), "percent")
+        parts += [names, f"{shown(cells.sink_mass, 'percent')} of all attention, {uniform} if uniform"]
     if cells.learned_mass is not None:
-        parts.append(f"the sink logit, which is no key, gets {percent_text(cells.learned_mass)}")
+        parts.append(f"the sink logit, which is no key, gets {shown(cells.learned_mass, 'percent')}")
     return " · ".join(parts)
 
 
@@ -245,8 +246,8 @@ def payload(view: PageView, maps: PageMaps, orders: Sequence[Mapping[str, Any]])
 
 def _scale(top: float, *, is_exceeded: bool) -> Mapping[str, Any]:
     """The top of the scale, and the ends of both kinds of it in words."""
-    most = number_text(top) + " or more" * is_exceeded
-    return {"top": top, "linear": ["0", most], "log": [f"{number_text(top / 10**DECADES)} or less", most]}
+    most = shown(top, "number") + " or more" * is_exceeded
+    return {"top": top, "linear": ["0", most], "log": [f"{shown(top / 10**DECADES, 'number')} or less", most]}
 
 
 def script_safe(text: str) -> Html:

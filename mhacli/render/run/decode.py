@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import bytes_text, count_of, new_tokens_text
+from mhacli.render.base.format import count_of, new_tokens_text
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import table
 from mhacli.render.heads.drawable import DrawableHead
@@ -19,6 +19,7 @@ from mhacli.render.run.trace import header
 from mhacli.render.run.view import MAX_HEADS, groups_table, self_check_line
 from mhacli.sites import variants
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 MAX_STEPS = 16
 _LEAST_TOKENS, _TOKENS_SHOWN = 12, 8
@@ -130,8 +131,8 @@ def _costs(record: Record, decoding: DecodeSummary) -> Iterator[Text]:
     """The size of the cache, and the length at which reading it exceeds reading the weights."""
     layers = "" if record.model is None else f" of all {count_of(record.model.n_layers, 'layer')}"
     yield Text("what it costs", style="bold")
-    yield Text(f"cache{layers}: {bytes_text(decoding.token_bytes)} for every token of every sequence")
+    yield Text(f"cache{layers}: {shown(decoding.token_bytes, 'bytes')} for every token of every sequence")
     length = decoding.crossing_len
     beyond = f"{length:,.0f}" if length >= 10 else f"{length:.1f}"
-    weights = bytes_text(decoding.weight_bytes)
+    weights = shown(decoding.weight_bytes, "bytes")
     yield Text(f"weights: every step reads all {weights}; beyond T = {beyond} tokens it reads more cache than weights")

@@ -12,12 +12,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.render.base.doc import Column, Grid
-from mhacli.render.base.format import filled, fitted, short_text, token_text
+from mhacli.render.base.format import filled, fitted, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen
 from mhacli.render.heads.head_map import sums
 from mhacli.sites import mask_rules
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from mhacli.run import Run
@@ -38,7 +39,7 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
         title = f"sequence {index}: {q_len} queries × {n_cells // q_len} keys"
         density = (
             f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible · "
-            f"a query sees {min(counts):,} to {max(counts):,} keys, mean {short_text(n_visible / q_len)}"
+            f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}"
         )
         picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")
         parts += [Text(""), *picture, Text(density, style="bold")]

@@ -14,16 +14,12 @@ from rich.text import Text
 from mhacli.record.record import Cell, Record, ScorePart, Step, UserModule
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
-    bytes_text,
     configuration,
     count_of,
-    count_text,
     flowing,
     is_masked,
     memory_text,
-    number_text,
     rough_note,
-    seconds_text,
     title_rule,
     token_at,
     token_text,
@@ -38,6 +34,7 @@ from mhacli.render.run.view import groups_table, self_check_line
 from mhacli.settings import ROPE
 from mhacli.sites import variants
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 _INDENT, _NUMBER_WIDTH = 3, 10
 _KINDS = {
@@ -101,11 +98,11 @@ def _variants(record: Record, *, in_brief: bool = False) -> Iterator[RenderableT
 def closing(record: Record, screen: Screen) -> RenderableType:
     """The end of the walkthrough: totals, the cell, and the self-check."""
     flops, n_bytes, n_parameters = trace_totals(record.trace)
-    words = f"\ntotal {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} parameters"
+    words = f"\ntotal {shown(flops, 'count')} FLOPs · {shown(n_bytes, 'bytes')} in new tensors · {n_parameters:,} parameters"
     total = record.timings.get("total")
     if total is not None:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
-        words += f" · {seconds_text(total.median_s)} ({', '.join(filter(None, notes))})"
+        words += f" · {shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})"
     totals = Text(words, style="bold")
     if record.module is not None:
         return Group(totals, Text(""), *_module_closing(record, record.module))
@@ -127,9 +124,13 @@ def _details(step: Step, room: int) -> Iterator[Text]:
         yield Text(visible(step.meaning), style="italic")
     if step.remark:
         yield Text(f"! {visible(step.remark)}", style="bold yellow")
-    measured = [memory_text(step), f"strides ({', '.join(map(str, step.strides))})", f"{count_text(step.flops)} FLOPs"]
-    measured += [f"{bytes_text(step.bytes)} {visible(step.dtype)}"]
-    measured += [] if step.time_s is None else [seconds_text(step.time_s)]
+    measured = [
+        memory_text(step),
+        f"strides ({', '.join(map(str, step.strides))})",
+        f"{shown(step.flops, 'count')} FLOPs",
+    ]
+    measured += [f"{shown(step.bytes, 'bytes')} {visible(step.dtype)}"]
+    measured += [] if step.time_s is None else [shown(step.time_s, "seconds")]
     measured += [f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters]
     yield flowing([Text(part, style="dim") for part in measured], room)
     if step.values is not None:
@@ -146,7 +147,7 @@ def _numbers(numbers: Sequence[float | None], room: int, missing: str) -> str:
     if len(numbers) > fit:
         fit = max(1, fit - 2)
     more = f" … {len(numbers) - fit} more" if len(numbers) > fit else ""
-    return "".join(f"{missing if x is None else number_text(x):>{_NUMBER_WIDTH}}" for x in numbers[:fit]) + more
+    return "".join(f"{missing if x is None else shown(x, 'number'):>{_NUMBER_WIDTH}}" for x in numbers[:fit]) + more
 
 
 # -------------------------------------------------------------------------------------------------------------- cell
@@ -166,15 +167,15 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     yield vector(f"q{suffix}[{cell.query}]", cell.q)
     yield vector(f"k{suffix}[{cell.key}]", cell.k)
     products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]
-    shown = " + ".join(f"({number_text(x)})" if x < 0 else number_text(x) for x in products[:4])
+    terms = " + ".join(f"({_text(x)})" if x < 0 else _text(x) for x in products[:4])
     more = f" + … {len(products) - 4} more" if len(products) > 4 else ""
-    yield Text(f"q · k = {shown}{more} = {number_text(cell.qk)}")
+    yield Text(f"q · k = {terms}{more} = {_text(cell.qk)}")
     yield from _score(cell, screen)
     yield _row_table(record, cell, key, screen)
     yield vector(f"v[{cell.key}]", cell.v)
     weight, before = cell.share, cell.pattern_row[cell.key]
-    dropped = "" if cell.share == before else f" (after dropout; before it {number_text(before)})"
-    term = f"{number_text(cell.share)}{dropped} × v[{cell.key}]"
+    dropped = "" if cell.share == before else f" (after dropout; before it {_text(before)})"
+    term = f"{_text(cell.share)}{dropped} × v[{cell.key}]"
     yield Text(f"z[{cell.query}] = Σ attention weight × v over the keys; {key} adds {term}:")
     yield vector("added", [None if x is None or weight is None else weight * x for x in cell.v])
     yield vector(f"z[{cell.query}]", cell.z)
@@ -184,10 +185,10 @@ def _score(cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """The score in a sentence, and its parts by content and position."""
     is_masked_by_bias = any(part.kind == "given" and part.value is None for part in cell.parts)
     if cell.allowed:
-        scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
+        scaled = f"score = {_text(cell.qk)} × scale {_text(cell.scale)}"
         capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
-        added = "".join(f", plus {visible(p.name)} = {number_text(p.value)}" for p in cell.parts if p.added)
-        yield Text(f"{scaled}{capped}{added} = {number_text(cell.score)}, not masked")
+        added = "".join(f", plus {visible(p.name)} = {_text(p.value)}" for p in cell.parts if p.added)
+        yield Text(f"{scaled}{capped}{added} = {_text(cell.score)}, not masked")
     else:
         why = ": the score bias is −∞ here" if is_masked_by_bias else ""
         yield Text(f"this cell is masked{why}; its score is −∞, its attention weight exactly 0")
@@ -200,8 +201,13 @@ def _score(cell: Cell, screen: Screen) -> Iterator[RenderableType]:
         yield bare(Table(columns=columns, rows=cell.parts), screen.width)
 
 
+def _text(number: float | None) -> str:
+    """A number of the record, in which null is not a number."""
+    return "nan" if number is None else shown(number, "number")
+
+
 def _part_text(part: ScorePart) -> str:
-    return "−∞" if part.value is None and part.kind == "given" else number_text(part.value)
+    return "−∞" if part.value is None and part.kind == "given" else _text(part.value)
 
 
 def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> RenderableType:
@@ -223,7 +229,7 @@ def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> Renderab
     rows = []
     for key in listed:  # a score is masked, or no number, and then its weight is none either
         is_masked_cell = scores[key] is None and weights[key] == 0
-        score = "−∞" if is_masked_cell else number_text(scores[key])
+        score = "−∞" if is_masked_cell else _text(scores[key])
         rows.append(row(token_at(token_text(record.keys[cell.sequence], key), key), [key], score))
     sums = [row(f"⋮ {len(left)} more", left)] if left else []
     look: dict[str, Any] = {"style": lambda row: "bold" if row[0] else ""}

@@ -8,10 +8,10 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.checks import SelfCheck, error_text
+from mhacli.record.checks import SelfCheck
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import bytes_text, configuration, count_of, rough_note, texts_in_words
+from mhacli.render.base.format import configuration, count_of, rough_note, texts_in_words
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import token_tables
@@ -24,6 +24,7 @@ from mhacli.render.run.steps import lines_table
 from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
 MAX_HEADS, MAX_GROUPS = 8, 8
 FIRST_SCREEN = 45
@@ -68,7 +69,7 @@ def self_check_line(check: SelfCheck, compared: str = "the pattern gives the out
     words = f"the check that {compared} met another shape, NaN or infinity"
     if check.error is not None:
         within = "within" if check.ok else "only within"
-        words = f"{compared} {within} {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
+        words = f"{compared} {within} {shown(check.error, 'error')} (tolerance {shown(check.tolerance, 'error')})"
     return verdict.append(f": {words}", style="not bold default")
 
 
@@ -94,7 +95,7 @@ def groups_table(record: Record, screen: Screen) -> Iterator[RenderableType]:
         title="shared keys and values",
         most=MAX_GROUPS,
     )
-    unshared, shared = bytes_text(token_bytes(c, c.n_heads)), bytes_text(token_bytes(c))
+    unshared, shared = shown(token_bytes(c, c.n_heads), "bytes"), shown(token_bytes(c), "bytes")
     sentence = f"keys and values of one token take {shared} instead of {unshared}: 1/{group} of the cache"
     yield Group(*table(groups, screen.width, sentence))
 
@@ -106,7 +107,8 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
         return Text("no times were measured", style="dim")
 
     def part(site: str) -> str:
-        return "" if site == "total" or not total.median_s else f"{100 * timings[site].median_s / total.median_s:.0f} %"
+        is_part = site != "total" and total.median_s
+        return shown(timings[site].median_s / total.median_s, "percent", 0) if is_part else ""
 
     times: Table[str] = Table(
         columns=[
