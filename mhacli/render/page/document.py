@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import Record
@@ -34,12 +35,14 @@ from mhacli.render.page.elements import (
     text,
     whole,
 )
-from mhacli.render.page.payload import LIMIT_BYTES, PageMaps, PageView, page_maps, payload
+from mhacli.render.page.payload import page_data, script_safe
 from mhacli.render.page.tables import head_statistics, walkthrough
 from mhacli.render.run.trace import header
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
+LIMIT_BYTES = 1 << 20
+"""The largest size of a page if possible: small enough for a mail, a ticket, a chat."""
 _RESERVE = 4 << 10
 """Bytes for the notes on maps."""
 _LEAST_ROOM = LIMIT_BYTES // 4
@@ -57,26 +60,27 @@ def page(record: Record, options: ViewOptions) -> str:
     """
     heads = drawable_heads(record, options)
     sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
-    begin = 0 if options.heads is not None else most_certain(heads)
-    view = PageView(heads, sequences, scale_of(options, heads), options.hide_sinks, begin)
-    title, script = _title(record), page_script()
-    style = page_style(has_effects=record.effect is not None)
+    title, script, style = _title(record), page_script(), page_style(has_effects=record.effect is not None)
     policy = content_policy(script, style)
     statistics, orders = head_statistics(record, options, heads)
     tables = [effects(record), _documents(record, options), statistics, walkthrough(record)]
+    begin = 0 if options.heads is not None else most_certain(heads)
 
-    def whole_page(maps: PageMaps, sections: Sequence[Html]) -> str:
-        content = tag("script", payload(view, maps, orders), type="application/json", id="record")
-        parts = [*_top(record, title), tag("main", joined(sections)), content, tag("script", Html(script))]
+    def whole_page(data: Mapping[str, Any], sections: Sequence[Html]) -> str:
+        content = script_safe({**data, "begin": begin, "orders": orders})
+        numbers = tag("script", content, type="application/json", id="record")
+        parts = [*_top(record, title), tag("main", joined(sections)), numbers, tag("script", Html(script))]
         return whole(title, policy, style, joined(parts))
 
-    fixed = [page_part("explore.html"), *tables, _provenance(record)]
-    room = LIMIT_BYTES - _RESERVE - len(whole_page(PageMaps(), fixed).encode())
-    maps = page_maps(view, inf if options.full else max(room, _LEAST_ROOM))
-    sentences = [*notes(record, options, view, maps)]
+    scale = scale_of(options, heads)
+    beside = page_data((), sequences, scale, 0, hides_sinks=options.hide_sinks)
+    fixed = len(whole_page(beside, [page_part("explore.html"), *tables, _provenance(record)]).encode())
+    room = inf if options.full else max(LIMIT_BYTES - _RESERVE - fixed, _LEAST_ROOM)
+    data = page_data(heads, sequences, scale, room, hides_sinks=options.hide_sinks)
+    sentences = [*notes(record, options, heads, data)]
     first = page_part("explore.html") if heads else _nothing_section(sentences.pop(0))
     noted = [_notes_section(sentences)] if sentences else []
-    return whole_page(maps, [first, *tables, *noted, _provenance(record)])
+    return whole_page(data, [first, *tables, *noted, _provenance(record)])
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
@@ -147,58 +151,49 @@ def _provenance(record: Record) -> Html:
 # --------------------------------------------------------------------------------------------------------------- notes
 
 
-def notes(record: Record, options: ViewOptions, view: PageView, maps: PageMaps) -> Iterator[str]:
+def notes(
+    record: Record, options: ViewOptions, heads: Sequence[DrawableHead], data: Mapping[str, Any]
+) -> Iterator[str]:
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
-    if maps.maps:
-        yield _cell(maps)
-        yield _exactness(view, maps)
-        yield from _signs(view, maps)
-    yield from _missing(record, options, view)
-
-
-def _cell(maps: PageMaps) -> str:
-    blocks = sorted({each["block"] for each in maps.maps})
-    if blocks == [1]:
-        return "a cell is the attention weight that a query (row) gives to a key (column)"
-    sizes = " or ".join(f"{n} × {n}" for n in blocks)
-    return f"a cell stands for {sizes} tokens: the attention that the queries of a row give, on average, to all keys of a column"
-
-
-def _exactness(view: PageView, maps: PageMaps) -> str:
-    """What the page has of the record's numbers."""
-    rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
-    if maps.factor == 1:
-        return f"attention weights are as the record holds them{rounded}"
-    kept = f", and the strongest keys, {maps.n_keys} of every query, with their weights{rounded}"
-    also = kept if maps.n_keys else ""
-    limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
-    return f"the page has the means of blocks{also}, {limit}; --full stores every cell"
-
-
-def _signs(view: PageView, maps: PageMaps) -> Iterator[str]:
-    """Which cells are no plain attention weight, and what they mean."""
-    if not any(each["sinks"] for each in maps.maps):
-        yield "no key is a sink"
-    elif view.hide_sinks:
-        yield "sinks are taken out: the rest of the row is renormalised, and their weight stands in a separate column"
-    if any(each["learned"] for each in maps.maps):
-        yield "rows of heads with a sink logit sum to less than 1, and entropy counts it as one more key"
-    if any(each["masked"] for each in maps.maps):
-        yield "grey cells are masked, which is different from a small weight"
-    missing = sum(each["missing"] for each in maps.maps)
-    if missing:
-        yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
-
-
-def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
-    """What the record or the page does not show, and how to see it."""
+    if heads:
+        yield _cell(data)
+        yield from _signs(data)
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return
     yield from missing_notes(record, options)
-    if record.model is None and not view.heads:
+    if record.model is None and not heads:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
-    if any(not head.is_exact for head in view.heads):
+    if any(not head.is_exact for head in heads):
         yield "mha heads stores means of blocks, which show sinks only at the first token; mha run stores every cell"
     if options.words:
         yield "tokens are drawn as they are; words are merged in the terminal only"
+
+
+def _cell(data: Mapping[str, Any]) -> str:
+    """What a cell is, and what the page has of the record's numbers."""
+    sizes = " or ".join(f"{n} × {n}" for n in sorted({each["block"] for each in data["maps"]}))
+    meaning = "a cell is the attention weight that a query (row) gives to a key (column)"
+    if sizes != "1 × 1":
+        of_block = "the attention that the queries of a row give, on average, to all keys of a column"
+        meaning = f"a cell stands for {sizes} tokens: {of_block}"
+    if data["factor"] > 1:
+        limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
+        return f"{meaning}; the page has the means of blocks, {limit}, and --full stores every cell"
+    return f"{meaning}, as the record holds it{', rounded to 32-bit floats' * (data['bits'] > 32)}"
+
+
+def _signs(data: Mapping[str, Any]) -> Iterator[str]:
+    """Which cells are no plain attention weight, and what they mean."""
+    maps = data["maps"]
+    if not any(each["sinks"] for each in maps):
+        yield "no key is a sink"
+    elif data["hide_sinks"]:
+        yield "sinks are taken out: the rest of the row is renormalised, and their weight stands in a separate column"
+    if any("learned" in each["numbers"] for each in maps):
+        yield "rows of heads with a sink logit sum to less than 1, and entropy counts it as one more key"
+    if any(each["masked"] for each in maps):
+        yield "grey cells are masked, which is different from a small weight"
+    missing = sum(each["missing"] for each in maps)
+    if missing:
+        yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"

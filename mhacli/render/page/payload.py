@@ -1,6 +1,6 @@
 """The numbers of a page, schema `mha.page/1`: tokens, heads and their maps.
 
-A map has the cells of the record while all maps fit into the page, else blocks and the strongest keys of every query.
+A map has the cells of the record while all maps fit into the page, else blocks of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Any
 
@@ -31,123 +30,148 @@ from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
 SCHEMA = "mha.page/1"
-PageMap = Mapping[str, Any]
-"""A map as the script reads it; see `_page_map`."""
-LIMIT_BYTES = 1 << 20
-"""The largest size of a page if possible: small enough for a mail, a ticket, a chat."""
 PARTS = ("scores", "qk", "z", "v")
 """The arrays that explain a weight and its effect, the most informative first."""
-MOST_KEYS = 8
-"""The most strongest keys of a query beside blocks."""
-_NO_KEY = 0xFFFFFFFF
-_NUMBER, _KEY, _OVERHEAD = 5.1, 6.25, 800
-"""The bytes that a number takes in the page, a key with its weight, and what else a map has: packed, and in base64."""
-_FOR_KEYS = 0.65
-"""The part of the room for the strongest keys; the rest is for blocks."""
+_NUMBER, _OVERHEAD = 5.1, 800
+"""The bytes that a number takes in the page, packed and in base64, and what else a map has."""
+_MOST_SINKS = 4
+_NOTHING = 1e-6
+"""Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
+_ALIKE = 1e-4
+"""A relative excess over the scale's top that its digits cannot show."""
+_EXPLAINED = {
+    "attention weight": "attention weight",
+    "weight": "attention weight",
+    "score": "attention scores",
+    "dot product": "attention scores",
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "head output": "head output",
+    "sinks": "sink",
+    "sink logit": "sink logit",
+    "softcap": "softcap",
+}
+"""The words that the script explains, and the terms of the glossary that they are."""
 
 
-@dataclass(frozen=True)
-class PageView:
-    """The contents of a page: heads of sequences, the scale, whether sinks are hidden, and the head shown first."""
+def page_data(
+    heads: Sequence[DrawableHead], sequences: Sequence[int], scale: Scale, room: float, *, hides_sinks: bool
+) -> dict[str, Any]:
+    """What the script of a page reads: the heads, their texts, and their maps in about `room` bytes."""
+    texts: dict[tuple[str, ...], int] = {}
+    layers = {id(head.record): head for head in heads}
+    places = {key: place for place, key in enumerate(layers)}
+    concepts = words_of("glossary", "concept")
+    types = {head.statistics.kind for head in heads if head.statistics is not None}
+    terms = {word: concepts[term].explanation for word, term in _EXPLAINED.items()}
+    return {
+        "schema": SCHEMA,
+        "layers": [_layer(head, sequences, texts) for head in layers.values()],
+        "terms": terms
+        | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types},
+        "texts": list(texts),
+        "numbers": sequences,
+        "heads": [_head(head, places[id(head.record)]) for head in heads],
+        "scale": scale,
+        "decades": DECADES,
+        "ramp": [ramp_colour(level) for level in range(256)],
+        "ink_from": next(level for level in range(256) if not is_dark(ramp_colour(level))),
+        "lost": UNKNOWN,
+        "hide_sinks": hides_sinks,
+        "bits": max((8 * _weights(head).itemsize for head in heads), default=32),
+        **_maps([(head, sequence) for head in heads for sequence in sequences], room),
+    }
 
-    heads: tuple[DrawableHead, ...]
-    sequences: tuple[int, ...]
-    scale: Scale
-    hide_sinks: bool
-    begin: int
 
-    @property
-    def bits(self) -> int:
-        """The bits of an attention weight in the record. The page rounds those of more than 32."""
-        weights = (head.record.arrays.get("pattern", head.record.arrays.get("map")) for head in self.heads)
-        return max((8 * array.itemsize for array in weights if array is not None), default=32)
+def script_safe(data: Mapping[str, Any]) -> Html:
+    """The content of a script element: JSON in which nothing begins a tag or a comment."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Html(text)
 
 
-@dataclass(frozen=True)
-class PageMaps:
-    """The maps of a page in order, blocks of `factor` × `factor` cells with the `n_keys` strongest keys of every query. The
-    tops of the scale are with and without sinks."""
-
-    maps: Sequence[PageMap] = ()
-    factor: int = 1
-    n_keys: int = 0
-    tops: tuple[float, float] = (1.0, 1.0)
-    is_exceeded: bool = False
+# ---------------------------------------------------------------------------------------------------------------- maps
 
 
-def page_maps(view: PageView, room: float) -> PageMaps:
-    """The maps of a page in about `room` bytes: every cell if there is room, and as many of `PARTS` as fit, else blocks."""
-    of = [(head, sequence) for head in view.heads for sequence in view.sequences]
+def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, Any]:
+    """The maps and the ends of their scale, with and without sinks: every cell if there is room, and as many of `PARTS` as fit,
+    else blocks of `factor` × `factor` cells."""
     n_cells = sum(_n_cells(*pair) for pair in of)
-    factor, n_keys, parts = 1, 0, []
-    room -= len(of) * _OVERHEAD + n_cells * _NUMBER
-    if room >= 0:
-        for name in PARTS:
-            room -= _NUMBER * (n_cells if name in ("scores", "qk") else sum(_n_numbers(*pair, name) for pair in of))
-            if room >= 0:
-                parts.append(name)
-    else:
-        room += n_cells * _NUMBER
-        n_queries = sum(len(head.record.sequences[b].tokens) for head, b in of if "pattern" in head.record.arrays)
-        n_keys = min(MOST_KEYS, int(_FOR_KEYS * room / (_KEY * n_queries))) if n_queries else 0
-        factor = ceil(sqrt(n_cells * _NUMBER / (room - n_keys * n_queries * _KEY)))
-    maps, largest, rest, most = [], 0.0, 0.0, 0.0
+    room = max(room - len(of) * _OVERHEAD, len(of) * _NUMBER)
+    factor = 1 if n_cells * _NUMBER <= room else ceil(sqrt(n_cells * _NUMBER / room))
+    room -= n_cells * _NUMBER
+    parts = []
+    for name in PARTS:
+        room -= _NUMBER * sum(_n_cells(*pair) if name in ("scores", "qk") else _n_numbers(pair[0], name) for pair in of)
+        parts += [name] if room >= 0 else []
+    maps, tops, largest = [], [0.0, 0.0], 0.0
     for head, sequence in of:
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
         without = blocks.without_sinks()
         about = _about_sinks(head, sequence, cells)
-        strongest = _strongest_keys(cells, n_keys) if n_keys and "pattern" in head.record.arrays else None
-        packed_parts = dict(_parts(head, sequence, parts))
-        maps.append(_page_map(blocks, without) | {"about": about, "top": strongest, "parts": packed_parts})
-        largest, rest = max(largest, blocks.largest), max(rest, without.largest)
-        most = max(most, float(np.nanmax(blocks.weights, initial=0.0)))
-    is_exceeded = most > largest * (1 + _ALIKE)
-    return PageMaps(maps, factor, n_keys, (largest or 1.0, rest or 1.0), is_exceeded)
+        maps.append(_map(blocks, without) | {"about": about, "parts": dict(_parts(head, sequence, parts))})
+        tops = [max(top, each.largest) for top, each in zip(tops, (blocks, without), strict=True)]
+        largest = max(largest, float(np.nanmax(blocks.weights, initial=0.0)))
+    more = " or more" * (largest > tops[0] * (1 + _ALIKE))
+    return {"factor": factor, "scales": [_scale(top or 1.0, more) for top in tops], "maps": maps}
 
 
-_ALIKE = 1e-4
-"""A relative excess over the scale's top that its digits cannot show."""
+def _scale(top: float, more: str) -> Mapping[str, Any]:
+    """The top of the scale, and the ends of both kinds of it in words."""
+    most = shown(top, "number") + more
+    return {"top": top, "linear": ["0", most], "log": [f"{shown(top / 10**DECADES, 'number')} or less", most]}
+
+
+def _weights(head: DrawableHead) -> Array:
+    arrays = head.record.arrays
+    return arrays["pattern"] if "pattern" in arrays else arrays["map"]
 
 
 def _n_cells(head: DrawableHead, sequence: int) -> int:
     """The number of cells that are not masked."""
     arrays = head.record.arrays
     if "pattern" not in arrays:
-        return int(np.prod(arrays["map"].shape[2:]))
+        return _n_numbers(head, "map")
     allowed = arrays["allowed"]
     return int(allowed[sequence, min(head.place, allowed.shape[1] - 1)].sum())
 
 
-def _n_numbers(head: DrawableHead, sequence: int, name: str) -> int:
+def _n_numbers(head: DrawableHead, name: str) -> int:
     array = head.record.arrays.get(name)
     return 0 if array is None else int(np.prod(array.shape[2:]))
 
 
-def _page_map(shown: HeadMap, without: HeadMap) -> dict[str, Any]:
-    """A map with and without sinks, its arrays packed.
+def _map(cells: HeadMap, without: HeadMap) -> dict[str, Any]:
+    """A map with and without sinks.
 
     `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, `of_sinks` `[row, sink column]` is taken
     from the cells, the rest of a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a sink
     logit.
     """
-    rest = np.where(shown.is_open, np.clip(shown.weights - shown.of_sinks, 0, None), 0.0).sum(axis=1)
-    columns = np.flatnonzero((shown.of_sinks != 0).any(axis=0))
-    has_queries = shown.n_queries > 0
+    rest = np.where(cells.is_open, np.clip(cells.weights - cells.of_sinks, 0, None), 0.0).sum(axis=1)
+    columns = np.flatnonzero((cells.of_sinks != 0).any(axis=0))
+    has_queries = cells.n_queries > 0
+    numbers = {
+        "cells": cells.weights,
+        "of_sinks": cells.of_sinks[:, columns],
+        "left": np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf)),
+        "taken": np.where(has_queries, without.sink_weights, FORBIDDEN),
+    }
+    if cells.learned is not None:
+        numbers["learned"] = np.where(has_queries, cells.learned, FORBIDDEN)
     return {
-        "rows": len(shown.weights),
-        "columns": shown.weights.shape[1],
-        "block": shown.block,
-        "first": shown.first,
-        "cells": packed(shown.weights),
-        "sinks": shown.sinks,
+        "rows": len(cells.weights),
+        "columns": cells.weights.shape[1],
+        "block": cells.block,
+        "first": cells.first,
+        "sinks": cells.sinks,
         "sink_columns": columns.tolist(),
-        "of_sinks": packed(shown.of_sinks[:, columns]),
-        "left": packed(np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf))),
-        "taken": packed(np.where(has_queries, without.sink_weights, FORBIDDEN)),
-        "learned": None if shown.learned is None else packed(np.where(has_queries, shown.learned, FORBIDDEN)),
-        "masked": int((~shown.is_open).sum()),
-        "missing": int(np.isnan(shown.weights).sum()),
+        "numbers": {name: packed(array) for name, array in numbers.items()},
+        "masked": int((~cells.is_open).sum()),
+        "missing": int(np.isnan(cells.weights).sum()),
     }
 
 
@@ -156,39 +180,10 @@ def _about_sinks(head: DrawableHead, sequence: int, cells: HeadMap) -> str:
     parts = []
     if cells.sinks:
         names = first_names([token_name(head.record.keys, sequence, key) for key in cells.sinks], _MOST_SINKS)
-        uniform = shown(_uniform_weight(head, sequence, cells), "percent")
-        parts += [names, f"{shown(cells.sink_mass, 'percent')} of all attention, {uniform} if uniform"]
+        parts += [names, f"{shown(cells.sink_mass, 'percent')} of all attention"]
     if cells.learned_mass is not None:
         parts.append(f"the sink logit, which is no key, gets {shown(cells.learned_mass, 'percent')}")
     return " · ".join(parts)
-
-
-_MOST_SINKS = 4
-
-
-_NOTHING = 1e-6
-"""Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
-
-
-def _uniform_weight(head: DrawableHead, sequence: int, cells: HeadMap) -> float:
-    """The weight of a map's sinks under uniform attention, from single cells or from the record's map."""
-    if "pattern" in head.record.arrays:
-        received = (cells.is_open / np.maximum(1, cells.is_open.sum(axis=1, keepdims=True))).sum(axis=0)
-    else:
-        of_all = head.record.arrays["uniform_received"][sequence]
-        received = of_all[min(head.place, len(of_all) - 1), head.record.first_key(sequence) :]
-    return float(received[list(cells.sinks)].sum()) / max(1.0, float(cells.n_queries.sum()))
-
-
-def _strongest_keys(cells: HeadMap, k: int) -> Mapping[str, Any]:
-    """The `k` strongest keys of every query with their weights, both `[query, k]` in descending order. `_NO_KEY` fills rows
-    with fewer visible keys, and those with NaN."""
-    weights = np.where(np.isnan(cells.weights).any(axis=1, keepdims=True), FORBIDDEN, cells.weights)
-    keys = np.argsort(-weights, axis=1, kind="stable")[:, :k]
-    shares = np.take_along_axis(weights, keys, axis=1)
-    is_none = shares == FORBIDDEN
-    named = np.where(is_none, _NO_KEY, keys).astype(np.uint32)
-    return {"k": keys.shape[1], "keys": packed(named), "shares": packed(np.where(is_none, 0.0, shares))}
 
 
 def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -196,8 +191,8 @@ def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[
     record = head.record
     queries = slice(record.first_query(sequence), record.first_query(sequence) + len(record.sequences[sequence].tokens))
     keys = slice(record.first_key(sequence), record.first_key(sequence) + len(record.keys[sequence].tokens))
-    for name in names:
-        if name not in record.arrays or "pattern" not in record.arrays:
+    for name in names if "pattern" in record.arrays else ():
+        if name not in record.arrays:
             continue
         array = record.arrays[name][sequence]
         if name == "v":
@@ -208,53 +203,12 @@ def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[
 
 
 def packed(numbers: Array) -> str:
-    """Numbers of 32 bits in row-major order, little-endian, deflated, in base64; fractions as floats."""
-    ordered = np.ascontiguousarray(numbers, dtype="<u4" if numbers.dtype == np.uint32 else "<f4")
+    """Numbers as 32-bit floats in row-major order, little-endian, deflated, in base64."""
+    ordered = np.ascontiguousarray(numbers, dtype="<f4")
     return base64.b64encode(zlib.compress(ordered.tobytes(), 9)).decode("ascii")
 
 
-# ------------------------------------------------------------------------------------------------------------ the JSON
-
-
-def payload(view: PageView, maps: PageMaps, orders: Sequence[Mapping[str, Any]]) -> Html:
-    """The content of the script element, in ASCII and safe against ending the element. `orders` are those of the table of
-    heads by each of its columns."""
-    texts: dict[tuple[str, ...], int] = {}
-    layers = {id(head.record): head for head in view.heads}
-    places = {key: place for place, key in enumerate(layers)}
-    document = {
-        "schema": SCHEMA,
-        "layers": [_layer(head, view.sequences, texts) for head in layers.values()],
-        "terms": _terms(view),
-        "texts": list(texts),
-        "numbers": view.sequences,
-        "begin": view.begin,
-        "heads": [_head(head, places[id(head.record)]) for head in view.heads],
-        "scale": view.scale,
-        "scales": [_scale(top, is_exceeded=maps.is_exceeded) for top in maps.tops],
-        "decades": DECADES,
-        "ramp": [ramp_colour(level) for level in range(256)],
-        "ink_from": next(level for level in range(256) if not is_dark(ramp_colour(level))),
-        "lost": UNKNOWN,
-        "hide_sinks": view.hide_sinks,
-        "bits": view.bits,
-        "orders": orders,
-        "maps": maps.maps,
-    }
-    return script_safe(json.dumps(document, separators=(",", ":"), allow_nan=False))
-
-
-def _scale(top: float, *, is_exceeded: bool) -> Mapping[str, Any]:
-    """The top of the scale, and the ends of both kinds of it in words."""
-    most = shown(top, "number") + " or more" * is_exceeded
-    return {"top": top, "linear": ["0", most], "log": [f"{shown(top / 10**DECADES, 'number')} or less", most]}
-
-
-def script_safe(text: str) -> Html:
-    """JSON in which nothing begins a tag or a comment, with the same value."""
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Html(text)
+# ------------------------------------------------------------------------------------------------------ layers and heads
 
 
 def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, ...], int]) -> Mapping[str, Any]:
@@ -294,30 +248,6 @@ def _why_absent(head: DrawableHead, name: str) -> str:
     return f"{name} was not kept; --keep qk,scores,pattern,z and --keep-limit make room"
 
 
-_EXPLAINED = {
-    "attention weight": "attention weight",
-    "weight": "attention weight",
-    "score": "attention scores",
-    "dot product": "attention scores",
-    "query": "query",
-    "key": "key",
-    "value": "value",
-    "head output": "head output",
-    "sinks": "sink",
-    "sink logit": "sink logit",
-    "softcap": "softcap",
-}
-"""The words that the script explains, and the terms of the glossary that they are."""
-
-
-def _terms(view: PageView) -> Mapping[str, str]:
-    """The explanations that the script shows as tooltips."""
-    types = {head.statistics.kind for head in view.heads if head.statistics is not None}
-    concepts = words_of("glossary", "concept")
-    words = {word: concepts[term].explanation for word, term in _EXPLAINED.items()}
-    return words | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types}
-
-
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     """A head with its type and entropy, which `about` says in words."""
     label = head.label + kv_head_of(head.record, head.head)
@@ -326,6 +256,6 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     if statistics is None:
         return numbers | {"kind": None, "entropy": None, "type": "", "sign": "", "about": ""}
     name, sign = words_of_type(statistics.kind).name, KIND_SIGNS[statistics.kind][0]
-    entropy = "" if statistics.entropy is None else f" · entropy {statistics.entropy:#.3g} nats"
+    entropy = "" if statistics.entropy is None else f" · entropy {shown(statistics.entropy, 'nats')} nats"
     kind = {"kind": statistics.kind, "entropy": statistics.entropy, "type": name, "sign": sign}
     return numbers | kind | {"about": f"{sign} {name}{entropy}"}

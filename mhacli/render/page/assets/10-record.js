@@ -6,16 +6,16 @@ const HEADS = RECORD.heads;
 const FORBIDDEN = -1, TAKEN = -2;
 
 // Numbers that Python deflated.
-async function numbersOf(text, Kind = Float32Array) {
+async function numbersOf(text) {
   if (!text) return null;
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Kind(await new Response(stream).arrayBuffer());
+  return new Float32Array(await new Response(stream).arrayBuffer());
 }
 
 // The numbers of several texts by their names, read at the same time.
 async function allNumbersOf(texts) {
-  const read = async ([name, text]) => [name, await numbersOf(text, name === "keys" ? Uint32Array : Float32Array)];
+  const read = async ([name, text]) => [name, await numbersOf(text)];
   return Object.fromEntries(await Promise.all(Object.entries(texts).map(read)));
 }
 
@@ -23,16 +23,12 @@ const packedMap = (head) => RECORD.maps[head * RECORD.numbers.length + choice.se
 
 // The map of a head of the chosen sequence: cells row by row, and what sinks have of them.
 async function loadMap(head) {
-  const { cells, of_sinks, left, taken, learned, ...map } = packedMap(head);
-  return { ...map, ...(await allNumbersOf({ cells, of_sinks, left, taken, learned })) };
+  const { numbers, ...map } = packedMap(head);
+  return { ...map, ...(await allNumbersOf(numbers)) };
 }
 
-// What the page has beside cells: the strongest keys of queries, and the arrays behind the weights.
-async function loadDetails(head) {
-  const { top, parts } = packedMap(head), { k, ...strongest } = top ?? {};
-  const [numbers, arrays] = await Promise.all([allNumbersOf(strongest), allNumbersOf(parts)]);
-  return { strongest: top && { k, ...numbers }, arrays };
-}
+// The arrays behind the weights.
+const loadArrays = (head) => allNumbersOf(packedMap(head).parts);
 
 // The cells, or what is left of them beside sinks: Python says what sinks have of each row, and what is left.
 function cellsOf(map) {

@@ -12,7 +12,7 @@ function listenToMatrix() {
   });
   plot.addEventListener("click", (event) => {
     const cell = cellAt(event);
-    if (cell && !drag?.isMoved) choose({ query: placesOf("query", cell.row).from, key: placesOf("key", cell.column).from, side: "query" });
+    if (cell && !drag?.isMoved) choose({ query: cell.row, key: cell.column, side: "query" });
     drag = null;
   });
   plot.addEventListener("keydown", (event) => {
@@ -103,9 +103,4 @@ function press(key) {
   return key in STEPS || key in KEYS;
 }
 
-// The first token so many cells further.
-function stepped(side, by) {
-  if (by === 0) return choice[side];
-  const cell = between(0, cellOf(side, wordsOf(side).length - 1), cellOf(side, choice[side]) + by);
-  return placesOf(side, cell).from;
-}
+const stepped = (side, by) => between(0, sizeOf(side) - 1, choice[side] + by);

@@ -1,10 +1,10 @@
 // The chosen head and cell in words.
 
 // `query 5 “mat”`, or `queries 16–23`.
-function named(side, { from, to = from }) {
-  const words = wordsOf(side), plural = side === "query" ? "queries" : "keys";
-  if (from !== to) return [`${plural} ${rangeText(from, to)}`];
-  return chosen.isOfBlocks ? [`${plural} ${words[from]}`] : [`${side} ${from} “`, tokenElement(words[from]), "”"];
+function named(side, place) {
+  const word = wordsOf(side)[place];
+  if (chosen.isOfBlocks) return [`${side === "query" ? "queries" : "keys"} ${word}`];
+  return [`${side} ${place} “`, tokenElement(word), "”"];
 }
 
 // A weight as it stands in the record; a mean in as many digits as say something.
@@ -22,31 +22,22 @@ function drawReadout() {
 }
 
 function aboutPlace({ side, place }) {
-  const strongest = largestOf(sharesOf(side, place)), name = named(side, { from: place });
-  if (!strongest) return [name, [side === "query" ? "sees no key" : "no query is known to see it"]];
+  const strongest = largestOf(sharesOf(side, place)), name = named(side, place);
+  if (!strongest) return [name, [side === "query" ? "sees no key" : "no query sees it"]];
   const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", " is given most by "];
-  return [[...name, verb, ...named(to, { from: strongest.place })], valueParts(strongest.share, chosen.isOfBlocks)];
+  return [[...name, verb, ...named(to, strongest.place)], valueParts(strongest.share, chosen.isOfBlocks)];
 }
 
 function aboutCell({ row, column }) {
-  const { map } = chosen, query = placesOf("query", row), key = placesOf("key", column), at = row * map.columns + column;
-  const names = [...named("query", query), " → ", ...named("key", key)], share = map.cells[at], left = cellsOf(map)[at];
+  const { map, isOfBlocks } = chosen, share = shareOf(row, column), left = cellsOf(map)[row * map.columns + column];
+  const names = [...named("query", row), " → ", ...named("key", column)];
   if (share === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
-  const reading = valueParts(share, map.block > 1);
-  if (map.block > 1) reading.push(" of a query’s attention, the mean of this block", ...strongestWithin(query, key));
-  if (hasSink(key)) reading.push(make("span", { class: "sink" }, map.block > 1 ? " · holds a sink" : " · a sink"));
+  const reading = valueParts(share, isOfBlocks);
+  if (isOfBlocks) reading.push(" of a query’s attention, the mean of this block");
+  if (chosen.sinks.includes(column)) reading.push(make("span", { class: "sink" }, isOfBlocks ? " · holds a sink" : " · a sink"));
   if (left === TAKEN) reading.push(make("span", { class: "sink" }, ", taken out"));
   else if (strips().length && choice.hideSinks) reading.push(` · ${shareText(left, 3)} of what is left beside sinks`);
   return [names, reading];
-}
-
-// The largest weight of a block that the page has.
-function strongestWithin(queries, keys) {
-  const within = range(queries.from, queries.to - queries.from + 1).flatMap((query) =>
-    [...strongestOf(query)].filter(([key]) => key >= keys.from && key <= keys.to).map(([key, share]) => ({ query, key, share })));
-  const best = largestOf(within);
-  if (!best) return [];
-  return [" · most: ", ...named("query", { from: best.query }), " → ", ...named("key", { from: best.key }), " ", ...valueParts(best.share)];
 }
 
 function drawTitle() {
