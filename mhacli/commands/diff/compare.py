@@ -222,7 +222,7 @@ class RecordDiff(Shown):
         parts = [f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"] if n_heads else []
         parts += [self.changed_effects] if self.effects else []
         if self.first is not None:
-            return "; ".join([*parts, self.first_text()])
+            return "; ".join([*parts, self._first_text()])
         n_sites = sum(site.is_compared for layer in self.layers for site in layer.sites)
         sites = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
         return "; ".join([f"no difference{sites}", *parts])
@@ -236,12 +236,12 @@ class RecordDiff(Shown):
             return "no removal is in both, so no effects can be compared"
         return f"{n_changed or 'none'} of {n_compared} effect{'s' * (n_compared != 1)} changed"
 
-    def first_text(self, details: str = "") -> str:
-        """Where the records differ first, and the first site whose numbers differ, with its details."""
+    def _first_text(self) -> str:
+        """Where the records differ first, and the first site whose numbers differ."""
         words = "the effects"
         if self.first_site is not None:
             layer, site = self.first_site
-            words = f"{layer.label} {'the mask' if site.site == 'allowed' else site.site}".strip() + details
+            words = f"{layer.label} {'the mask' if site.site == 'allowed' else site.site}".strip()
         if self.first in ("site", "effects"):
             return f"the first difference is in {words}"
         text = f"the first difference is in the {'ids of the ' if self.first == 'ids' else ''}tokens"
@@ -249,8 +249,6 @@ class RecordDiff(Shown):
 
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document that `mha diff --json` prints, of this `command`."""
-        from mhacli.commands.diff.view import verdict_text
-
         site = self.first_site and {"layer": self.first_site[0].label, "site": self.first_site[1].site}
         at = site if site and self.first == "site" else {"layer": "", "site": None}
         document = {
@@ -258,7 +256,7 @@ class RecordDiff(Shown):
             "command": [*command],
             "verdict": self.verdict,
             "summary": self.summary,
-            "said": verdict_text(self),
+            "said": self.summary,
             "a": without_surrogates(self.names[0]),
             "b": without_surrogates(self.names[1]),
             "tolerance": {"relative": self.tolerance, "of_dtype": self.dtype},
@@ -416,11 +414,6 @@ class Difference(msgspec.Struct, frozen=True):
     def is_compared(self) -> bool:
         """Whether numbers were compared."""
         return self.seen != "shape" and self.status not in ("shape", "skipped")
-
-    @property
-    def is_same_bits(self) -> bool:
-        """Whether every number was compared and is equal to the last bit."""
-        return self.status == "identical" and self.seen in ("array", "numbers")
 
 
 @dataclass(frozen=True)

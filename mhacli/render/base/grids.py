@@ -124,6 +124,7 @@ def grids(
     *,
     form: Form = "auto",
     everything: bool = False,
+    in_one_row: bool = False,
     most: int | None = None,
     n_more: int = 0,
     not_drawn: str = "not drawn (--all)",
@@ -131,13 +132,15 @@ def grids(
     """The lines of grids on a common scale, and what their shades and signs mean.
 
     Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with `everything` no column is
-    left out.
+    left out. With `in_one_row` they are numbers only where all stand in one row.
     """
     of_numbers = form == "numbers"
     if form == "auto":  # a number is at least 3 wide
         narrow = [g for g in panels if 3 * len(g.columns) < screen.width]
         widths = [_narrowest(g, has_numbers=True).width for g in narrow]
         of_numbers = len(narrow) == len(panels) and max(widths, default=0) <= screen.width
+        if in_one_row and of_numbers:
+            of_numbers = len(_rows(panels, screen.width, of_numbers=True)) == 1
     if of_numbers:
         parts = [part for g in panels for part in _split(g, screen.width, everything=everything)]
     else:
