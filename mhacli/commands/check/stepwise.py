@@ -1,61 +1,55 @@
-"""Calls a user's attention step by step with its cache, compares with one call, and explains differences."""
+"""Calls a user's attention step by step with its cache, compares with one call, and names the mistake that makes a difference."""
 
 from __future__ import annotations
 
-import copy
+import inspect
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import BY_CODE, MistakeVariant
-from mhacli.attention.mistakes.caching import (
-    CACHE_LAYOUTS,
-    TOP_LEFT_CHUNKS,
-    UNMASKED,
-    DecodingStep,
-    ProjectedText,
-    projected_text,
-    right_layout,
-    step_output,
-)
-from mhacli.attention.mistakes.stages import SourceHints
-from mhacli.commands.check.candidates import counts_of
+from mhacli.attention.mistakes import BY_CODE, Mistake
+from mhacli.attention.mistakes.caching import CACHE_MISTAKES, UNMASKED, CacheMistake, decoded
+from mhacli.commands.check.behaviour import CODES, EFFECTS
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.hypotheses import stages_with
-from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error
+from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.probes import Probed
 from mhacli.commands.check.result import Finding, ProbeResult
-from mhacli.usercode.call.signature import signature_of
+from mhacli.usercode.call.convention import (
+    ArgumentRecipe,
+    CallMasks,
+    CallSetting,
+    call_with,
+    read_output,
+    sides_of,
+    tensor_at,
+)
+from mhacli.usercode.call.sequences import SWITCH, cache_in
+from mhacli.usercode.call.signature import called_function, signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
-from mhacli.usercode.inputs import float64_copy
+from mhacli.usercode.inputs import copied, float64_copy
 from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine, Stage
-from mhacli.usercode.stepwise import (
-    CacheSizes,
-    StepConvention,
-    StepResults,
-    cache_grows,
-    cache_is_kept,
-    step_conventions,
-)
 from mhacli.usercode.target import Choice
-from mhacli.usercode.types import Inputs, MaskForm, Operation
+from mhacli.usercode.types import Inputs, MaskForm
 from mhacli.usercode.user_module import limited
 
-_MOST_TRIED, _ROOM, _FEWEST = 160, 4, 4
-"""The most conventions to try, the free room of a cache beyond the text, and the shortest text."""
-_SLOW_S = 0.05
+_FEWEST = 4
+"""The shortest text that is read in steps."""
+Runs = Mapping[tuple[int, ...], Tensor]
+"""The outputs `[batch, length, d_out]` of a text that is read in steps, by where the steps end."""
 
 
-@dataclass(frozen=True)
-class Stepwise:
-    """The result: findings, choices, the cache probe, the `names` of the arguments passed, and notes for callers that are no
-    mistakes."""
+class Stepwise(NamedTuple):
+    """The result: findings, choices, the probe of the cache, the `names` of the arguments passed, and notes for callers that are
+    no mistakes."""
 
     findings: tuple[Finding, ...] = ()
     choices: tuple[Choice, ...] = ()
@@ -64,400 +58,301 @@ class Stepwise:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _SteppedText:
-    """A text to call in steps. `full` caches the outputs of single calls by length."""
+# ------------------------------------------------------------------------------------------------------ how a cache is passed
 
-    caller: UserAttention
-    rows: Tensor
+
+class GrowingCache:
+    """A cache that keeps keys and values `[batch, head, length, d]` and appends new ones.
+
+    It has the methods of the caches in `transformers`. Source: Hugging Face transformers, cache_utils.DynamicCache.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """All keys and values, the new ones last: the first two tensors among the arguments."""
+        values = [*args, *kwargs.values()]
+        new = [value for value in values if isinstance(value, Tensor) and value.ndim >= 3][:2]
+        if self.kept:
+            new = [torch.cat(pair, dim=-2) for pair in zip(self.kept, new, strict=True)]
+        self.kept = new
+        return tuple(new)
+
+    append = insert_kv = store = update
+
+    def get_seq_length(self, *_: Any) -> int:
+        """The number of cached tokens."""
+        return self.kept[0].shape[-2] if self.kept else 0
+
+    def get_usable_length(self, *_: Any) -> int:
+        """The number of cached tokens; none is ever dropped."""
+        return self.get_seq_length()
+
+
+@dataclass(frozen=True)
+class StepConvention:
+    """One way to call attention step by step: its call is given the arguments for switches and positions.
+
+    `caches` are the arguments for the cache with their defaults, empty for a module that keeps its own. `make` creates a cache,
+    which all steps are given; None: each step is given what the last one returned. `mask` is the form of the causal mask of a
+    step. `names` are all arguments that are passed for steps.
+    """
+
+    attention: UserAttention
+    caches: Mapping[str, Any]
+    make: Callable[[], Any] | None
     mask: MaskForm | None
-    full: dict[int, Tensor] = field(default_factory=dict)
+    names: tuple[str, ...]
 
-    def whole(self, end: int) -> Tensor:
-        """The output of a fresh copy for the first tokens in one call."""
-        if end not in self.full:
-            call = self.caller.built.call
-            fresh = self.caller.of(
-                copy.deepcopy(call) if self.caller.built.module is not None else call, self.caller.dtype
-            )
-            allowed = None if self.mask is None else torch.ones(end, end, dtype=torch.bool).tril()[None, None]
-            output = fresh(Inputs(self.rows[:, :end], allowed=allowed), mask=self.mask)
-            self.full[end] = output.out.detach().to("cpu", torch.float64)
-        return self.full[end]
+    @property
+    def text(self) -> str:
+        """A description for reports."""
+        return ", ".join(self.names) + ("" if self.caches else " and a cache of its own")
 
-    def outcome(self, stepped: StepResults, ends: Sequence[int]) -> StepwiseRun:
-        """The outputs of the steps beside those of single calls."""
-        starts = (0, *ends[:-1])
-        expected = tuple(self.whole(end)[:, start:end] for start, end in zip(starts, ends, strict=True))
-        largest = max(float(out.abs().nan_to_num().max()) for out in expected)
-        return StepwiseRun(tuple(ends), stepped.outs, expected, max(largest, 1e-30) * TOLERANCE)
+    def __call__(self, rows: Tensor, ends: tuple[int, ...]) -> Tensor:
+        """The outputs for token vectors `[batch, length, d_in]`, read in steps that end at `ends`. Raises what the call raises,
+        and ValueError if it returns no cache."""
+        attention, call = self.attention, copied(self.attention.built.call)
+        cache = self.caches if self.make is None else dict.fromkeys(self.caches, self.make())
+        outs = []
+        for start, end in pairwise((0, *ends)):
+            inputs = _inputs(rows, start, end, self.mask)
+            convention = replace(attention.convention, fixed={**attention.convention.fixed, **cache})
+            sides = sides_of(inputs, convention)
+            setting = CallSetting(sides, attention.dtype, attention.device, False, attention.tensors, start)
+            result = call_with(call, convention, inputs, setting, CallMasks(self.mask))
+            outs.append(read_output(result, convention).out)
+            if self.caches and self.make is None:
+                cache = _returned(result, [*self.caches], tensor_at(result, convention.output.path))
+        return torch.cat(outs, dim=1).to("cpu", torch.float64)
+
+
+def _inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> Inputs:
+    """The inputs of a step, with its rows of the causal mask if it takes one."""
+    if mask is None:
+        return Inputs(rows[:, start:end])
+    allowed = torch.ones(end - start, end, dtype=torch.bool).tril(start)
+    return Inputs(rows[:, start:end], allowed=allowed[None, None])
+
+
+def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str, Any]:
+    """What a call returned for these arguments of the next one: one part, a tuple with a part for each, or the last parts."""
+    found = cache_in(result, names[0], output)
+    if found is None:
+        raise ValueError("the call returns no cache")
+    if len(names) == 1:
+        return {names[0]: found}
+    parts = found if isinstance(found, tuple | list) else result[-len(names) :]
+    return dict(zip(names, parts, strict=True))
+
+
+def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) -> list[StepConvention]:
+    """The ways to call attention step by step, the likeliest first; none without any sign of a cache."""
+    convention = attention.convention
+    free = [p for p in signature_of(attention.built.call).parameters if p.name not in convention.fixed]
+    switches = [p.name for p in free if SWITCH.fullmatch(p.name.lower())]
+    caches = {p.name: p.default for p in free if p.role == "cache" and p.name not in switches}
+    positions = [p for p in free if p.role in ("offset", "positions")]
+    names = (*caches, *(p.name for p in positions), *switches)
+    if attention.is_function or convention.example is not None or not names:
+        return []
+    given = {recipe.parameter: recipe for recipe in convention.extras if recipe.parameter not in (*switches, *caches)}
+    for p in positions:
+        has_batch_axis = p.role == "offset" or "ids" in p.name
+        given.setdefault(p.name, ArgumentRecipe(p.name, p.role, variant=0 if has_batch_axis else 1))
+    fixed = {**convention.fixed, **dict.fromkeys(switches, True)}
+    convention = replace(convention, extras=tuple(given.values()), fixed=fixed)
+    attention = replace(_in_unused_module(attention, stage), convention=convention)
+    forms: list[MaskForm | None] = [mask]
+    if mask is not None:  # a step may take one kind of mask alone
+        forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]
+        forms += [None]
+    makers = [None, *_cache_classes(attention.built.call, caches)] if caches else [None]
+    return [StepConvention(attention, caches, make, form, names) for make, form in product(makers, forms)]
+
+
+def _cache_classes(call: Callable[..., Any], names: Mapping[str, Any]) -> list[Callable[[], Any]]:
+    """The classes of a cache that the caller creates: those of the file that annotations or their own names tell, then ours."""
+    function = inspect.unwrap(called_function(call))
+    annotated = " ".join(str(getattr(function, "__annotations__", {}).get(name, "")) for name in names)
+    own = [
+        thing
+        for name, thing in getattr(function, "__globals__", {}).items()
+        if inspect.isclass(thing)
+        and thing.__module__ == function.__module__
+        and ("cache" in name.lower() or re.search(rf"\b{name}\b", annotated))
+    ]
+    return [*own, GrowingCache, dict]
+
+
+# ------------------------------------------------------------------------------------------------------------ the comparison
 
 
 def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
-    """Runs a prefill with single steps, token by token, and chunks, with each convention until one matches a single call. Empty
-    if the subject takes no cache, or if no convention works."""
-    caller = replace(examined.subject, is_forgetful=False)
-    if caller.mode == "cross" or probed.facts.is_random or caller.sizes.q_len < _FEWEST:
+    """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives. Empty
+    if the subject takes no cache, if no way works, and if tokens see later ones."""
+    attention, facts, form = examined.subject, probed.facts, probed.facts.mask
+    takes_causal = facts.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
+    is_causal = takes_causal or (facts.influence is not None and not bool(facts.influence.triu(1).any()))
+    length = attention.sizes.q_len
+    if attention.mode == "cross" or facts.is_random or length < _FEWEST or not is_causal:
         return Stepwise()
-    caller = _in_unused_module(caller, stage)
-    rows = drawer_of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
-    mask = _causal_form(probed)
-    text = _SteppedText(caller, rows, mask)
-    failing: list[tuple[StepConvention, list[StepwiseRun]]] = []
-    slow = probed.facts.call_s > _SLOW_S
-    for convention in islice(
-        step_conventions(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)
-    ):
-        outcomes = _runs_of(convention, text)
-        if outcomes and all(outcome.is_right for outcome in outcomes):
-            return _matching(convention, outcomes)
-        if outcomes:
-            failing.append((convention, outcomes))
-            if _is_final(failing):
-                break
-    if not failing:
+    mask = form if takes_causal else None
+    conventions = _conventions(attention, mask, stage)
+    if not conventions:
         return Stepwise()
-    return _failing(*failing[0], text, diagnosis, probed)
+    rows = drawer_of(attention, seed).rows(length).to(attention.dtype)
+    whole = output_for(replace(attention, is_forgetful=True), _inputs(rows, 0, length, mask), mask)
+    failing: tuple[StepConvention, Runs] | None = None
+    for convention in conventions:
+        runs = _runs_of(convention, rows)
+        error = max((max_error(out, whole) for out in runs.values()), default=0.0)
+        if runs and error <= _tolerance(whole):
+            return _matching(convention, runs, error)
+        if runs and failing is None:
+            failing = convention, runs
+    return Stepwise() if failing is None else _failing(*failing, rows, whole, diagnosis)
 
 
-def _in_unused_module(caller: UserAttention, stage: Stage) -> UserAttention:
-    """The subject with its weights in a new module, so that no cache holds earlier calls; the subject itself if it cannot be
-    rebuilt."""
-    module = caller.built.module
+def _tolerance(whole: Tensor) -> float:
+    """The largest difference that counts as rounding."""
+    return max(float(whole.abs().nan_to_num().max()), 1e-30) * TOLERANCE
+
+
+def _in_unused_module(attention: UserAttention, stage: Stage) -> UserAttention:
+    """The attention with its weights in a new module, so that no cache holds earlier calls; itself if none can be built."""
+    module = attention.built.module
     if module is None:
-        return caller
+        return attention
     try:
-        built = limited(caller.built.rebuild({}), stage)
-        assert built.module is not None
-        weights = dict(module.named_parameters())
-        for name, parameter in built.module.named_parameters():
-            parameter.data = weights[name].detach().clone()
-        module_on_device = built.module.to(caller.device)
-        call = float64_copy(module_on_device) if caller.dtype == torch.float64 else module_on_device
-        return caller.of(call, caller.dtype)
+        unused = limited(attention.built.rebuild({}), stage).module
+        assert unused is not None
+        call = unused.to(attention.device)
+        for name, parameter in call.named_parameters():
+            parameter.data = module.get_parameter(name).detach().clone()
+        return attention.of(float64_copy(call) if attention.dtype == torch.float64 else call, attention.dtype)
     except Exception:  # the second build may raise anything
-        return caller
+        return attention
 
 
-def _is_final(failing: list[tuple[StepConvention, list[StepwiseRun]]]) -> bool:
-    """Whether further conventions cannot help: the whole rotation table and a position were passed, or enough were tried."""
-    first = failing[0][0]
-    return (first.is_table_whole and bool(first.position_arguments)) or len(failing) >= 6
-
-
-def _causal_form(probed: Probed) -> MaskForm | None:
-    """A working query-by-key mask form, unless the subject is causal by itself."""
-    form = probed.facts.mask
-    if probed.facts.visible != "full" or form is None or not {"query", "key"} <= set(form.axes):
-        return None
-    return form
-
-
-def _sizes_of(caller: UserAttention, diagnosis: Diagnosis) -> CacheSizes:
-    """The sizes of the cache, from the diagnosed layer or the constructor's arguments."""
-    layer = None if diagnosis.candidate is None else diagnosis.candidate.layer
-    batch, length = caller.sizes.batch, caller.sizes.q_len + _ROOM
-    if layer is None or layer.weights is None:
-        n_heads = next(iter(counts_of(caller.built, caller.built.module, "n_heads")), 1)
-        width = max(1, caller.sizes.d_in // n_heads)
-        return CacheSizes(batch, length, n_heads, width, width, caller.dtype, caller.device)
-    d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
-    return CacheSizes(batch, length, layer.n_kv_heads, layer.d_head or d_v, d_v, caller.dtype, caller.device)
-
-
-# -------------------------------------------------------------------------------------------------------------------- runs
-
-
-def _runs_of(convention: StepConvention, text: _SteppedText) -> list[StepwiseRun]:
-    """The runs of a prefill with single steps, of single tokens, and of chunks if accepted; empty if the convention fails."""
-    length = text.rows.shape[1]
-    prefill = (length - 2, length - 1, length)
+def _runs_of(convention: StepConvention, rows: Tensor) -> Runs:
+    """The runs of a prefill with single steps, of single tokens, and of longer steps where they are accepted; empty if the first
+    raises, or if what is read later does not depend on what was read first."""
+    length = rows.shape[1]
+    start = length - 2
+    changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
+    after_prefill = (start, length - 1, length)
     try:
-        stepped = convention(text.rows, prefill)
-        if not _remembers(convention, stepped, text, prefill):
-            return []
-        outcomes = [text.outcome(stepped, prefill)]
+        out = convention(rows, after_prefill)
+        other = convention(changed, after_prefill)
     except Exception:  # the convention does not fit
-        return []
-    for ends in (tuple(range(1, length + 1)), *_chunks(length)):
-        try:
-            outcomes.append(text.outcome(convention(text.rows, ends), ends))
-        except Exception:  # not every attention accepts chunks, or a first step of one token
-            continue
-    return outcomes
+        return {}
+    if max_error(out[:, start:], other[:, start:]) <= 1e-9:
+        return {}
+    runs: dict[tuple[int, ...], Tensor] = {after_prefill: out}
+    one_by_one = tuple(range(1, length + 1))
+    for ends in (one_by_one, (length - 3, length - 1, length), (2, length)):
+        with suppress(Exception):  # not every attention accepts longer steps, or a first step of one token
+            runs[ends] = convention(rows, ends)
+    return runs
 
 
-def _chunks(length: int) -> tuple[tuple[int, ...], ...]:
-    return ((length - 3, length - 1, length), (2, length))
-
-
-def _remembers(convention: StepConvention, stepped: StepResults, text: _SteppedText, ends: Sequence[int]) -> bool:
-    """Whether there is a cache: the first step stores something, and later steps grow it or depend on it. With a context, the
-    cache may hold only its keys; then later steps must depend on the first."""
-    by_itself = not convention.passing.names
-    if not cache_is_kept(stepped, by_itself=by_itself):
-        return False
-    has_context = any(True for _ in signature_of(convention.caller.built.call).of_role("context", "kv", "key", "value"))
-    if not has_context and (by_itself or not convention.passing.paths or cache_grows(stepped)):
-        return True
-    changed = text.rows.clone()
-    changed[:, : ends[0]] = changed[:, : ends[0]].flip(-1) + 0.5
-    changed_run = convention(changed, ends)
-    return any(
-        max_error(first, second) > 1e-9 for first, second in zip(stepped.outs[1:], changed_run.outs[1:], strict=True)
-    )
-
-
-# ------------------------------------------------------------------------------------------------------------------ verdicts
-
-
-def _matching(convention: StepConvention, outcomes: Sequence[StepwiseRun]) -> Stepwise:
-    error, has_chunks = max(max(outcome.errors) for outcome in outcomes), any(map(is_chunked, outcomes))
-    kinds = "token by token, after a prefill" + (", in chunks" if has_chunks else "")
-    message = f"{kinds}: the same as in one call ({convention.text})"
-    probe = ProbeResult("cache", message, error, True)
-    notes = () if has_chunks else (f"not examined: {_LATER_CHUNK}, which raises an error",)
-    return Stepwise(probes=(probe,), names=convention.names, notes=notes)
-
-
-def _failing(
-    convention: StepConvention, outcomes: list[StepwiseRun], text: _SteppedText, diagnosis: Diagnosis, probed: Probed
-) -> Stepwise:
-    failing = [outcome for outcome in outcomes if not outcome.is_right]
-    error = max(max(outcome.errors) for outcome in failing)
-    is_causal = text.mask is not None or bool(probed.facts.visible == "causal")
-    explainer = Explainer(convention, text.rows, diagnosis, is_causal)
-    mistakes = explainer.explained(outcomes)
-    fails_only_in_chunks = all(is_chunked(outcome) for outcome in failing)
-    if fails_only_in_chunks and (not mistakes or _leaves_chunks_to_caller(mistakes[0][1], explainer, failing[0])):
-        return _single_steps_only(convention, error, _CHUNK_PROBLEMS[mistakes[0][1].description if mistakes else ""])
-    probe = ProbeResult("cache", f"steps give other outputs than one call ({convention.text})", error, False)
-    codes: list[tuple[str, MistakeVariant | None]] = [*mistakes] or [(explainer.likeliest(failing), None)]
-    findings = tuple(explainer.finding(code, variant, failing, mistakes) for code, variant in codes)
-    return Stepwise(findings, (), (probe,), convention.names)
-
-
-def _leaves_chunks_to_caller(variant: MistakeVariant, explainer: Explainer, outcome: StepwiseRun) -> bool:
-    """Whether chunks are unmasked, or masked by torch's `is_causal`, which is meant for a first call."""
-    return variant is UNMASKED or (variant is TOP_LEFT_CHUNKS and explainer.is_fused(outcome))
+def _is_chunked(ends: tuple[int, ...]) -> bool:
+    """Whether a step after the first has several tokens."""
+    return any(end - start > 1 for start, end in pairwise(ends))
 
 
 _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
-_CHUNK_PROBLEMS = {
-    "": "gives another output than one call",
-    UNMASKED.description: "is not causal",
-    TOP_LEFT_CHUNKS.description: "is masked as if it came first",
-}
+def _matching(convention: StepConvention, runs: Runs, error: float) -> Stepwise:
+    has_chunks = any(map(_is_chunked, runs))
+    kinds = "token by token, after a prefill" + (", in chunks" if has_chunks else "")
+    probe = ProbeResult("cache", f"{kinds}: the same as in one call ({convention.text})", error, True)
+    notes = () if has_chunks else (f"not examined: {_LATER_CHUNK}, which raises an error",)
+    return Stepwise(probes=(probe,), names=convention.names, notes=notes)
 
 
-def _single_steps_only(convention: StepConvention, error: float, problem: str) -> Stepwise:
-    """The result for a subject that is right except for later chunks, which it does not mask."""
-    message = "with a cache it takes one token at a time"
-    note = f"{_LATER_CHUNK} {problem}: give one token at a time"
-    probe = ProbeResult(
-        "cache",
-        f"token by token, after a prefill: the same as in one call ({convention.text}); later chunks differ",
-        error,
+def _failing(convention: StepConvention, runs: Runs, rows: Tensor, whole: Tensor, diagnosis: Diagnosis) -> Stepwise:
+    """The mistake of steps that differ from one call. Where steps of one token do not, later ones of several tokens that are not
+    masked, or masked as torch masks a first call, are left to the caller."""
+    tolerance = _tolerance(whole)
+    errors = {ends: max_error(out, whole) for ends, out in runs.items()}
+    wrong = next(ends for ends, error in errors.items() if error > tolerance)
+    takes_single_steps = _is_chunked(wrong)
+    judged = {ends: out for ends, out in runs.items() if takes_single_steps or not _is_chunked(ends)}
+    mistake, error = _explanation(judged, rows, diagnosis, tolerance)
+    file = convention.attention.built.file
+    line = SourceLine(file) if mistake is None else _line(convention, rows, wrong, BY_CODE[mistake.code])
+    if takes_single_steps and (mistake in (None, UNMASKED) or "is_causal" in line.source):
+        return _single_steps_only(convention, max(errors.values()), mistake)
+    evidence = _evidence(convention, wrong, runs[wrong], whole)
+    if mistake is None:
+        message = "tokens that are read behind a cache give other outputs than in one call"
+        finding = Finding(CODES["cache"], message, evidence, fix="", effect=EFFECTS["cache"], file=file)
+    else:
+        match = f"largest difference {error:.2g}, tolerance {tolerance:.2g}"
+        evidence = f"matches exactly if {mistake.description}: {match}\n{evidence}"
+        finding = finding_of(BY_CODE[mistake.code], evidence, line)
+        finding = replace(finding, proven=True, error=error, tolerance=tolerance)
+    text = f"steps give other outputs than one call ({convention.text})"
+    probe = ProbeResult("cache", text, max(errors.values()), False)
+    return Stepwise(findings=(finding,), probes=(probe,), names=convention.names)
+
+
+def _single_steps_only(convention: StepConvention, error: float, mistake: CacheMistake | None) -> Stepwise:
+    """The result for a subject that is right except for later steps of several tokens, which it does not mask."""
+    problem = "gives another output than one call"
+    if mistake is not None:
+        problem = "is not causal" if mistake is UNMASKED else "is masked as if it came first"
+    text = f"token by token, after a prefill: the same as in one call ({convention.text}); later chunks differ"
+    return Stepwise(
+        choices=(Choice("single-steps", "with a cache it takes one token at a time"),),
+        probes=(ProbeResult("cache", text, error),),
+        names=convention.names,
+        notes=(f"{_LATER_CHUNK} {problem}: give one token at a time",),
     )
-    return Stepwise((), (Choice("single-steps", message),), (probe,), convention.names, (note,))
 
 
-# ----------------------------------------------------------------------------------------------------------- explanations
+def _explanation(runs: Runs, rows: Tensor, diagnosis: Diagnosis, tolerance: float) -> tuple[CacheMistake | None, float]:
+    """The first mistake with which the diagnosed layer gives the outputs of all runs, with the largest difference."""
+    layer = None if diagnosis.candidate is None else diagnosis.candidate.layer
+    if layer is None or layer.weights is None or layer.bias is not None:
+        return None, 0.0
+    stages, x = stages_with(diagnosis.mistakes), rows.to("cpu", torch.float64)
+    for mistake in CACHE_MISTAKES:
+        with (
+            torch.no_grad(),
+            suppress(Exception),
+        ):  # it does not fit the steps, or a mistake of the layer depends on positions
+            error = max(max_error(decoded(layer, stages, x, ends, mistake), out) for ends, out in runs.items())
+            if error <= tolerance:
+                return mistake, error
+    return None, 0.0
 
 
-@dataclass(frozen=True)
-class StepwiseRun:
-    """The outputs of steps that end at `ends`, the expected outputs from single calls, and the tolerance."""
-
-    ends: tuple[int, ...]
-    outputs: tuple[Tensor, ...]
-    expected: tuple[Tensor, ...]
-    tolerance: float
-
-    @property
-    def errors(self) -> tuple[float, ...]:
-        """The largest difference of each step."""
-        return tuple(
-            max_error(output, expected_output)
-            for output, expected_output in zip(self.outputs, self.expected, strict=True)
-        )
-
-    @property
-    def is_right(self) -> bool:
-        """Whether every step matches a single call."""
-        return max(self.errors) <= self.tolerance
-
-    def steps(self, *, is_causal: bool) -> list[DecodingStep]:
-        """The steps in the form of the cache catalogue."""
-        starts = (0, *self.ends[:-1])
-        return [DecodingStep(starts[: n + 1], end, is_causal) for n, end in enumerate(self.ends)]
+def _evidence(convention: StepConvention, ends: tuple[int, ...], out: Tensor, whole: Tensor) -> str:
+    """The first step that differs, in words."""
+    for start, end in pairwise((0, *ends)):
+        error = max_error(out[:, start:end], whole[:, start:end])
+        if error > _tolerance(whole):
+            break
+    largest = float(whole[:, start:end].abs().max())
+    off = f"after {start} tokens a step of {end - start} is {error:.3g} off ({convention.text})"
+    return f"{off}, in an output whose largest number is {largest:.3g}"
 
 
-def is_chunked(outcome: StepwiseRun) -> bool:
-    """Whether a step after the first has several tokens."""
-    return any(end - start > 1 for start, end in zip(outcome.ends, outcome.ends[1:], strict=False))
-
-
-@dataclass
-class Explainer:
-    """Finds the cache layout, positions and masks that reproduce the outputs of the steps."""
-
-    convention: StepConvention
-    rows: Tensor
-    diagnosis: Diagnosis
-    is_causal: bool
-    errors: dict[str, float] = field(default_factory=dict)
-
-    def explained(self, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
-        """The smallest set of mistakes that reproduces every output; empty if there is none. If single steps fail and chunks
-        match nothing or are only unmasked, single steps alone are explained."""
-        candidate = self.diagnosis.candidate
-        if candidate is None or candidate.layer.weights is None or candidate.layer.bias is not None:
-            return []
-        with torch.no_grad():
-            try:
-                text = projected_text(
-                    candidate.layer, stages_with(self.diagnosis.mistakes), self.rows.to("cpu", torch.float64)
-                )
-            except Exception:  # the mistake depends on positions
-                return []
-            return self._fewest(text, outcomes)
-
-    def _fewest(self, text: ProjectedText, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
-        single = [outcome for outcome in outcomes if not is_chunked(outcome)]
-        mistakes = self._matching_mistakes(text, outcomes)
-        has_unmasked_chunks = len(mistakes) > 1 and UNMASKED in [variant for _, variant in mistakes]
-        if (not mistakes or has_unmasked_chunks) and any(not outcome.is_right for outcome in single):
-            return self._matching_mistakes(text, single) or mistakes
-        return mistakes
-
-    def _matching_mistakes(
-        self, text: ProjectedText, outcomes: Sequence[StepwiseRun]
-    ) -> list[tuple[str, MistakeVariant]]:
-        n_keys = self._n_keys(outcomes[0])
-        pool = [
-            (code, variant) for code, variants in CACHE_LAYOUTS.items() for variant in variants
-            if BY_CODE[code].applies(SourceHints(), text.layer)
-        ]  # fmt: skip
-        matching = [[first] for first in pool if self._matches(text, [first], outcomes, n_keys)]
-        if matching:
-            return self._chosen_by_n_keys(matching, n_keys)
-        pairs = ([first, second] for first, second in product(pool, pool) if first[0] < second[0])
-        return next((mistakes for mistakes in pairs if self._matches(text, mistakes, outcomes, n_keys)), [])
-
-    def _matches(
-        self,
-        text: ProjectedText,
-        mistakes: Sequence[tuple[str, MistakeVariant]],
-        outcomes: Sequence[StepwiseRun],
-        n_keys: int | None,
-    ) -> bool:
-        """Whether these mistakes reproduce the output of every step."""
-        order = list(CACHE_LAYOUTS)
-        worst = 0.0
-        for outcome in sorted(outcomes, key=lambda item: item.is_right):
-            for step, output in zip(outcome.steps(is_causal=self.is_causal), outcome.outputs, strict=True):
-                layout = right_layout(step)
-                try:
-                    for _, variant in sorted(mistakes, key=lambda item: order.index(item[0])):
-                        layout = variant.replacement(replace(step, n_keys=n_keys), layout)
-                    error = max_error(step_output(text, step, layout), output)
-                except (ValueError, IndexError, RuntimeError):  # the layout does not fit these steps
-                    return False
-                worst = max(worst, error)
-                if error > outcome.tolerance:
-                    return False
-        self.errors["+".join(variant.description for _, variant in mistakes)] = worst
-        return True
-
-    def _chosen_by_n_keys(
-        self, matching: list[list[tuple[str, MistakeVariant]]], n_keys: int | None
-    ) -> list[tuple[str, MistakeVariant]]:
-        """Chooses between sets with the same numbers by the number of keys in the scores: a mask keeps all keys, unread rows
-        reduce them."""
-        end = self.rows.shape[1]
-        is_short = n_keys is not None and n_keys < end
-        expected = "cache-order" if is_short else "cache-mask"
-        codes = {mistakes[0][0] for mistakes in matching}
-        if {"cache-order", "cache-mask"} <= codes and n_keys is not None:
-            return next(mistakes for mistakes in matching if mistakes[0][0] == expected)
-        return matching[0]
-
-    def _operations(self, outcome: StepwiseRun) -> tuple[Operation, ...]:
-        try:
-            return watch(lambda: self.convention(self.rows, outcome.ends), self.convention.caller.built.files)[1]
-        except Exception:  # the call cannot be recorded
-            return ()
-
-    def _n_keys(self, outcome: StepwiseRun) -> int | None:
-        """The number of keys in the scores of the last step."""
-        sizes = []
-        for operation in self._operations(outcome):
-            if operation.name == "scaled_dot_product_attention" and len(operation.inputs) > 1:
-                sizes.append(operation.inputs[1].shape[-2])
-            elif operation.name == "softmax" and operation.output.ndim >= 2:
-                sizes.append(operation.output.shape[-1])
-        return sizes[-1] if sizes else None
-
-    def is_fused(self, outcome: StepwiseRun) -> bool:
-        """Whether torch's `scaled_dot_product_attention` makes the causal mask."""
-        return any(
-            operation.name == "scaled_dot_product_attention" and operation.arguments.get("is_causal") is True
-            for operation in self._operations(outcome)
-        )
-
-    def likeliest(self, failing: Sequence[StepwiseRun]) -> str:
-        """The likeliest code if no layout matches: by the number of keys, and by whether the code uses positions."""
-        single = next((outcome for outcome in failing if not is_chunked(outcome)), failing[0])
-        n_keys = self._n_keys(single)
-        if n_keys is not None and n_keys < self.rows.shape[1]:
-            return "cache-order"
-        operations = self._operations(single)
-        position_pattern = re.compile(BY_CODE["cache-position"].in_source)
-        candidate = self.diagnosis.candidate
-        is_rotated = candidate is None or candidate.layer.pairing is not None or candidate.layer.weights is None
-        uses_positions = is_rotated and any(
-            position_pattern.search(operation.source)
-            for operation in operations
-            if operation.name not in ("view", "reshape")
-        )
-        return "cache-position" if uses_positions else "cache-order"
-
-    def finding(
-        self,
-        code: str,
-        variant: MistakeVariant | None,
-        failing: Sequence[StepwiseRun],
-        mistakes: Sequence[tuple[str, MistakeVariant]],
-    ) -> Finding:
-        """The finding with its evidence and the smallest example."""
-        mistake, first = BY_CODE[code], min(failing, key=lambda outcome: (len(outcome.ends), outcome.ends))
-        number, error_at_step = next(
-            (n, error_at_step) for n, error_at_step in enumerate(first.errors) if error_at_step > first.tolerance
-        )
-        start = (0, *first.ends)[number]
-        n_tokens = first.ends[number] - start
-        evidence = f"after {start} tokens a step of {n_tokens} is {error_at_step:.3g} off ({self.convention.text}), "
-        evidence += f"in an output whose largest number is {float(first.expected[number].abs().max()):.3g}"
-        line = self._line(code, first)
-        error = None if variant is None else self.errors["+".join(other.description for _, other in mistakes)]
-        if variant is not None:
-            match = f"largest difference {error:.2g}, tolerance {first.tolerance:.2g}"
-            evidence = f"matches exactly if {variant.description}: {match}\n{evidence}"
-        others = tuple(other for other, _ in mistakes if other != code)
-        tolerance = None if variant is None else first.tolerance
-        finding = finding_of(mistake, evidence, line)
-        proof = {"proven": error is not None, "error": error, "tolerance": tolerance, "together_with": others}
-        return replace(finding, **proof)  # type: ignore[arg-type]
-
-    def _line(self, code: str, outcome: StepwiseRun) -> SourceLine:
-        """The line of the mistake: its positions, the cache update, or its mask."""
-        mistake = BY_CODE[code]
-        lines = [operation for operation in self._operations(outcome) if operation.line is not None]
-        for name in mistake.operations:
-            for operation in lines:
-                if operation.name == name and re.search(mistake.in_source, operation.source):
-                    return operation.at
-        return SourceLine(self.convention.caller.built.file)
+def _line(convention: StepConvention, rows: Tensor, ends: tuple[int, ...], mistake: Mistake) -> SourceLine:
+    """The line of a mistake: the positions, the update of the cache, or the mask; only the file if it is not found."""
+    built = convention.attention.built
+    try:
+        operations = watch(lambda: convention(rows, ends), built.files)[1]
+    except Exception:  # the call cannot be recorded
+        operations = ()
+    with_line = [operation for operation in operations if operation.line is not None]
+    for name in mistake.operations:
+        for operation in with_line:
+            if operation.name == name and re.search(mistake.in_source, operation.source):
+                return operation.at
+    return SourceLine(built.file)

@@ -103,13 +103,15 @@ class ArgumentRecipe(NamedTuple):
 
 
 class CallSetting(NamedTuple):
-    """The facts that arguments depend on: sizes, dtype, device, training mode, and weights by name."""
+    """The facts that arguments depend on: sizes, dtype, device, training mode, weights by name, and the position of the first
+    token."""
 
     sides: AxisSizes
     dtype: torch.dtype
     device: torch.device
     training: bool
     tensors: Mapping[str, Tensor]
+    start: int = 0
 
 
 # ------------------------------------------------------------------------------------------------------------------ calls
@@ -218,13 +220,13 @@ def make_argument(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
     if recipe.kind == "rope":
         return _rotation(recipe, setting)
     if recipe.kind in ("positions", "positions backwards"):
-        q_idx = torch.arange(sides.q_len, device=setting.device)
+        q_idx = torch.arange(setting.start, setting.start + sides.q_len, device=setting.device)
         q_idx = q_idx if recipe.kind == "positions" else q_idx.flip(-1)
         return (q_idx[None], q_idx, q_idx.expand(sides.batch, -1))[min(recipe.variant, 2)]
     if recipe.kind == "weight":
         return setting.tensors[recipe.parameter].clone()
     if recipe.kind == "offset":
-        return torch.tensor(0, device=setting.device) if recipe.variant else 0
+        return torch.tensor(setting.start, device=setting.device) if recipe.variant else setting.start
     numbers = {"training": setting.training, "batch": sides.batch, "q_len": sides.q_len, "k_len": sides.k_len}
     return numbers.get(recipe.kind, recipe.value)
 
@@ -242,7 +244,7 @@ def _rotation(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
     in pairs; the angles."""
     d_head, name = recipe.value, recipe.parameter.lower()
     column = torch.arange(0, d_head - 1, 2, dtype=torch.float64, device=setting.device)
-    position = torch.arange(setting.sides.q_len, dtype=torch.float64, device=setting.device)
+    position = torch.arange(setting.sides.q_len, dtype=torch.float64, device=setting.device) + setting.start
     half = torch.outer(position, ROPE_BASE ** (-column / d_head))
     whole = torch.cat([half, half], -1)
     is_pair = "emb" in name
@@ -353,21 +355,6 @@ def _parts(result: Any) -> Iterator[tuple[int | str | tuple[str], Any]]:
         yield from (((field.name,), getattr(result, field.name)) for field in fields(result))
     elif type(result).__module__ != "builtins" and hasattr(result, "__dict__"):
         yield from (((name,), part) for name, part in vars(result).items() if not name.startswith("_"))
-
-
-def parts_of(result: Any) -> list[tuple[Path, Any]]:
-    """The top-level parts of a result with their paths; empty for a tensor."""
-    return [] if isinstance(result, Tensor) else [((key,), part) for key, part in _parts(result)]
-
-
-def part_at(result: Any, path: Path) -> Any:
-    """The part at a path. Raises ValueError if there is none."""
-    for step in path:
-        parts = dict(_parts(result))
-        if step not in parts:
-            raise ValueError(f"the result must hold something at {path_text(path)}")
-        result = parts[step]
-    return result
 
 
 def tensor_at(result: Any, path: Path) -> Tensor | None:

@@ -29,7 +29,7 @@ _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq
 _TARGETS = ("targets", "target", "labels")
 _STATES = ("state", "states", "hidden", "hidden_state", "hx", "h0", "init_state", "initial_state")
 """Arguments behind the ids that hold what a recurrent model remembers."""
-_SWITCH = re.compile(r"(use|return|output|with)_?(cache|kvs?|key_values|pasts?|presents?|state)")
+SWITCH = re.compile(r"(use|return|output|with)_?(cache|kvs?|key_values|pasts?|presents?|state)")
 """Switches by which a call remembers what it read."""
 _OF_TOKENS = ("decoder_attention_mask", "tgt_key_padding_mask", "tgt_padding_mask", "trg_padding_mask")
 Noted = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
@@ -109,7 +109,7 @@ class Sequences:
             given |= {} if self.cache is None else {self.cache: past}
             result = self.call(x, training=False, **given)
             out = outputs_in(result, x.shape)
-            past = None if self.cache is None else _cache_in(result, self.cache, out)
+            past = None if self.cache is None else cache_in(result, self.cache, out)
             if past is None and self.cache is not None:
                 return None
             parts += self._of_each(out, x, real)
@@ -152,7 +152,7 @@ def sequences_of_ids(
     first, *others = parameters
     decoder = next((word for word in _DECODER if word in others), None)
     source = None if decoder is None else first
-    switches = [other for other in others if _SWITCH.fullmatch(other)]
+    switches = [other for other in others if SWITCH.fullmatch(other)]
     open_ones = [parameters[other] for other in others if other not in (*fixed, *switches, decoder)]
     roles = {other.name: call_role(other.name, other.default, other.annotation) for other in open_ones}
     of_role = {role: other for other, role in reversed(roles.items())}
@@ -420,12 +420,15 @@ def outputs_in(result: Any, shape: Sequence[int]) -> Tensor | None:
     return next((tensor for tensor in found if tensor is not None), None)
 
 
-def _cache_in(result: Any, name: str, out: Tensor | None) -> Any:
+def cache_in(result: Any, name: str, out: Tensor | None) -> Any:
     """What a call returned for the next one to begin with: by the name of its argument, else what stands last beside the outputs
-    and a loss."""
+    and a loss, a single tensor only if there is nothing else."""
     if isinstance(result, tuple | list):
-        others = [part for part in result if part is not out and not (isinstance(part, Tensor) and part.ndim == 0)]
-        return next((part for part in reversed(others) if part is not None), None)
+        is_scalar = [isinstance(part, Tensor) and part.ndim == 0 for part in result]
+        others = [
+            p for p, is_loss in zip(result, is_scalar, strict=True) if p is not None and p is not out and not is_loss
+        ]
+        return next((part for part in reversed(others) if not isinstance(part, Tensor)), others[-1] if others else None)
     named = result if isinstance(result, Mapping) else vars(result) if hasattr(result, "__dict__") else {}
     found = named.get(name)
     return found if found is not None else next((named[key] for key in named if call_role(key) == "cache"), None)
