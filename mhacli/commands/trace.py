@@ -173,17 +173,15 @@ def _draw_mask(run: Run, output: Output) -> None:
 
 def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
     """Prints a cell, or a line for each step, or with `--verbose`, `--values` or `--step` a block for each step."""
-    from mhacli.render.run.trace import cell_view, closing, step_blocks, step_lines
+    from mhacli.render.run import trace
 
-    has_blocks = walk.verbose or walk.values or walk.step
-    if record.cell is not None and not has_blocks:
-        draw(cell_view(record, record.cell, on), on)
-        return
-    for n, block in enumerate(step_blocks(record, on) if has_blocks else [step_lines(record, on)]):
-        draw(block, on)
-        if walk.step and n and read_key("(any key: next site, q: to the end)") in ("q", "Q", "\x1b"):
+    first, *steps, end = trace.walk(record, on, in_detail=walk.verbose or walk.values or walk.step)
+    draw(first, on)
+    for step in steps:
+        draw(step, on)
+        if walk.step and read_key("(any key: next step, q: to the end)") in ("q", "Q", "\x1b"):
             break
-    draw(closing(record, on), on)
+    draw(end, on)
 
 
 def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:

@@ -68,13 +68,12 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
 
         yield decode_view(record, ViewOptions(everything=True), paper)
         return
-    from mhacli.render.run.trace import closing, header, step_blocks
+    from mhacli.render.run.trace import header, walk
 
-    yield header(record, paper)
     if record.trace:
-        yield from step_blocks(record, paper)
-        yield closing(record, paper)
+        yield from walk(record, paper, in_detail=True)
     else:
+        yield header(record, paper)
         shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
         yield Text(f"\nThis record holds no steps. {shows} shows those of a layer.")
 

@@ -195,7 +195,7 @@ MASKS = (
     (r"mha: \d+ (?:of \d+ documents|removals: about).*(?:\n|$)", ""),
     (rf"{TIME} \(median\s+of\s+\d+[^)]*\)", "TIME"),
     (r"\S+ tokens/s over \d+ runs after the first", "TOKENS/S"),
-    (r";\s+rough:\s+(?:the[^,]*,\s+as\s+on\s+a\s+busy\s+machine|less\s+than\s+1\s+ms)", ""),
+    (r"(?:\s·)?\s+rough:\s+(?:the[^,]*,\s+as\s+on\s+a\s+busy\s+machine|less\s+than\s+1\s+ms)", ""),
     (TIME, "TIME"),
     rounding.TINY_AT_THE_END,
     (r"(?<=within)\s+(?:0|\d[\d.]*e-\d+)(?![\d.])", " ERROR"),

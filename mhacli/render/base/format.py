@@ -195,25 +195,19 @@ def is_masked(step: Step) -> bool:
     return step.site in _MASKED
 
 
-def memory_text(step: Step, *, in_brief: bool = False) -> str:
-    """Whose memory a tensor shares: `view of q_proj: the same memory`, or `a new tensor`. `in_brief` omits the
-    explanation."""
+def memory_text(step: Step) -> str:
+    """Whose memory a tensor shares: `view of q_proj`, or `a new tensor`."""
     if not step.built:
         return "computed only for display: the kernel never makes it"
     if step.view_of:
-        return f"view of {visible(step.view_of)}{'' if in_brief else ': the same memory'}"
-    return (
-        f"a view that repeats its rows{'' if in_brief else ' (strides of 0)'}"
-        if step.layout == "view"
-        else "a new tensor"
-    )
+        return f"view of {visible(step.view_of)}"
+    return "a view that repeats its rows" if step.layout == "view" else "a new tensor"
 
 
-def values_text(step: Step, values: TensorSummary, *, in_brief: bool = False) -> str:
-    """Range, distribution, moments and non-finite counts: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`. `in_brief` omits
-    std."""
+def values_text(step: Step, values: TensorSummary) -> str:
+    """Range, distribution, moments and non-finite counts: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`."""
     spread = f"{shown(values.min, 'number')} {sparkline(values.histogram)} {shown(values.max, 'number')}"
-    moments = [f"mean {shown(values.mean, 'number')}"] + [f"std {shown(values.std, 'number')}"] * (not in_brief)
+    moments = [f"mean {shown(values.mean, 'number')}", f"std {shown(values.std, 'number')}"]
     infinite = f"{values.n_inf} × −∞, masked" if is_masked(step) else f"{values.n_inf} Inf"
     odd = [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
     return " · ".join([spread, *moments, *odd])

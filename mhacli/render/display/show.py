@@ -42,10 +42,9 @@ def page_of(record: Record) -> str:
 def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
     """The parts of a record's terminal view in order."""
     if record.module is not None:
-        from mhacli.render.run.trace import closing, step_blocks, step_lines
+        from mhacli.render.run.trace import walk
 
-        yield from step_blocks(record, on) if options.verbose else [step_lines(record, on)]
-        yield closing(record, on)
+        yield from walk(record, on, in_detail=options.verbose)
     elif record.decoding is not None and options.view in ("auto", "matrix"):
         from mhacli.render.run.decode import decode_view
 

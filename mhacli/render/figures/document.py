@@ -89,12 +89,12 @@ def _walk(record: Record) -> Sheet:
     """The table of a record's steps as the terminal prints it. Raises `MhaError` if it has none."""
     if not record.trace:
         raise MhaError("the record has no steps to draw", hint="mha trace records them")
-    caches = [step.cache for step in record.trace if step.cache is not None]
     view: RenderableType
-    if caches:
-        title, view = "decoding, step by step", bare(step_table(caches, range(len(record.sequences)), _MOST), _COLUMNS)
+    if record.decoding is not None:
+        steps = step_table(record.trace, range(len(record.sequences)), _MOST)
+        title, view = "decoding, step by step", bare(steps, _COLUMNS)
     else:
-        title, steps = "attention, site by site", replace(steps_table(record, in_brief=True), most=_MOST, has_ends=True)
+        title, steps = "attention, site by site", replace(steps_table(record), most=_MOST, has_ends=True)
         view = Group(bare(steps, _COLUMNS), closing(record, Screen(_COLUMNS, colour=False)))
     return Sheet(
         title=title,

@@ -75,7 +75,6 @@ def walkthrough(record: Record) -> Html:
         end = closing(record, _STORY) if record.survey is None else self_check_line(record.self_check)
         body = [table(steps_table(record)), preformatted(end, _STORY.width)]
     else:
-        caches = [step.cache for step in record.trace if step.cache is not None]
-        shown = step_table(caches, range(len(record.sequences)))
+        shown = step_table(record.trace, range(len(record.sequences)))
         body = [table(replace(shown, title="one token at a time, with a cache"))]
     return tag("section", tag("h2", text("shapes, step by step")), *body, id="walk")

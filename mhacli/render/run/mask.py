@@ -37,12 +37,12 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
         counts = mask["visible_per_query"]
         n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
         title = f"sequence {index}: {q_len} queries × {n_cells // q_len} keys"
-        density = (
-            f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible · "
-            f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}"
-        )
+        density = [
+            f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible",
+            f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}",
+        ]
         picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")
-        parts += [Text(""), *picture, Text(density, style="bold")]
+        parts += [Text(""), *picture, Text("\n".join(filled(density, screen.width)), style="bold")]
     return Group(*parts)
 
 
@@ -82,7 +82,7 @@ def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
         columns=[str(place) if 0 <= place < len(keys.tokens) else "–" for place in places],
         top=1.0,
         corner="query",
-        meaning=f"each cell {side} × {side} tokens" if side > 1 else "",
+        meaning=f"each cell {side} × {side} tokens" if side > 1 else "each row: the keys that a query sees",
         places=places,
         beside=[Column(heading="sees", value=lambda row: sees[row], unit="integer")] if side == 1 else [],
         has_all_rows=True,

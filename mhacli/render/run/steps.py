@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from textwrap import wrap
@@ -16,63 +16,63 @@ from mhacli.record.record import Record, Step
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import is_masked, memory_text, values_text
 from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
 
-_LEAST = 16
-"""The least width of a formula."""
+_LEAST_FORMULA, _NUMBER_WIDTH, _PAGE_WIDTH = 16, 10, 60
 
 
 def lines_table(record: Record, width: int = 0) -> Table[int]:
     """A row for each step in the order of execution: its number, name, axes and formula. In a width, each line of user code
     stands above its steps, and a warning below its step."""
-    steps, sources = record.trace, sources_of(record.trace)
-    has_sizes, indent = record.module is None, len(str(len(record.trace))) + 2
+    steps, sources = record.trace, ["", *sources_of(record.trace)]
+    has_sizes, indent = record.module is None, len(str(len(steps))) + 2
 
     def above(n: int) -> list[RenderableType]:
-        if sources[n] in ("", sources[n - 1] if n else ""):
+        source = sources[n + 1]
+        if source in ("", sources[n]):
             return []
-        return [Text("\n".join(wrap(sources[n], width, subsequent_indent=" " * 4)), style="green")]
+        return [Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), style="green")]
 
     def below(n: int) -> list[RenderableType]:
         remark = visible(steps[n].remark)
         return [Padding(Text(f"! {remark}", style="bold yellow"), (0, 0, 0, indent))] if remark else []
 
+    def axes(n: int) -> str:
+        """The axes with their sizes, but without a batch of one; those of user code alone."""
+        return axes_text(steps[n]).removeprefix("batch 1 · ") if has_sizes else visible(" ".join(steps[n].axes))
+
+    def formula(n: int) -> str:
+        """The formula of a step without its own name: `columns …` for `q[h] = columns …`."""
+        return visible(re.sub(rf"^{re.escape(steps[n].site)}(\[\w+\])? = ", "", steps[n].formula))
+
     columns: list[Column[int]] = [
         Column(heading="", value=lambda n: n + 1, unit="id", style=lambda n: "dim"),
         Column(heading="step", value=lambda n: step_name(steps[n]), style=lambda n: "bold cyan"),
-        Column(heading="axes", value=lambda n: _axes(steps[n], has_sizes=has_sizes)),
-        Column(
-            heading="formula",
-            value=lambda n: _formula(steps[n]),
-            least=_LEAST,
-            wraps=True,
-            drop=1,
-            style=lambda n: "dim",
-        ),
+        Column(heading="axes", value=axes),
+        Column(heading="formula", value=formula, least=_LEAST_FORMULA, wraps=True, drop=1, style=lambda n: "dim"),
     ]
     return Table(columns=columns, rows=range(len(steps)), above=above, below=below)
 
 
-def steps_table(record: Record, *, in_brief: bool = False) -> Table[int]:
-    """The steps with memory, costs, meaning and numbers. `in_brief` leaves out what a step means and what its numbers are."""
-    steps, lines = record.trace, lines_table(record)
+def steps_table(record: Record) -> Table[int]:
+    """The steps with memory, costs, meaning and numbers. In a narrow picture they go in the order from the last."""
+    steps, lines, sources = record.trace, lines_table(record), sources_of(record.trace)
     columns: list[Column[int]] = [
         Column(heading="step", value=lambda n: f"{n + 1} {step_name(steps[n])}"),
-        *lines.columns[2:],
-        Column(heading="memory", value=lambda n: memory_text(steps[n], in_brief=True)),
+        lines.columns[2],
+        Column(heading="code", value=lambda n: sources[n]),
+        lines.columns[3],
+        Column(heading="remark", value=lambda n: visible(steps[n].remark)),
+        Column(heading="memory", value=lambda n: memory_text(steps[n])),
         Column(heading="FLOPs", value=lambda n: steps[n].flops, unit="count"),
         Column(heading="size", value=lambda n: steps[n].bytes, unit="bytes"),
         Column(heading="dtype", value=lambda n: visible(steps[n].dtype)),
+        Column(heading="time", value=lambda n: steps[n].time_s, unit="seconds"),
+        Column(heading="meaning", value=lambda n: visible(steps[n].meaning), drop=2),
+        Column(heading="weights", value=lambda n: ", ".join(weights_of(steps[n])), drop=3),
+        Column(heading="values", value=lambda n: "\n".join(value_lines(steps[n], _PAGE_WIDTH)), drop=4),
     ]
-    if record.module is not None:
-        sources = sources_of(steps)
-        columns.insert(2, Column(heading="code", value=lambda n: sources[n]))
-        columns.insert(4, Column(heading="remark", value=lambda n: visible(steps[n].remark)))
-    if any(step.time_s is not None for step in steps):
-        columns.append(Column(heading="time", value=lambda n: steps[n].time_s, unit="seconds"))
-    if not in_brief:
-        columns.append(Column(heading="meaning", value=lambda n: _meaning(steps[n])))
-    if not in_brief and any(step.values is not None for step in steps):
-        columns.append(Column(heading="values", value=lambda n: _values(steps[n])))
+    columns = [column for column in columns if any(column.value(n) not in (None, "") for n in lines.rows)]
     return replace(lines, columns=columns, title="steps in the order of execution, a tensor each")
 
 
@@ -82,22 +82,9 @@ def step_name(step: Step) -> str:
     return visible(step.site) + (f"  × {step.repeats}{reason}" if step.repeats > 1 else "")
 
 
-def axes_text(step: Step, first: int = 0) -> str:
-    """The axes from the first on with their sizes: `batch 1 · head 4 · query 6 · d_head 16`."""
-    named = [f"{axis} {size}" for axis, size in zip(step.axes, step.shape, strict=False)]
-    return visible(" · ".join(named[first:]))
-
-
-def _axes(step: Step, *, has_sizes: bool) -> str:
-    """The axes of a line: with their sizes, but without a batch of one, or their names alone."""
-    if not has_sizes:
-        return visible(" ".join(step.axes))
-    return axes_text(step, int(len(step.axes) > 1 and (step.axes[0], step.shape[0]) == ("batch", 1)))
-
-
-def _formula(step: Step) -> str:
-    """The formula of a step without its own name: `columns …` for `q[h] = columns …`."""
-    return visible(re.sub(rf"^{re.escape(step.site)}(\[\w+\])? = ", "", step.formula))
+def axes_text(step: Step) -> str:
+    """The axes with their sizes: `batch 1 · head 4 · query 6 · d_head 16`."""
+    return visible(" · ".join(f"{axis} {size}" for axis, size in zip(step.axes, step.shape, strict=False)))
 
 
 def sources_of(steps: Sequence[Step]) -> list[str]:
@@ -114,16 +101,24 @@ def sources_of(steps: Sequence[Step]) -> list[str]:
     return sources
 
 
-def _meaning(step: Step) -> str:
-    """What a step computes, and its weights."""
-    named = ", ".join(f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters)
-    return " · ".join(filter(None, [visible(step.meaning), f"weights: {named}" if named else ""]))
+def weights_of(step: Step) -> list[str]:
+    """The weights of a step with their shapes: `q_proj.weight [64, 64]`."""
+    return [f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters]
 
 
-def _values(step: Step) -> str:
-    """Range, distribution and non-finite counts, and the numbers of a small tensor."""
+def value_lines(step: Step, width: int) -> Iterator[str]:
+    """Range, distribution and non-finite counts, and the numbers of a small tensor, a line for each row."""
     if step.values is None:
-        return ""
-    missing = "−∞" if is_masked(step) else "not finite"
-    numbers = (missing if number is None else f"{number:.4g}" for number in step.values.numbers or ())
-    return " ".join([values_text(step, step.values), *numbers])
+        return
+    yield values_text(step, step.values)
+    numbers, n = step.values.numbers or (), max(1, step.shape[-1] if step.shape else 1)
+    for start in range(0, len(numbers), n):
+        yield number_row(numbers[start : start + n], width, "−∞" if is_masked(step) else "not fin.")
+
+
+def number_row(numbers: Sequence[float | None], width: int, missing: str = "not fin.") -> str:
+    """The numbers that fit on a line, in columns, and how many there are more."""
+    n_shown = len(numbers) if len(numbers) <= max(2, width // _NUMBER_WIDTH) else max(1, width // _NUMBER_WIDTH - 2)
+    words = (missing if number is None else shown(number, "number") for number in numbers[:n_shown])
+    more = f" … {len(numbers) - n_shown} more" if n_shown < len(numbers) else ""
+    return "".join(f" {word:>{_NUMBER_WIDTH - 1}}" for word in words) + more

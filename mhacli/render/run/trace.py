@@ -1,11 +1,9 @@
-"""The shape walkthrough of a layer or of user code: a block per site, or a single cell."""
+"""The walkthrough of a layer or of user code, step by step, and how a single attention weight is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import exp, nan
-from operator import itemgetter
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -17,137 +15,106 @@ from mhacli.render.base.format import (
     configuration,
     count_of,
     flowing,
-    is_masked,
     memory_text,
     rough_note,
     title_rule,
     token_at,
     token_text,
     trace_totals,
-    values_text,
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
 from mhacli.render.checkpoint.header import model_header
-from mhacli.render.run.steps import axes_text, lines_table, sources_of, step_name
-from mhacli.render.run.view import groups_table, self_check_line
+from mhacli.render.run.steps import axes_text, lines_table, number_row, sources_of, step_name, value_lines, weights_of
+from mhacli.render.run.view import kv_heads_line, self_check_line
 from mhacli.settings import ROPE
 from mhacli.sites import variants
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-_INDENT, _NUMBER_WIDTH = 3, 10
-_KINDS = {
-    "content": "content",
-    "position": "position",
-    "both": "content and position",
-    "softcap": "softcap",
-    "given": "file",
-}
-"""The origins of a score's parts in words."""
+_INDENT = (0, 0, 0, 3)
 _MORE = "--verbose prints the steps of the whole layer before it"
-_MORE_OF_STEPS = "--verbose prints memory, FLOPs, bytes, parameters and time of each step"
-_NOT_FINITE = "not fin."
+_MORE_OF_STEPS = "--verbose prints memory, FLOPs, bytes, weights and time of each step"
 _LONG_ROW, _LISTED = 16, 11
 """The keys of a row that are all listed, and the number of a longer row's."""
 
 
-def step_lines(record: Record, screen: Screen) -> RenderableType:
-    """The configuration, then a line per step."""
-    parts = [header(record, screen), *_variants(record, in_brief=True), Text("")]
-    return Group(*parts, bare(lines_table(record, screen.width), screen.width), Text(_MORE_OF_STEPS, style="dim"))
+def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator[RenderableType]:
+    """The parts of a walkthrough: the configuration, the steps, in detail each as a part of its own, and the end. Of a cell only
+    its computation, unless in detail."""
+    head = header(record, screen, in_brief=not in_detail)
+    if record.cell is not None and not in_detail:
+        yield head
+        story = [*_cell_story(record, record.cell, screen), Text(_MORE, style="dim")]
+        yield Group(Text(""), *story, Text(""), self_check_line(record.self_check))
+        return
+    yield Group(head, *_notes(record, in_detail=in_detail))
+    if in_detail:
+        sources = ["", *sources_of(record.trace)]
+        for n, step in enumerate(record.trace):
+            yield _step_block(n, step, "" if sources[n + 1] == sources[n] else sources[n + 1], screen)
+    else:
+        lines = bare(lines_table(record, screen.width), screen.width)
+        yield Group(Text(""), lines, Text(_MORE_OF_STEPS, style="dim"))
+    yield closing(record, screen)
 
 
-def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
-    """The configuration, then a block per site in the order of execution."""
-    yield header(record, screen)
-    yield from _variants(record)
-    if record.module is None:
-        layer = record if record.model is None else record.of_layer(0)
-        yield from (Group(Text(""), groups) for groups in groups_table(layer, screen))
-    sources = ["", *sources_of(record.trace)]
-    for number, step in enumerate(record.trace, 1):
-        title = Text(f"{number:2d} {step_name(step)}", style="bold cyan").append(
-            f"  {axes_text(step)}", style="not cyan"
-        )
-        code = [Text(sources[number], style="green")] if sources[number] not in ("", sources[number - 1]) else []
-        yield Group(Text(""), title, Padding(Group(*code, *_details(step, screen.width - _INDENT)), (0, 0, 0, _INDENT)))
-
-
-def header(record: Record, screen: Screen) -> RenderableType:
+def header(record: Record, screen: Screen, *, in_brief: bool = False) -> RenderableType:
     """The configuration and the environment."""
     if record.module is not None:
-        return _module_header(record, record.module, screen)
+        return _module_header(record, record.module)
     if record.model is not None:
-        return model_header(record, record.model, screen)
+        return model_header(record, record.model, screen, in_brief=in_brief)
     return configuration(record, screen.width)
 
 
-def _variants(record: Record, *, in_brief: bool = False) -> Iterator[RenderableType]:
-    """What the layer has beside plain attention, and why, with the sources unless `in_brief`."""
-    is_own = record.module is None and record.model is None
-    for name, variant in variants(record.facts).items() if is_own else ():
-        title = Text(f"{name}: ", style="bold").append(visible(variant.explanation), style="not bold")
-        if in_brief:
-            yield title
-            continue
-        body = Group(Text(f"why: {variant.why}", style="italic"), Text(f"source: {variant.source}", style="dim"))
-        yield Group(Text(""), title, Padding(body, (0, 0, 0, _INDENT)))
+def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:
+    """What a layer has beside plain attention, in detail with the reason and the source."""
+    if record.module is not None:
+        return
+    if record.model is None:
+        for name, variant in variants(record.facts).items():
+            yield Text(f"{name}: ", style="bold").append(visible(variant.explanation), style="not bold")
+            if in_detail:
+                yield Padding(Text(f"why: {variant.why}\nsource: {variant.source}", style="dim"), _INDENT)
+    yield from kv_heads_line(record if record.model is None else record.of_layer(0))
+
+
+def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableType:
+    """A step with its formula, what it means, its costs and its values."""
+    title = Text(f"{n + 1:2d} {step_name(step)}", style="bold cyan")
+    title.append(f"  {axes_text(step)}", style="not cyan")
+    costs = [memory_text(step), f"strides ({', '.join(map(str, step.strides))})", f"{shown(step.flops, 'count')} FLOPs"]
+    costs += [f"{shown(step.bytes, 'bytes')} {visible(step.dtype)}"]
+    costs += [] if step.time_s is None else [shown(step.time_s, "seconds")]
+    costs += weights_of(step)
+    parts = [
+        Text(source, style="green"),
+        Text(visible(step.formula)),
+        Text(visible(step.meaning), style="italic"),
+        Text(f"! {visible(step.remark)}" if step.remark else "", style="bold yellow"),
+        flowing([Text(part, style="dim") for part in costs], screen.width - _INDENT[3]),
+        *map(Text, value_lines(step, screen.width - _INDENT[3])),
+    ]
+    return Group(Text(""), title, Padding(Group(*filter(len, parts)), _INDENT))
 
 
 def closing(record: Record, screen: Screen) -> RenderableType:
     """The end of the walkthrough: totals, the cell, and the self-check."""
     flops, n_bytes, n_parameters = trace_totals(record.trace)
-    words = f"\ntotal {shown(flops, 'count')} FLOPs · {shown(n_bytes, 'bytes')} in new tensors · {n_parameters:,} parameters"
+    words = (
+        f"total {shown(flops, 'count')} FLOPs · {shown(n_bytes, 'bytes')} in new tensors · {n_parameters:,} parameters"
+    )
     total = record.timings.get("total")
     if total is not None:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
         words += f" · {shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})"
-    totals = Text(words, style="bold")
-    if record.module is not None:
-        return Group(totals, Text(""), *_module_closing(record, record.module))
     story = [] if record.cell is None else [Text(""), *_cell_story(record, record.cell, screen)]
-    return Group(totals, *story, Text(""), self_check_line(record.self_check))
-
-
-def cell_view(record: Record, cell: Cell, screen: Screen) -> RenderableType:
-    """The configuration, the cell without the layer's steps, and the self-check."""
-    more = Text(_MORE, style="dim")
-    story = [*_cell_story(record, cell, screen), more, Text(""), self_check_line(record.self_check)]
-    return Group(header(record, screen), Text(""), *story)
-
-
-def _details(step: Step, room: int) -> Iterator[Text]:
-    """The formula and meaning of a step, its costs and weights, and its numbers."""
-    yield Text(visible(step.formula))
-    if step.meaning:
-        yield Text(visible(step.meaning), style="italic")
-    if step.remark:
-        yield Text(f"! {visible(step.remark)}", style="bold yellow")
-    measured = [
-        memory_text(step),
-        f"strides ({', '.join(map(str, step.strides))})",
-        f"{shown(step.flops, 'count')} FLOPs",
-    ]
-    measured += [f"{shown(step.bytes, 'bytes')} {visible(step.dtype)}"]
-    measured += [] if step.time_s is None else [shown(step.time_s, "seconds")]
-    measured += [f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters]
-    yield flowing([Text(part, style="dim") for part in measured], room)
-    if step.values is not None:
-        yield Text(values_text(step, step.values))
-        numbers, width = step.values.numbers or (), max(1, step.shape[-1] if step.shape else 1)
-        missing = "−∞" if is_masked(step) else _NOT_FINITE
-        for start in range(0, len(numbers), width):
-            yield Text(_numbers(numbers[start : start + width], room, missing), style="dim")
-
-
-def _numbers(numbers: Sequence[float | None], room: int, missing: str) -> str:
-    """Numbers in columns, as many as fit."""
-    fit = max(2, room // _NUMBER_WIDTH)
-    if len(numbers) > fit:
-        fit = max(1, fit - 2)
-    more = f" … {len(numbers) - fit} more" if len(numbers) > fit else ""
-    return "".join(f"{missing if x is None else shown(x, 'number'):>{_NUMBER_WIDTH}}" for x in numbers[:fit]) + more
+    check = self_check_line(record.self_check)
+    if record.module is not None:
+        story = [Text(""), _result(record.module)]
+        check = self_check_line(record.self_check, "a call without tracing gives the same result")
+    return Group(Text(""), Text(words, style="bold"), *story, Text(""), check)
 
 
 # -------------------------------------------------------------------------------------------------------------- cell
@@ -160,45 +127,86 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     key = token_at(token_text(record.keys[cell.sequence], cell.key), cell.key)
 
     def vector(name: str, numbers: Sequence[float | None]) -> Text:
-        return Text(f"{name:<8}{_numbers(numbers, screen.width - 8, _NOT_FINITE)}")
+        return Text(f"{name:<8}{number_row(numbers, screen.width - 8)}")
 
     yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
     suffix = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield vector(f"q{suffix}[{cell.query}]", cell.q)
     yield vector(f"k{suffix}[{cell.key}]", cell.k)
     products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]
-    terms = " + ".join(f"({_text(x)})" if x < 0 else _text(x) for x in products[:4])
-    more = f" + … {len(products) - 4} more" if len(products) > 4 else ""
-    yield Text(f"q · k = {terms}{more} = {_text(cell.qk)}")
-    yield from _score(cell, screen)
-    yield _row_table(record, cell, key, screen)
+    terms = [f"({_text(x)})" if x < 0 else _text(x) for x in products[:4]]
+    terms += [f"… {len(products) - 4} more"] if len(products) > 4 else []
+    yield Text(f"q · k = {' + '.join(terms)} = {_text(cell.qk)}")
+    yield _score(cell)
+    if len(cell.parts) > 1:
+        yield bare(Table(columns=_OF_A_SCORE, rows=cell.parts), screen.width)
+    yield Group(Text(""), bare(_softmax_table(record, cell), screen.width), Text(""))
     yield vector(f"v[{cell.key}]", cell.v)
     weight, before = cell.share, cell.pattern_row[cell.key]
-    dropped = "" if cell.share == before else f" (after dropout; before it {_text(before)})"
-    term = f"{_text(cell.share)}{dropped} × v[{cell.key}]"
+    dropped = "" if weight == before else f" (after dropout; before it {_text(before)})"
+    term = f"{_text(weight)}{dropped} × v[{cell.key}]"
     yield Text(f"z[{cell.query}] = Σ attention weight × v over the keys; {key} adds {term}:")
     yield vector("added", [None if x is None or weight is None else weight * x for x in cell.v])
     yield vector(f"z[{cell.query}]", cell.z)
 
 
-def _score(cell: Cell, screen: Screen) -> Iterator[RenderableType]:
-    """The score in a sentence, and its parts by content and position."""
-    is_masked_by_bias = any(part.kind == "given" and part.value is None for part in cell.parts)
-    if cell.allowed:
-        scaled = f"score = {_text(cell.qk)} × scale {_text(cell.scale)}"
-        capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
-        added = "".join(f", plus {visible(p.name)} = {_text(p.value)}" for p in cell.parts if p.added)
-        yield Text(f"{scaled}{capped}{added} = {_text(cell.score)}, not masked")
-    else:
-        why = ": the score bias is −∞ here" if is_masked_by_bias else ""
-        yield Text(f"this cell is masked{why}; its score is −∞, its attention weight exactly 0")
-    if len(cell.parts) > 1:
-        columns: list[Column[ScorePart]] = [
-            Column(heading="of the score", value=lambda part: visible(part.name), wraps=True),
-            Column(heading="comes from", value=lambda part: _KINDS[part.kind]),
-            Column(heading="", value=_part_text, unit="id"),
-        ]
-        yield bare(Table(columns=columns, rows=cell.parts), screen.width)
+def _score(cell: Cell) -> Text:
+    """The score in a sentence."""
+    if not cell.allowed:
+        is_given = any(part.kind == "given" and part.value is None for part in cell.parts)
+        why = ": the score bias is −∞ here" if is_given else ""
+        return Text(f"this cell is masked{why}; its score is −∞, its attention weight exactly 0")
+    words = f"score = {_text(cell.qk)} × scale {_text(cell.scale)}"
+    words += "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
+    words += "".join(f", plus {visible(part.name)} = {_text(part.value)}" for part in cell.parts if part.added)
+    return Text(f"{words} = {_text(cell.score)}, not masked")
+
+
+_OF_A_SCORE: Sequence[Column[ScorePart]] = (
+    Column(heading="part of the score", value=lambda part: visible(part.name), wraps=True),
+    Column(
+        heading="",
+        value=lambda part: "−∞" if part.value is None and part.kind == "given" else _text(part.value),
+        unit="id",
+    ),
+)
+
+
+def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
+    """The softmax over the query's row: exp of each score minus the largest, divided by their sum, and the sums over all keys.
+    The cell's own key is marked. Of a long row the top keys are listed."""
+    scores, weights = cell.scores_row, [nan if weight is None else weight for weight in cell.pattern_row]
+    largest = max((score for score in scores if score is not None), default=0.0)
+    exps = [
+        0.0 * weight if score is None else exp(score - largest) for score, weight in zip(scores, weights, strict=True)
+    ]
+    every = range(len(weights))
+    top = sorted(every, key=lambda key: -(cell.pattern_row[key] or 0.0))[:_LISTED]
+    listed = every if len(every) <= _LONG_ROW else sorted({cell.key, *top})
+
+    def token(keys: Sequence[int]) -> str:
+        if keys is every:
+            return "" if len(listed) == len(every) else f"of all {len(every):,} keys"
+        return f"“{token_text(record.keys[cell.sequence], keys[0])}”"
+
+    def score(keys: Sequence[int]) -> str:
+        if keys is every:
+            return ""  # a score is masked, or no number, and then its weight is none either
+        is_masked = scores[keys[0]] is None and weights[keys[0]] == 0
+        return "−∞" if is_masked else _text(scores[keys[0]])
+
+    def look(keys: Sequence[int]) -> str:
+        return "bold" if keys == [cell.key] else ""
+
+    columns: list[Column[Sequence[int]]] = [
+        Column(heading="", value=lambda keys: "→" if look(keys) else "", style=look),
+        Column(heading="key", value=lambda keys: "sum" if keys is every else keys[0], unit="id", style=look),
+        Column(heading="", value=token, least=1, style=look),
+        Column(heading="score", value=score, unit="id", style=look),
+        Column(heading="exp(score − max)", value=lambda keys: sum(exps[k] for k in keys), unit="number", style=look),
+        Column(heading="weight", value=lambda keys: sum(weights[k] for k in keys), unit="number", style=look),
+    ]
+    return Table(columns=columns, rows=[[key] for key in listed], foot=[every])
 
 
 def _text(number: float | None) -> str:
@@ -206,84 +214,37 @@ def _text(number: float | None) -> str:
     return "nan" if number is None else shown(number, "number")
 
 
-def _part_text(part: ScorePart) -> str:
-    return "−∞" if part.value is None and part.kind == "given" else _text(part.value)
-
-
-def _row_table(record: Record, cell: Cell, own: str, screen: Screen) -> RenderableType:
-    """The softmax over the query's row: exp of each score minus the largest, divided by their sum. A row has the name of its
-    keys, and the cell's `own` is marked. Of a long row the top keys are listed."""
-    scores, weights = cell.scores_row, [nan if weight is None else weight for weight in cell.pattern_row]
-    largest = max((score for score in scores if score is not None), default=0.0)
-    exps = [
-        0.0 * weight if score is None else exp(score - largest) for score, weight in zip(scores, weights, strict=True)
-    ]
-    order = sorted(range(len(weights)), key=lambda key: -(cell.pattern_row[key] or 0.0))
-    listed = sorted(order if len(order) <= _LONG_ROW else {cell.key, *order[:_LISTED]})
-    left = [key for key in order if key not in listed]
-
-    def row(name: str, keys: Sequence[int], score: str = "") -> tuple[str, str, str, float, float]:
-        mark = "→" if name == own else ""
-        return mark, name, score, sum(exps[key] for key in keys), sum(weights[key] for key in keys)
-
-    rows = []
-    for key in listed:  # a score is masked, or no number, and then its weight is none either
-        is_masked_cell = scores[key] is None and weights[key] == 0
-        score = "−∞" if is_masked_cell else _text(scores[key])
-        rows.append(row(token_at(token_text(record.keys[cell.sequence], key), key), [key], score))
-    sums = [row(f"⋮ {len(left)} more", left)] if left else []
-    look: dict[str, Any] = {"style": lambda row: "bold" if row[0] else ""}
-    columns: list[Column[tuple[str, str, str, float, float]]] = [
-        Column(heading="", value=itemgetter(0), **look),
-        Column(heading="key", value=itemgetter(1), least=1, **look),
-        Column(heading="score", value=itemgetter(2), unit="id", **look),
-        Column(heading="exp(score − max)", value=itemgetter(3), unit="number", **look),
-        Column(heading="pattern", value=itemgetter(4), unit="number", **look),
-    ]
-    return bare(Table(columns=columns, rows=rows, foot=[*sums, row("sum", order)]), screen.width)
-
-
 # ------------------------------------------------------------------------------------------------------------ user code
 
 _MAX_PRINTED = 3
 
 
-def _module_header(record: Record, module: UserModule, screen: Screen) -> RenderableType:
+def _module_header(record: Record, module: UserModule) -> RenderableType:
     """The target, its arguments with guesses marked, the call, the sizes of the trace, and the first lines that were printed."""
-    environment, names = record.environment, [argument.name for argument in module.arguments]
-    lines: list[RenderableType] = [Text(visible(module.target), style="bold")]
-
-    def line(label: str, parts: Sequence[str], style: str = "", between: str = " · ") -> None:
-        if parts:
-            first, *others = [Text(visible(part), style) for part in parts]
-            lines.append(flowing([Text(label).append_text(first), *others], screen.width, between))
-
+    names = [argument.name for argument in module.arguments]
+    whole = [a for a in module.arguments if not any(name.startswith(f"{a.name}.") for name in names)]
+    lines = [(module.target, "bold")]
     for label, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
-        whole = [a for a in module.arguments if not any(name.startswith(f"{a.name}.") for name in names)]
-        arguments = [a for a in whole if a.origin == origin]
-        line(f"{label}: ", [f"{a.name}={a.value}{f' ({a.why})' * bool(a.why)}" for a in arguments], between=", ")
-    line("called: ", [module.called])
-    line("sizes: ", [f"{word} {size}" for word, size in module.sizes], "bold")
+        words = [f"{a.name}={a.value}" + (f" ({a.why})" if a.why else "") for a in whole if a.origin == origin]
+        lines += [(f"{label}: {', '.join(words)}", "")] if words else []
+    lines.append((f"called: {module.called}", ""))
+    lines.append((f"sizes: {' · '.join(f'{word} {size}' for word, size in module.sizes)}", "bold"))
     how = f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"
     if module.n_runs == 1:
         how = "one run: axes are named by their sizes alone, and a|b is one of the two"
-    line("", [how], "dim")
-    ran = [f"mha {environment.mha}", f"torch {environment.torch}", record.config.dtype, environment.device]
-    line("", [*ran, "in eval"], "dim")
+    ran = ["in eval", record.config.dtype, record.environment.device, f"torch {record.environment.torch}"]
+    lines += [(how, "dim"), (" · ".join([*ran, f"mha {record.environment.mha}"]), "dim")]
     printed = [text.strip() for text in module.printed.splitlines() if text.strip()]
     more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
-    if printed:
-        line("", [f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}"], "dim")
-    return Group(*lines)
+    lines += [(f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}", "dim")] if printed else []
+    return Text("\n").join(Text(visible(words), style) for words, style in lines if words)
 
 
-def _module_closing(record: Record, module: UserModule) -> Sequence[RenderableType]:
-    """Whether the result has the shape of attention's output, and whether observation changed it."""
+def _result(module: UserModule) -> Text:
+    """Whether the result has the shape of attention's output."""
     axes = ["batch", *(["head"] if len(module.expected) == 4 else []), "query", "width"]
-    shape_text = f"[{', '.join(axes)}]"
+    shape = f"[{', '.join(axes)}]"
     if module.result == module.expected:
-        line = Text(f"result: {list(module.result)} = {shape_text}, the shape that attention gives", style="bold")
-    else:
-        line = Text(f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape_text}")
-        line.stylize("bold yellow")
-    return [line, self_check_line(record.self_check, "a call without tracing gives the same result")]
+        return Text(f"result: {list(module.result)} = {shape}, the shape that attention gives", style="bold")
+    words = f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape}"
+    return Text(words, style="bold yellow")

@@ -26,7 +26,7 @@ from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-MAX_HEADS, MAX_GROUPS = 8, 8
+MAX_HEADS = 8
 FIRST_SCREEN = 45
 """About as many lines as a view without more options may take. Of more heads than they allow, the first ones are drawn."""
 _BESIDE = 16
@@ -54,7 +54,7 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     room = FIRST_SCREEN - _BESIDE - min(len(listed), MAX_HEADS)
     drawn = [*_patterns(record, sequences.shown, heads, options, screen, room=room)]
     sections += [Group(*drawn)] if drawn else []
-    sections += groups_table(record, screen)
+    sections += kv_heads_line(record)
     sinks = [sinks_line(record, listed, SINK_SHARE, screen)] if any(head.sink_keys for head in listed) else []
     sections.append(Group(*statistics(of_heads, options, screen), *sinks))
     if options.timings or options.verbose:
@@ -73,57 +73,37 @@ def self_check_line(check: SelfCheck, compared: str = "the pattern gives the out
     return verdict.append(f": {words}", style="not bold default")
 
 
-# ------------------------------------------------------------------------------------------------------ groups and times
-
-
-def groups_table(record: Record, screen: Screen) -> Iterator[RenderableType]:
-    """The query heads of each kv head, and the saved bytes; empty without shared kv heads."""
+def kv_heads_line(record: Record) -> Iterator[Text]:
+    """How many query heads share a kv head, and the bytes that this saves; nothing if none is shared."""
     c, group = record.config, record.config.heads_per_kv_head
-    if group == 1:
-        return
-
-    def heads_of(kv_head: int) -> str:
-        heads = range(kv_head * group, (kv_head + 1) * group)
-        return ", ".join(map(str, heads)) if group <= 8 else f"{heads[0]} … {heads[-1]}"
-
-    groups = Table(
-        columns=[
-            Column(heading="kv head", value=lambda kv_head: kv_head, unit="id"),
-            Column(heading="read by query heads", value=heads_of),
-        ],
-        rows=range(c.n_kv_heads or c.n_heads),
-        title="shared keys and values",
-        most=MAX_GROUPS,
-    )
-    unshared, shared = shown(token_bytes(c, c.n_heads), "bytes"), shown(token_bytes(c), "bytes")
-    sentence = f"keys and values of one token take {shared} instead of {unshared}: 1/{group} of the cache"
-    yield Group(*table(groups, screen.width, sentence))
+    if group > 1:
+        shared, unshared = shown(token_bytes(c), "bytes"), shown(token_bytes(c, c.n_heads), "bytes")
+        kv_heads = count_of(c.n_heads // group, "kv head")
+        sentence = f"a token takes {shared} of a cache instead of {unshared}"
+        yield Text(f"{kv_heads} for {c.n_heads} query heads, each shared by {group}: {sentence}")
 
 
 def _timings(record: Record, screen: Screen) -> RenderableType:
     """Median, spread and percentage of every stage, with the first run separate, and tokens per second in total."""
-    total, timings = record.timings.get("total"), record.timings
+    timings, total = record.timings, record.timings.get("total")
     if total is None:
         return Text("no times were measured", style="dim")
 
-    def part(site: str) -> str:
-        is_part = site != "total" and total.median_s
-        return shown(timings[site].median_s / total.median_s, "percent", 0) if is_part else ""
+    def part(site: str) -> float | None:
+        median = timings[site].median_s
+        return median / total.median_s if median and total.median_s else None
 
-    times: Table[str] = Table(
-        columns=[
-            Column(heading="stage", value=visible),
-            Column(heading="first run", value=lambda site: timings[site].first_s, unit="seconds", drop=2),
-            Column(heading="median", value=lambda site: timings[site].median_s, unit="seconds"),
-            Column(heading="IQR", value=lambda site: timings[site].iqr_s, unit="seconds", drop=1),
-            Column(heading="of total", value=part, unit="id"),
-        ],
-        rows=[*timings],
-    )
+    columns: list[Column[str]] = [
+        Column(heading="stage", value=visible),
+        Column(heading="first run", value=lambda site: timings[site].first_s, unit="seconds", drop=2),
+        Column(heading="median", value=lambda site: timings[site].median_s, unit="seconds"),
+        Column(heading="IQR", value=lambda site: timings[site].iqr_s, unit="seconds", drop=1),
+        Column(heading="of total", value=part, unit="percent", digits=0),
+    ]
     n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
     rate = f"{n_tokens / total.median_s:,.0f} tokens/s " if total.median_s else ""
     notes = [f"{rate}over {count_of(len(total.samples_s), 'run')} after the first", rough_note([total])]
-    return Group(*table(times, screen.width, *filter(None, notes)))
+    return Group(*table(Table(columns=columns, rows=[*timings]), screen.width, *filter(None, notes)))
 
 
 # -------------------------------------------------------------------------------------------------------------- patterns
@@ -143,7 +123,7 @@ def _patterns(
         return
     is_chosen = options.heads is not None or options.everything or options.verbose
     limit = len(heads) if is_chosen else MAX_HEADS
-    drawn = [each for b in sequences for head in heads[:limit] for each in _of_head(record, b, head)]
+    drawn = [each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)]
     n_more = (len(heads) - limit) * len(sequences) if len(heads) > limit else 0
     most = None if is_chosen else room
     yield from patterns(drawn, largest_weight(record), options, screen, most=most, n_more=n_more)
@@ -154,11 +134,11 @@ def _patterns(
         yield Text(dropped, style="dim")
 
 
-def _of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str, HeadMap]]:
+def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str, HeadMap]]:
     """The pattern of a head with its title; in training before and after dropout."""
-    sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
-    if "dropped" not in record.arrays:
-        sites = {"pattern": ""}
+    sites = {"pattern": ""}
+    if "dropped" in record.arrays:
+        sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
     of_sequence = f"sequence {sequence} · " if len(record.sequences) > 1 else ""
     for site, note in sites.items():
         title = f"{of_sequence}head {head}{kv_head_of(record, head)}{note}"
