@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from textwrap import wrap
+from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -19,6 +20,7 @@ from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
 _LEAST_FORMULA, _NUMBER_WIDTH, _PAGE_WIDTH = 16, 10, 60
+_NOT_FINITE = "not fin."
 
 
 def lines_table(record: Record, width: int = 0) -> Table[int]:
@@ -56,21 +58,26 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
 
 def steps_table(record: Record) -> Table[int]:
     """The steps with memory, costs, meaning and numbers. In a narrow picture they go in the order from the last."""
-    steps, lines, sources = record.trace, lines_table(record), sources_of(record.trace)
+    steps, lines = record.trace, lines_table(record)
+    sources = sources_of(steps)
+
+    def of_step(heading: str, value: Callable[[Step], object], **how: Any) -> Column[int]:
+        return Column(heading=heading, value=lambda n: value(steps[n]), **how)
+
     columns: list[Column[int]] = [
         Column(heading="step", value=lambda n: f"{n + 1} {step_name(steps[n])}"),
         lines.columns[2],
         Column(heading="code", value=lambda n: sources[n]),
         lines.columns[3],
-        Column(heading="remark", value=lambda n: visible(steps[n].remark)),
-        Column(heading="memory", value=lambda n: memory_text(steps[n])),
-        Column(heading="FLOPs", value=lambda n: steps[n].flops, unit="count"),
-        Column(heading="size", value=lambda n: steps[n].bytes, unit="bytes"),
-        Column(heading="dtype", value=lambda n: visible(steps[n].dtype)),
-        Column(heading="time", value=lambda n: steps[n].time_s, unit="seconds"),
-        Column(heading="meaning", value=lambda n: visible(steps[n].meaning), drop=2),
-        Column(heading="weights", value=lambda n: ", ".join(weights_of(steps[n])), drop=3),
-        Column(heading="values", value=lambda n: "\n".join(value_lines(steps[n], _PAGE_WIDTH)), drop=4),
+        of_step("remark", lambda step: visible(step.remark)),
+        of_step("memory", memory_text),
+        of_step("FLOPs", lambda step: step.flops, unit="count"),
+        of_step("size", lambda step: step.bytes, unit="bytes"),
+        of_step("dtype", lambda step: visible(step.dtype)),
+        of_step("time", lambda step: step.time_s, unit="seconds"),
+        of_step("meaning", lambda step: visible(step.meaning), drop=2),
+        of_step("weights", lambda step: ", ".join(weights_of(step)), drop=3),
+        of_step("values", lambda step: "\n".join(value_lines(step, _PAGE_WIDTH)), drop=4),
     ]
     columns = [column for column in columns if any(column.value(n) not in (None, "") for n in lines.rows)]
     return replace(lines, columns=columns, title="steps in the order of execution, a tensor each")
@@ -111,14 +118,18 @@ def value_lines(step: Step, width: int) -> Iterator[str]:
     if step.values is None:
         return
     yield values_text(step, step.values)
-    numbers, n = step.values.numbers or (), max(1, step.shape[-1] if step.shape else 1)
-    for start in range(0, len(numbers), n):
-        yield number_row(numbers[start : start + n], width, "−∞" if is_masked(step) else "not fin.")
+    missing = "−∞" if is_masked(step) else _NOT_FINITE
+    numbers = step.values.numbers or ()
+    n = step.shape[-1] if step.shape else 1
+    for start in range(0, len(numbers), max(1, n)):
+        yield number_row(numbers[start : start + n], width, missing)
 
 
-def number_row(numbers: Sequence[float | None], width: int, missing: str = "not fin.") -> str:
+def number_row(numbers: Sequence[float | None], width: int, missing: str = _NOT_FINITE) -> str:
     """The numbers that fit on a line, in columns, and how many there are more."""
-    n_shown = len(numbers) if len(numbers) <= max(2, width // _NUMBER_WIDTH) else max(1, width // _NUMBER_WIDTH - 2)
+    n_shown = max(2, width // _NUMBER_WIDTH)
+    if len(numbers) > n_shown:
+        n_shown = max(1, n_shown - 2)
     words = (missing if number is None else shown(number, "number") for number in numbers[:n_shown])
     more = f" … {len(numbers) - n_shown} more" if n_shown < len(numbers) else ""
     return "".join(f" {word:>{_NUMBER_WIDTH - 1}}" for word in words) + more
