@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable, write_pictures
+from mhacli.cli.output import COLOUR, Output, csv_document, note_written, print_report, require_writable, write_pictures
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
@@ -73,13 +73,13 @@ def bench(
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
     if baseline is not None:
         benchmark = compare(benchmark, baseline, compare_with or "", fail_if)
-    from mhacli.commands.bench.view import bench_figure, bench_page, bench_view, csv_pieces
+    from mhacli.commands.bench.view import bench_figure, bench_page, bench_view
 
     print_report(
         output,
         view=lambda on: bench_view(benchmark, on),
         json=lambda: [benchmark.to_json()],
-        csv=lambda: csv_pieces(benchmark),
+        csv=lambda: csv_document(benchmark.without_samples()),
     )
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)

@@ -259,6 +259,11 @@ class Benchmark(Shown):
             del run["comparison"]
         return {"schema": self.schema, "summary": list(self.summary)} | run | {"ceilings": [], "controls": []}
 
+    def without_samples(self) -> list[dict[str, Any]]:
+        """The rows with every number but the single times."""
+        rows = self.to_dict()["rows"]
+        return [{name: value for name, value in row.items() if name != "samples_s"} for row in rows]
+
     def to_json(self) -> str:
         """The JSON document."""
         return msgspec.json.encode(self.to_dict()).decode() + "\n"
