@@ -14,7 +14,8 @@ from textual.binding import BindingType
 from textual.widgets import Static
 
 from mhacli.record.effect import Effect, numbers_of
-from mhacli.render.base.cells import CHANGES, cell, change_levels
+from mhacli.render.base.cells import cell, levels
+from mhacli.render.base.colours import CHANGES
 from mhacli.render.base.format import flowing
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint.effect import (
@@ -99,7 +100,7 @@ class EffectsScreen(HeadsScreen):
     def _cell(self, effect: Effect | None, words: str) -> Text:
         """The words of a removal in the colour of its change, or without colours with its sign."""
         change = np.nan if effect is None else self.summary.change_of(effect)
-        level = int(change_levels(np.array(np.nan if change is None else change), self.largest))
+        level = int(levels(np.array(change or 0.0), np.array(change is not None), "change", self.largest))
         sign, style = cell(level, colour=self.session.colour, ramp=CHANGES)
         is_token = effect is not None and effect.removed == "edge"
         return Text.assemble(f" {sign}" if is_token else "", (words, style))

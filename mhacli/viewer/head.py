@@ -21,8 +21,8 @@ from textual.widgets.option_list import Option
 
 from mhacli.errors import first_names
 from mhacli.render.base import format as words
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, WEIGHTS, range_text
-from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, ends
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, WEIGHTS, glyph
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
@@ -375,7 +375,7 @@ def weight_words(picture: Picture, row: int, column: int) -> tuple[str, str]:
 def captions(picture: Picture, factor: int, *, has_numbers: bool, colour: bool) -> Iterator[Text]:
     """The legend: the meaning of shades, and what was removed or not drawn."""
     weights, top = picture.map(factor).weights, picture.top(factor)
-    of_scale = range_text(picture.scale, top, is_exceeded=bool((weights > top).any()))
+    of_scale = " … ".join(ends(picture.scale, top, largest=float(np.nanmax(weights, initial=0.0))))
     yield Text.assemble(f"scale {picture.scale}, {of_scale} ", *WEIGHTS.swatches(8, colour=colour))
     yield Text(sink_words(picture))
     if picture.head.record.config.train:

@@ -17,8 +17,8 @@ from textual.widget import Widget
 
 from mhacli.io.data import finite
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import FORBIDDEN, WEIGHTS, cell, half_cells, levels, ticks
-from mhacli.render.base.colours import EMPTY, glyph, picked, ramp_paint
+from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, ticks
+from mhacli.render.base.colours import EMPTY, WEIGHTS, glyph, picked
 from mhacli.render.base.format import fitted
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
@@ -56,7 +56,7 @@ class Picture:
     def _levels(self, factor: int) -> Array:
         """The cells as levels of 0 … 255. Removed cells look masked."""
         weights = self.weights if factor == 1 else self.map(factor).weights
-        return levels(weights, self.scale, self.top(factor)).astype(np.int16)
+        return levels(weights, weights != FORBIDDEN, self.scale, self.top(factor))
 
     def row_of(self, place: int) -> int:
         """The row of a query's position."""
@@ -274,7 +274,7 @@ class Matrix(Widget, can_focus=True):
         if self.width == HALF:
             is_upper = self.row // self.factor == rows[0]
             rest = levels_at[-1 if is_upper else 0] if len(rows) > 1 else FORBIDDEN
-            below = ramp_paint(rest) if rest >= 0 else None
+            below = WEIGHTS.paints[rest] if rest >= 0 else None
             return "▀" if is_upper else "▄", Style(color=_CURSOR_COLOUR, bgcolor=below)
         if self.width == TIGHT:
             return text, CURSOR

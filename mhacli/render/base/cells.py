@@ -5,26 +5,15 @@ A level is 0 … 255 (0 … 510 for a change), or one of two codes: `FORBIDDEN` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
-from rich.color import Color
 from rich.style import Style
 
 from mhacli.record.arrays import Array
-from mhacli.render.base.colours import (
-    GLYPHS,
-    NAN_SIGN,
-    change_glyph,
-    change_paint,
-    glyph,
-    on_colour,
-    ramp_paint,
-)
+from mhacli.render.base.colours import CHANGES, NAN_SIGN, WEIGHTS, Ramp
 from mhacli.render.base.doc import Grid
-from mhacli.render.base.options import Scale
 from mhacli.text.numbers import Unit, shown
 
 FORBIDDEN, NOT_A_NUMBER = -1, -2
@@ -36,87 +25,64 @@ _PLAIN = Style.null()
 # ------------------------------------------------------------------------------------------------------------- scales
 
 
-def levels(weights: Array, scale: Scale, top: float) -> Array:
-    """Levels of 0 … 255 on a scale: `linear` from 0 to `top`, `log` over the decades below it.
-
-    `FORBIDDEN` stays, and NaN becomes `NOT_A_NUMBER`.
-    """
-    is_open = (weights != FORBIDDEN) & ~np.isnan(weights)
-    top, finite = top or 1.0, np.where(is_open, weights, 0.0)
+def levels(values: Array, allowed: Array, scale: str, top: float) -> Array:
+    """Levels of 0 … 255 on a scale: `linear` from 0 to `top`, `log` over the decades below it; of a `change` 0 … 510 from −`top`
+    on. `FORBIDDEN` where a cell is masked, and `NOT_A_NUMBER`."""
+    is_known = allowed & np.isfinite(values)
+    known, top = np.where(is_known, values, 0.0), top or 1.0
     if scale == "log":
-        parts = 1 + np.log10(np.maximum(finite, top * 10.0**-DECADES) / top) / DECADES
+        parts = 1 + np.log10(np.maximum(known, top * 10.0**-DECADES) / top) / DECADES
     else:
-        parts = finite / top
-    scaled = np.where(is_open, np.rint(255 * np.clip(parts, 0, 1)), FORBIDDEN)
-    return np.where(np.isnan(weights), NOT_A_NUMBER, scaled)
+        parts = known / top
+    least, middle = (-1, 255) if scale == "change" else (0, 0)
+    scaled = middle + np.rint(255 * np.clip(parts, least, 1))
+    return np.select([~allowed, ~is_known], [FORBIDDEN, NOT_A_NUMBER], scaled).astype(np.int16)
 
 
-def change_levels(changes: Array, largest: float) -> Array:
-    """Levels of 0 … 510 for changes from −`largest` to `largest`; `FORBIDDEN` for NaN (not compared), `NOT_A_NUMBER`
-    for infinity."""
-    is_known = np.isfinite(changes)
-    scaled = 255 + np.rint(255 * np.clip(np.where(is_known, changes, 0.0) / (largest or 1.0), -1, 1))
-    return np.select([np.isnan(changes), ~is_known], [FORBIDDEN, NOT_A_NUMBER], scaled)
-
-
-def levels_of(of: Grid, top: float | None = None, *, is_linear: bool = False) -> Array:
-    """The levels of the cells of a grid, up to the common `top` of several. Weights are linear wherever numbers stand in the
-    cells."""
-    top = of.top if top is None else top
-    if of.scale != "change":
-        weights = np.where(of.allowed, of.values, FORBIDDEN)
-        return levels(weights, "linear" if is_linear else of.scale, top)
-    changes = change_levels(np.where(np.isnan(of.values), np.inf, of.values), top)
-    return np.where(of.allowed, changes, FORBIDDEN)
-
-
-def range_text(
-    scale: Scale, top: float, unit: Unit = "number", digits: int | None = None, *, is_exceeded: bool = False
-) -> str:
-    """The range of a scale: `0 … .62`. With `is_exceeded`, some cells lie above the top and are drawn like it."""
-    low = "0" if scale == "linear" else f"{shown(top / 10**DECADES, 'number')} or less"
-    return f"{low} … {shown(top, unit, digits)}" + (" or more" if is_exceeded else "")
-
-
-def range_words(
-    every: Sequence[Grid], top: float, unit: Unit = "number", digits: int | None = None, *, is_log: bool
-) -> str:
-    """The range of the common scale of some grids: `0 … .62`, `−.5 … .5`; `or more` where the digits show that cells
-    exceed it."""
-    high, cells = shown(top, unit, digits), np.concatenate([each.values[each.allowed] for each in every])
-    if every[0].scale == "change":
-        low = f"−{high}" if (cells < 0).any() else "0"
-        return f"{low} … {high}"
-    largest = float(np.nanmax(cells, initial=0.0))
+def ends(
+    scale: str,
+    top: float,
+    unit: Unit = "number",
+    digits: int | None = None,
+    *,
+    least: float = 0.0,
+    largest: float = 0.0,
+) -> tuple[str, str]:
+    """What the ends of a scale stand for: `0` and `.62`, or `.62 or more` if the digits show that the `largest` cell exceeds it;
+    of changes `−.5` and `.5`, or `0` if none is less."""
+    high = shown(top, unit, digits)
+    if scale == "change":
+        return (f"−{high}" if least < 0 else "0"), high
     is_exceeded = largest > top and shown(largest, unit, digits) != high
-    return range_text("log" if is_log else "linear", top, unit, digits, is_exceeded=is_exceeded)
+    low = "0" if scale == "linear" else f"{shown(top / 10**DECADES, 'number')} or less"
+    return low, high + " or more" * is_exceeded
+
+
+def ends_of(
+    every: Sequence[Grid], top: float, scale: str, unit: Unit = "number", digits: int | None = None
+) -> tuple[str, str]:
+    """What the ends of the common scale of some grids stand for."""
+    cells = np.concatenate([each.values[each.allowed] for each in every])
+    least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
+    return ends(scale, top, unit, digits, least=least, largest=largest)
+
+
+def scale_words(every: Sequence[Grid]) -> str:
+    """The kind and the range of the common scale of some grids: `linear, 0 … .62`."""
+    scale = every[0].scale
+    words = " … ".join(ends_of(every, every[0].top, scale))
+    return words if scale == "change" else f"{scale}, {words}"
+
+
+def swatch_levels(every: Sequence[Grid], count: int) -> list[int]:
+    """So many levels of the ramp of some grids in equal steps; of changes from the middle on if none is less."""
+    top = ramp_of(every[0]).top
+    is_upper = every[0].scale == "change" and not any((each.values[each.allowed] < 0).any() for each in every)
+    begin = top // 2 if is_upper else 0
+    return [begin + (top - begin) * place // (count - 1) for place in range(count)]
 
 
 # ------------------------------------------------------------------------------------------------------------ painting
-
-
-@dataclass(frozen=True)
-class Ramp:
-    """The look of levels 0 … `top`: the colour of a cell, and its `sign` without colour."""
-
-    top: int
-    paint: Callable[[int], Color]
-    sign: Callable[[int], str]
-    signs: str
-
-    def style(self, level: int) -> Style:
-        """The style of a cell: its background, and black or white text."""
-        return on_colour(self.paint(level))
-
-    def swatches(self, count: int = 16, *, colour: bool) -> list[tuple[str, Style]]:
-        """The ramp in `count` cells; without colour its signs."""
-        if not colour:
-            return [(self.signs, _PLAIN)]
-        return [(" ", self.style(round(self.top * place / (count - 1)))) for place in range(count)]
-
-
-WEIGHTS = Ramp(255, ramp_paint, glyph, GLYPHS)
-CHANGES = Ramp(510, change_paint, change_glyph, "=-.+#")
 
 
 def ramp_of(of: Grid) -> Ramp:
@@ -139,19 +105,19 @@ def cell(
 def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = WEIGHTS) -> Iterator[tuple[str, Style]]:
     """Two rows of levels as one line with a character per pair; None without a second row."""
     pairs = zip(upper, lower or [FORBIDDEN] * len(upper), strict=True)
-    return (_half_cell(*pair, ramp.paint) for pair in pairs)
+    return (_half_cell(*pair, ramp) for pair in pairs)
 
 
 @lru_cache(maxsize=65536)
-def _half_cell(upper: int, lower: int, paint: Callable[[int], Color]) -> tuple[str, Style]:
+def _half_cell(upper: int, lower: int, ramp: Ramp) -> tuple[str, Style]:
     """One character for two cells, with the upper in the foreground. A masked cell shows the screen's background."""
     if NOT_A_NUMBER in (upper, lower):
         return NAN_SIGN, _PLAIN
     if upper == lower == FORBIDDEN:
         return " ", _PLAIN
     if FORBIDDEN in (upper, lower):
-        return "▄" if upper == FORBIDDEN else "▀", Style(color=paint(max(upper, lower)))
-    return "▀", Style(color=paint(upper), bgcolor=paint(lower))
+        return "▄" if upper == FORBIDDEN else "▀", Style(color=ramp.paints[max(upper, lower)])
+    return "▀", Style(color=ramp.paints[upper], bgcolor=ramp.paints[lower])
 
 
 def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:

@@ -10,8 +10,9 @@ steps, none more than a fifth away from the mean. The look of the 16 colours dep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from rich.color import Color, ColorSystem, ColorType
 from rich.color_triplet import ColorTriplet
@@ -20,27 +21,9 @@ from rich.style import Style
 from mhacli.record.heads import UNTYPED, Kind
 
 RGB = tuple[int, int, int]
-
-RAMP = (
-    (68, 1, 84),
-    (70, 50, 127),
-    (54, 92, 141),
-    (39, 127, 142),
-    (31, 161, 135),
-    (74, 194, 109),
-    (159, 218, 58),
-    (253, 231, 37),
-)
 _MIDDLE = 110
-
-
-Steps = tuple[tuple[int, ...], tuple[int, ...]]
-"""A scale as palette numbers for terminals with 256 and 16 colours, from the darkest on.
-
-Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control Sequences".
-"""
-RAMP_STEPS: Steps = (53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11)
-"""Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours between them but greys."""
+NAN_SIGN = "?"
+"""The sign for a weight that is NaN."""
 
 
 class _Picked(Color):
@@ -56,12 +39,6 @@ class _Picked(Color):
         return Color.from_ansi(self.of_256 if system == ColorSystem.EIGHT_BIT else self.of_16)
 
 
-def _stepped(colour: RGB, steps: Steps, level: int) -> Color:
-    """A colour with the palette numbers of its scale at `level` of 0 … 255."""
-    of_256, of_16 = (numbers[level * len(numbers) // 256] for numbers in steps)
-    return picked(colour, of_256, of_16)
-
-
 def picked(colour: RGB, of_256: int, of_16: int) -> Color:
     """A colour with its substitutes. The name distinguishes it from other colours with the same RGB values."""
     substituted = _Picked(f"{colour} or {of_256} or {of_16}", ColorType.TRUECOLOR, None, ColorTriplet(*colour))
@@ -69,13 +46,12 @@ def picked(colour: RGB, of_256: int, of_16: int) -> Color:
     return substituted
 
 
-GLYPHS = "·░▒▓█"
-"""Small to large, for screens without colour. A masked cell is a space."""
-NAN_SIGN = "?"
-"""The sign for a weight that is NaN."""
 EMPTY = Style(color=picked((128, 128, 128), 244, 8))
 """The style of text in a cell without an attention weight. It is a colour, because faint and bold text changes shades
 on terminals."""
+UNKNOWN: RGB = (214, 39, 40)
+SINK: RGB = (255, 64, 200)
+"""The colours of NaN, and of sinks that were taken out, in pages and pictures: red and pink, which are not in the ramp."""
 
 
 @lru_cache(maxsize=4096)
@@ -92,37 +68,10 @@ _DARK = (0, 4, 5, 8, 12)
 """The colours among the 16 on which white text reads better on most terminals."""
 
 
-@lru_cache(maxsize=256)
-def ramp_paint(level: int) -> Color:
-    """The ramp's colour at `level` of 0 … 255, for any terminal."""
-    return _stepped(ramp_colour(level), RAMP_STEPS, level)
-
-
-def is_dark(colour: RGB | ColorTriplet) -> bool:
+def is_dark(colour: Sequence[int]) -> bool:
     """Whether white text reads better on a colour than black. Source of the weights: ITU-R BT.709."""
     red, green, blue = colour
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue <= _MIDDLE
-
-
-@lru_cache(maxsize=256)
-def ramp_colour(level: int) -> RGB:
-    """The RGB values at `level` of 0 … 255, interpolated between the points of the ramp."""
-    place = level / 255 * (len(RAMP) - 1)
-    low = min(int(place), len(RAMP) - 2)
-    red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
-    return red, green, blue
-
-
-def glyph(level: int) -> str:
-    """The character for a level on screens without colour."""
-    return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
-
-
-# ------------------------------------------------------------------------------------------------ pages and pictures
-
-UNKNOWN: RGB = (214, 39, 40)
-SINK: RGB = (255, 64, 200)
-"""The colours of NaN, and of sinks that were taken out, in pages and pictures: red and pink, which are not in the ramp."""
 
 
 def hex_of(colour: Sequence[int]) -> str:
@@ -136,48 +85,124 @@ def hex_of(colour: Sequence[int]) -> str:
 
 def ink_on(colour: Sequence[int]) -> str:
     """Black or white, whichever is readable on a colour."""
-    red, green, blue = (int(part) for part in colour)
-    return "#ffffff" if is_dark((red, green, blue)) else "#000000"
+    return "#ffffff" if is_dark(colour) else "#000000"
 
 
-# ------------------------------------------------------------------------------------------------------------- changes
+# --------------------------------------------------------------------------------------------------------------- ramps
 
-LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
-"""The ends of the scale of changes are the sky blue and the orange of Okabe and Ito, which differ for every kind of
-colour blindness. Both are equally far from the dark grey of no change, so that brightness shows the size of a change in
-either direction. Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
-LESS_STEPS: Steps = (238, 60, 67, 74, 117), (8, 6, 14)
-MORE_STEPS: Steps = (238, 94, 136, 178, 220), (8, 3, 11)
-"""Both sides for small palettes, from no change on. Steps of the same size have about the same lightness."""
-STRONG = 0.5
+
+@dataclass(frozen=True)
+class Side:
+    """A scale from its middle to one end: colours in equal steps, and palette numbers for terminals with 256 and 16 colours.
+
+    Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control Sequences".
+    """
+
+    points: Sequence[RGB]
+    of_256: Sequence[int]
+    of_16: Sequence[int]
+
+    def colours(self) -> Iterator[RGB]:
+        """The colours of the levels 0 … 255 from the middle, interpolated between the points."""
+        for level in range(256):
+            place = level / 255 * (len(self.points) - 1)
+            low = min(int(place), len(self.points) - 2)
+            ends = zip(self.points[low], self.points[low + 1], strict=True)
+            red, green, blue = (round(a + (b - a) * (place - low)) for a, b in ends)
+            yield red, green, blue
+
+    def paints(self) -> Iterator[Color]:
+        """The colours of the levels for any terminal."""
+        for level, colour in enumerate(self.colours()):
+            yield picked(colour, *(numbers[level * len(numbers) // 256] for numbers in (self.of_256, self.of_16)))
+
+
+@dataclass(frozen=True, eq=False)
+class Ramp:
+    """The look of levels 0 … `top`: the colour of each, on any terminal too, and its `sign` without colour; `signs` has all."""
+
+    sides: Sequence[Side]
+    sign: Callable[[int], str]
+    signs: str
+
+    @cached_property
+    def colours(self) -> Sequence[RGB]:
+        """The RGB values of the levels."""
+        *less, more = ([*side.colours()] for side in self.sides)
+        return [*(colour for side in less for colour in side[:0:-1]), *more]
+
+    @cached_property
+    def paints(self) -> Sequence[Color]:
+        """The colours of the levels for any terminal."""
+        *less, more = ([*side.paints()] for side in self.sides)
+        return [*(paint for side in less for paint in side[:0:-1]), *more]
+
+    @property
+    def top(self) -> int:
+        """The largest level."""
+        return 255 * len(self.sides)
+
+    def style(self, level: int) -> Style:
+        """The style of a cell: its background, and black or white text."""
+        return on_colour(self.paints[level])
+
+    def swatches(self, count: int = 16, *, colour: bool) -> list[tuple[str, Style]]:
+        """The ramp in `count` cells; without colour its signs."""
+        if not colour:
+            return [(self.signs, Style.null())]
+        return [(" ", self.style(round(self.top * place / (count - 1)))) for place in range(count)]
+
+
+GLYPHS = "·░▒▓█"
+"""Small to large, for screens without colour. A masked cell is a space."""
+
+
+def glyph(level: int) -> str:
+    """The character for a level on screens without colour."""
+    return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
+
+
+_VIRIDIS = (
+    (68, 1, 84),
+    (70, 50, 127),
+    (54, 92, 141),
+    (39, 127, 142),
+    (31, 161, 135),
+    (74, 194, 109),
+    (159, 218, 58),
+    (253, 231, 37),
+)
+WEIGHTS = Ramp([Side(_VIRIDIS, (53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))], glyph, GLYPHS)
+"""Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours between them but greys."""
+
+_NONE = (68, 68, 68)
+_STRONG = 0.5
 """The fraction of the largest change from which a sign is a strong one."""
-FAINT = 0.05
+_FAINT = 0.05
 """The fraction of the largest change below which a sign means no change."""
-
-
-@lru_cache(maxsize=512)
-def change_colour(level: int) -> RGB:
-    """The RGB values of a change at `level` of 0 … 510, interpolated from no change, 255, to the end of its side."""
-    end, part = (LESS if level < 255 else MORE), abs(level - 255)
-    red, green, blue = (round(a + (b - a) * part / 255) for a, b in zip(NONE, end, strict=True))
-    return red, green, blue
-
-
-@lru_cache(maxsize=512)
-def change_paint(level: int) -> Color:
-    """The colour of a change at `level` of 0 … 510, for any terminal."""
-    steps = LESS_STEPS if level < 255 else MORE_STEPS
-    return _stepped(change_colour(level), steps, abs(level - 255))
 
 
 def change_glyph(level: int) -> str:
     """The sign of a change: `=` and `-` for much and little less, `.` for about none, `+` and `#` for little and much
     more. All are ASCII, since `·` looks like `-`."""
     part = abs(level - 255) / 255
-    if part < FAINT:
+    if part < _FAINT:
         return "."
     weak, strong = ("-", "=") if level < 255 else ("+", "#")
-    return strong if part >= STRONG else weak
+    return strong if part >= _STRONG else weak
+
+
+CHANGES = Ramp(
+    [
+        Side((_NONE, (86, 180, 233)), (238, 60, 67, 74, 117), (8, 6, 14)),
+        Side((_NONE, (230, 159, 0)), (238, 94, 136, 178, 220), (8, 3, 11)),
+    ],
+    change_glyph,
+    "=-.+#",
+)
+"""Less on one side, more on the other, 255 in the middle. The ends are the sky blue and the orange of Okabe and Ito, which differ
+for every kind of colour blindness. Both are equally far from the dark grey of no change, so that brightness shows the size of a
+change in either direction. Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
 
 
 # --------------------------------------------------------------------------------------------------------- head types

@@ -18,7 +18,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Generic[Row]):
-    """A column of a table: its heading, and the value of a row with its unit, weights with `digits`.
+    """A column of a table: its heading, and the value of a row with its unit, weights with `digits`, and `none` without a value.
 
     `meaning` explains the heading in the legend, `explanation` in tooltips, and `about` a cell in its own. Where a screen is
     narrow, the columns with the largest `drop` go first, and those with 0 stay. The main column, which has a `least` width or
@@ -30,6 +30,7 @@ class Column(Generic[Row]):
     value: Callable[[Row], object]
     unit: Unit = "word"
     digits: int | None = None
+    none: str = "–"
     drop: int = 0
     least: int | None = None
     wraps: bool = False
@@ -40,7 +41,8 @@ class Column(Generic[Row]):
 
     def text(self, row: Row) -> str:
         """The cell of a row."""
-        return shown(self.value(row), self.unit, self.digits)
+        value = self.value(row)
+        return self.none if value is None else shown(value, self.unit, self.digits)
 
 
 def column(table: str, name: str, value: Callable[[Row], object], unit: Unit = "word", **how: Any) -> Column[Row]:

@@ -18,7 +18,7 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels_of, ramp_of, range_words, ticks
+from mhacli.render.base.cells import FORBIDDEN, cell, ends_of, half_cells, levels, ramp_of, ticks
 from mhacli.render.base.colours import EMPTY, NAN_SIGN
 from mhacli.render.base.doc import Column, Grid
 from mhacli.render.base.format import fitted, flowing
@@ -262,7 +262,8 @@ def _painted(panel: _Panel, top: float, screen: Screen) -> Iterator[Text]:
     above = "".join(f"{c.heading:>{width}}" for c, width in zip(panel.beside, widths, strict=True))
     yield _heading(panel).append(above, style="dim")
     is_halved = not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
-    cells = levels_of(g, top, is_linear=panel.has_numbers).astype(int).tolist()
+    scale = "linear" if panel.has_numbers and g.scale == "log" else g.scale
+    cells = levels(g.values, g.allowed, scale, top).tolist()
     for number, row in enumerate(rows.shown):
         if rows.hidden and number == rows.before:
             yield Text(f"⋮ {rows.hidden} rows (--all)", style="dim")
@@ -346,10 +347,11 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
 
 def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: Screen, *, of_numbers: bool) -> Text:
     """The range of a scale with its shades, and of which grids it is if there are several."""
-    g, is_log = of_scale[0], of_scale[0].scale == "log" and not of_numbers
-    words = range_words(of_scale, top, g.unit, g.digits, is_log=is_log)
-    kind = "shade log" if is_log else "shade linear" if g.scale != "change" else "shade"
-    text = Text(f"{kind}, {words}", style="dim")
+    g = of_scale[0]
+    scale = "linear" if of_numbers and g.scale == "log" else g.scale
+    low, high = ends_of(of_scale, top, scale, g.unit, g.digits)
+    kind = "shade" if scale == "change" else f"shade {scale}"
+    text = Text(f"{kind}, {low} … {high}", style="dim")
     if len(of_scale) < len(parts):
         text.append(f" in {' and '.join(each.title for each in of_scale)}")
     elif len(parts) > 1:
@@ -357,5 +359,5 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
     if of_numbers:
         return text
     swatches = Text.assemble(*ramp_of(g).swatches(colour=screen.colour))
-    is_upper = g.scale == "change" and words.startswith("0")
+    is_upper = g.scale == "change" and low == "0"
     return text.append(": ").append_text(swatches[len(swatches) // 2 :] if is_upper else swatches)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mhacli.record.heads import UNTYPED
 from mhacli.record.pattern import Pattern
 from mhacli.record.record import Record
-from mhacli.render.base.colours import RGB, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
+from mhacli.render.base.colours import CHANGES, RGB, UNKNOWN, WEIGHTS, hex_of, ink_on
 from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
@@ -67,7 +67,7 @@ def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
     yield "the configuration", paragraphs(header(record, WIDE))
     yield "what was measured", joined(paragraphs(words) for words in effect_words(record, WIDE))
     if record.effect is not None and record.effect.verified.ok:
-        yield "the pictures of effects", joined(effect_pictures(record, lambda level: _painted(change_colour(level))))
+        yield "the pictures of effects", joined(effect_pictures(record, lambda level: _painted(CHANGES.colours[level])))
         yield "the table of removals", html.table(effect_table(record, record.effect, _MOST_EFFECTS))
         yield "", _remark("record.effects has every number of every removal")
 
@@ -124,7 +124,7 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
 
 
 def _weight(level: int) -> Mapping[str, str]:
-    return _painted(UNKNOWN if level < 0 else ramp_colour(level))
+    return _painted(UNKNOWN if level < 0 else WEIGHTS.colours[level])
 
 
 def _painted(colour: RGB) -> Mapping[str, str]:

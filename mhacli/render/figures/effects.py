@@ -7,9 +7,10 @@ from dataclasses import replace
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
+from mhacli.render.base.cells import scale_words
 from mhacli.render.base.options import Screen
 from mhacli.render.checkpoint.effect import AT_POSITION, effect_grids, effect_words, measured_words, removal_name
-from mhacli.render.figures.grids import grids, legend, scale_words
+from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
 from mhacli.text.escape import token_label
 

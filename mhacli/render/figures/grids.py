@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhacli.record.arrays import Array
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels_of, range_words
-from mhacli.render.base.colours import SINK, UNKNOWN, change_colour, hex_of, ink_on, ramp_colour
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels, ramp_of, scale_words, swatch_levels
+from mhacli.render.base.colours import SINK, UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import fitted
 from mhacli.render.figures.svg import (
@@ -37,8 +37,6 @@ _GAP, _SIZE, _LONGEST = 10.0, 10.0, 18
 """The gap between grids, the size of titles, and the most characters of a name."""
 _MASKED, _BLANK = (228, 228, 228), (255, 255, 255)
 """Masked cells are lighter than most of the ramp, without a hue; among changes they are blank."""
-_WEIGHTS = np.array([ramp_colour(level) for level in range(256)], np.uint8)
-_CHANGES = np.array([change_colour(level) for level in range(511)], np.uint8)
 
 
 @dataclass(frozen=True)
@@ -139,13 +137,12 @@ def _number_and_words(of: Grid, row: int, column: int) -> tuple[str, str]:
 
 def _colours_of(of: Grid) -> Array:
     """The colours of the cells, `[row, column, 3]`."""
-    cells = levels_of(of)
-    ramp, masked = (_CHANGES, _BLANK) if of.scale == "change" else (_WEIGHTS, _MASKED)
-    colours: Array = ramp[np.clip(cells, 0, None).astype(int)]
+    cells = levels(of.values, of.allowed, of.scale, of.top)
+    colours: Array = np.array(ramp_of(of).colours, np.uint8)[np.clip(cells, 0, None)]
     colours[cells == NOT_A_NUMBER] = UNKNOWN
     if of.taken is not None:
         colours[of.taken] = SINK
-    colours[cells == FORBIDDEN] = masked
+    colours[cells == FORBIDDEN] = _BLANK if of.scale == "change" else _MASKED
     return colours
 
 
@@ -200,21 +197,12 @@ def _every(room: float, pitch: float) -> int:
 _BAR, _HIGH, _STEPS, _BESIDE = 220.0, 12.0, 16, 22.0
 
 
-def scale_words(every: Sequence[Grid]) -> str:
-    """The kind and the range of the common scale: `linear, 0 … .62`."""
-    scale = every[0].scale
-    words = range_words(every, every[0].top, is_log=scale == "log")
-    return words if scale == "change" else f"{scale}, {words}"
-
-
 def legend(every: Sequence[Grid], what: str) -> Piece:
     """The ramp with its range and what it is of, and the other colours that occur."""
-    ramp = _WEIGHTS
-    if every[0].scale == "change":
-        ramp = _CHANGES[255:] if scale_words(every).startswith("0") else _CHANGES
+    colours = [ramp_of(every[0]).colours[level] for level in swatch_levels(every, _STEPS + 1)]
     stops = [
-        element("stop", offset=f"{100 * step / _STEPS:g}%", stop_color=hex_of(ramp[(len(ramp) - 1) * step // _STEPS]))
-        for step in range(_STEPS + 1)
+        element("stop", offset=f"{100 * step / _STEPS:g}%", stop_color=hex_of(colour))
+        for step, colour in enumerate(colours)
     ]
     entries = [("url(#scale)", _BAR, f"{what}: {scale_words(every)}")]
     if every[0].scale != "change" and not all(of.allowed.all() for of in every):

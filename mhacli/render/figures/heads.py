@@ -10,13 +10,14 @@ import numpy as np
 from mhacli.errors import MhaError, UsageError
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
+from mhacli.render.base.cells import scale_words
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import count_of, fitted, type_text
 from mhacli.render.base.options import Scale, ViewOptions, chosen
 from mhacli.render.base.selection import first_produced, names_of, rows_in
 from mhacli.render.checkpoint.patterns import merge_words, words_with
-from mhacli.render.figures.grids import grids, legend, scale_words
+from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
 from mhacli.render.heads.grids import grid_of

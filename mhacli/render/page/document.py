@@ -9,6 +9,7 @@ from typing import Any
 
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import Record
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     count_of,
     fitted,
@@ -31,6 +32,7 @@ from mhacli.render.page.elements import (
     page_style,
     preformatted,
     sentence,
+    table,
     tag,
     text,
     whole,
@@ -141,11 +143,15 @@ def _notes_section(sentences: Sequence[str]) -> Html:
 
 
 def _provenance(record: Record) -> Html:
-    rows = (tag("tr", tag("th", text(word), scope="row"), tag("td", text(line))) for word, line in provenance(record))
-    whole = tag("table", tag("caption", text("what made this page")), tag("tbody", *rows))
+    """What made the page, and the checks of a checkpoint."""
+    pairs = provenance(record)
+    words: Column[int] = Column(heading="", value=lambda row: pairs[row][0])
+    line: Column[int] = Column(heading="", value=lambda row: pairs[row][1])
+    made = Table(columns=[words, line], rows=range(len(pairs)), title="what made this page")
     checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE, in_detail=True), WIDE.width)]
-    words = (tag("p", line) for line in checks)
-    return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *words, id="provenance")
+    return tag(
+        "section", tag("h2", text("provenance")), table(made), *(tag("p", each) for each in checks), id="provenance"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- notes
@@ -157,7 +163,6 @@ def notes(
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
         yield _cell(data)
-        yield from _signs(data)
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return
@@ -181,19 +186,3 @@ def _cell(data: Mapping[str, Any]) -> str:
         limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
         return f"{meaning}; the page has the means of blocks, {limit}, and --full stores every cell"
     return f"{meaning}, as the record holds it{', rounded to 32-bit floats' * (data['bits'] > 32)}"
-
-
-def _signs(data: Mapping[str, Any]) -> Iterator[str]:
-    """Which cells are no plain attention weight, and what they mean."""
-    maps = data["maps"]
-    if not any(each["sinks"] for each in maps):
-        yield "no key is a sink"
-    elif data["hide_sinks"]:
-        yield "sinks are taken out: the rest of the row is renormalised, and their weight stands in a separate column"
-    if any("learned" in each["numbers"] for each in maps):
-        yield "rows of heads with a sink logit sum to less than 1, and entropy counts it as one more key"
-    if any(each["masked"] for each in maps):
-        yield "grey cells are masked, which is different from a small weight"
-    missing = sum(each["missing"] for each in maps)
-    if missing:
-        yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"

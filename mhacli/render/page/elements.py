@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 
-from mhacli.render.base.colours import change_colour, hex_of, ink_on
+from mhacli.render.base.colours import CHANGES, hex_of, ink_on
 from mhacli.render.base.doc import Row, Table
 from mhacli.render.base.options import Screen
 
@@ -64,32 +64,37 @@ def joined(parts: Iterable[Html], between: str = "\n") -> Html:
     return Html(between.join(parts))
 
 
-def table(of: Table[Row], of_row: Callable[[Row], Mapping[str, str]] = lambda row: {}) -> Html:
-    """The table with all columns, in an element that scrolls. The first cell of each row is its heading, and so are the ids that
-    follow it. `of_row` gives the attributes of a row."""
-    columns = [(column, "word" if column.unit == "word" else None) for column in of.columns]
+def table(
+    of: Table[Row],
+    *,
+    kind: str | None = None,
+    of_row: Callable[[Row], Mapping[str, str]] = lambda row: {},
+    of_cell: Callable[[Row, int], Mapping[str, str]] = lambda row, place: {},
+) -> Html:
+    """The table of a `kind` with all columns, in an element that scrolls. The first cell of each row is its heading, and so are
+    the ids that follow it. `of_row` gives the attributes of a row, `of_cell` those of a cell that is no heading."""
     n_names = max(1, len([*takewhile(lambda column: column.unit == "id", of.columns)]))
+    classes = ["word" if column.unit == "word" else None for column in of.columns]
     headings = [
-        tag("th", text(column.heading), scope="col", title=column.explanation or None, class_=kind)
-        for column, kind in columns
+        tag("th", text(column.heading), scope="col", title=column.explanation or None, class_=name)
+        for column, name in zip(of.columns, classes, strict=True)
     ]
 
     def line(row: Row) -> Html:
         cells = []
-        for place, (column, kind) in enumerate(columns):
-            words, about = text(column.text(row)), column.about(row) or None
+        for place, (column, name) in enumerate(zip(of.columns, classes, strict=True)):
+            words, how = text(column.text(row)), {"title": column.about(row) or None, "class_": name}
             if place < n_names:
-                cells.append(tag("th", words, scope="row", title=about, class_=kind))
+                cells.append(tag("th", words, scope="row", **how))
             else:
-                cells.append(tag("td", words, title=about, class_=kind))
+                cells.append(tag("td", words, **{**how, **of_cell(row, place)}))
         return tag("tr", *cells, **of_row(row))
 
-    parts = [tag("thead", tag("tr", *headings)), tag("tbody", *map(line, of.rows[: of.most]))]
-    if of.title:
-        parts.insert(0, tag("caption", text(of.title)))
-    if of.foot:
-        parts.append(tag("tfoot", *map(line, of.foot)))
-    return tag("div", tag("table", *parts), class_="scroll")
+    parts = [tag("caption", text(of.title))] if of.title else []
+    parts += [tag("thead", tag("tr", *headings))] if any(column.heading for column in of.columns) else []
+    parts.append(tag("tbody", *map(line, of.rows[: of.most])))
+    parts += [tag("tfoot", *map(line, of.foot))] if of.foot else []
+    return tag("div", tag("table", *parts, class_=kind), class_="scroll")
 
 
 def whole(title: str, policy: str, style: str, body: Html) -> str:
@@ -163,7 +168,7 @@ def change_class(level: int) -> str:
 
 
 def _change(number: int) -> str:
-    colour = change_colour(round(510 * number / _CHANGES))
+    colour = CHANGES.colours[round(510 * number / _CHANGES)]
     return f".c{number} {{ background: {hex_of(colour)}; color: {ink_on(colour)}; }}\n"
 
 

@@ -18,8 +18,8 @@ from mhacli.errors import first_names
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
-from mhacli.render.base.cells import DECADES, FORBIDDEN
-from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, is_dark, ramp_colour
+from mhacli.render.base.cells import DECADES, FORBIDDEN, ends
+from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
 from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
@@ -37,8 +37,6 @@ _NUMBER, _OVERHEAD = 5.1, 800
 _MOST_SINKS = 4
 _NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
-_ALIKE = 1e-4
-"""A relative excess over the scale's top that its digits cannot show."""
 _EXPLAINED = {
     "attention weight": "attention weight",
     "weight": "attention weight",
@@ -75,8 +73,8 @@ def page_data(
         "heads": [_head(head, places[id(head.record)]) for head in heads],
         "scale": scale,
         "decades": DECADES,
-        "ramp": [ramp_colour(level) for level in range(256)],
-        "ink_from": next(level for level in range(256) if not is_dark(ramp_colour(level))),
+        "ramp": WEIGHTS.colours,
+        "ink_from": [*map(is_dark, WEIGHTS.colours)].index(False),
         "lost": UNKNOWN,
         "hide_sinks": hides_sinks,
         "bits": max((8 * _weights(head).itemsize for head in heads), default=32),
@@ -106,23 +104,23 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
     for name in PARTS:
         room -= _NUMBER * sum(_n_cells(*pair) if name in ("scores", "qk") else _n_numbers(pair[0], name) for pair in of)
         parts += [name] if room >= 0 else []
-    maps, tops, largest = [], [0.0, 0.0], 0.0
+    maps: list[Mapping[str, Any]] = []
+    tops, largest = [0.0, 0.0], [0.0, 0.0]
     for head, sequence in of:
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
-        without = blocks.without_sinks()
+        both = blocks, blocks.without_sinks()
         about = _about_sinks(head, sequence, cells)
-        maps.append(_map(blocks, without) | {"about": about, "parts": dict(_parts(head, sequence, parts))})
-        tops = [max(top, each.largest) for top, each in zip(tops, (blocks, without), strict=True)]
-        largest = max(largest, float(np.nanmax(blocks.weights, initial=0.0)))
-    more = " or more" * (largest > tops[0] * (1 + _ALIKE))
-    return {"factor": factor, "scales": [_scale(top or 1.0, more) for top in tops], "maps": maps}
-
-
-def _scale(top: float, more: str) -> Mapping[str, Any]:
-    """The top of the scale, and the ends of both kinds of it in words."""
-    most = shown(top, "number") + more
-    return {"top": top, "linear": ["0", most], "log": [f"{shown(top / 10**DECADES, 'number')} or less", most]}
+        maps.append(_map(*both) | {"about": about, "parts": dict(_parts(head, sequence, parts))})
+        tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
+        largest = [
+            max(most, float(np.nanmax(each.weights, initial=0.0))) for most, each in zip(largest, both, strict=True)
+        ]
+    scales = [
+        {"top": top or 1.0, **{scale: ends(scale, top or 1.0, largest=most) for scale in ("linear", "log")}}
+        for top, most in zip(tops, largest, strict=True)
+    ]
+    return {"factor": factor, "scales": scales, "maps": maps}
 
 
 def _weights(head: DrawableHead) -> Array:
