@@ -119,6 +119,20 @@ def in_user_names(expression: str, names: Mapping[str, str]) -> str:
     )
 
 
+def assigned_names(source: str) -> list[str]:
+    """The names that a line of code assigns."""
+    try:
+        parsed = ast.parse(source.strip())
+    except SyntaxError:
+        return []
+    statement = parsed.body[0] if parsed.body else None
+    if not isinstance(statement, ast.Assign):
+        return []
+    target = statement.targets[0]
+    names = target.elts if isinstance(target, ast.Tuple) else [target]
+    return [name.id for name in names if isinstance(name, ast.Name)]
+
+
 def names_on(line: SourceLine, letter: str) -> dict[str, str]:
     """The names on a line that projects rows, such as `value = self.k_proj(value)`: the variable of a letter, and `x`, the rows.
     Empty for any other line."""

@@ -1,4 +1,4 @@
-"""Mistakes that a single call does not show: in dropout, in state between calls, and in decoding with a cache.
+"""Mistakes in decoding with a cache.
 
 A mistake with a cache says what a step reads: which tokens are in which columns, at which positions they are rotated, and which
 of them are visible. What is right gives the last rows of one call with the whole text.
@@ -14,70 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes.stages import (
-    Mistake,
-    ReferenceInputs,
-    ReferenceLayer,
-    Stages,
-    Symptoms,
-    attend_and_merge,
-    heads,
-)
-from mhacli.errors import first_names
-
-# ------------------------------------------------------------------------------------------------------ the catalogue's entries
-
-
-def _acts_in_eval(symptoms: Symptoms) -> str | None:
-    if symptoms.is_random:
-        return symptoms.messages["determinism"]
-    return symptoms.messages["dropout in eval"] if symptoms.is_random_with_dropout else None
-
-
-CACHING = (
-    Mistake(
-        "dropout-in-eval",
-        site="pattern",
-        operations=("dropout", "scaled_dot_product_attention"),
-        in_source=r"dropout\(",
-        symptom=_acts_in_eval,
-    ),
-    Mistake(
-        "dropout-not-rescaled",
-        site="pattern",
-        operations=("bernoulli", "bernoulli_", "rand_like", "rand", "dropout"),
-        in_source=r"rand|bernoulli",
-        symptom=lambda seen: seen.messages["dropout in training"] if seen.is_rescaled is False else None,
-    ),
-    Mistake(
-        "state-kept-between-calls",
-        site="k",
-        in_source=r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",
-        symptom=lambda seen: seen.messages["determinism"] if seen.keeps_state else None,
-    ),
-    Mistake(
-        "batch-leak",
-        symptom=lambda seen: seen.messages["batch independence"] if seen.leaks_batch else None,
-    ),
-    Mistake(
-        "unused-parameters",
-        symptom=lambda seen: f"no output depends on {first_names(seen.unused, 4)}" if seen.unused else None,
-    ),
-    Mistake(
-        "cache-position",
-        operations=("getitem", "arange", "index_select", "narrow", "embedding", "mul", "cos", "sin"),
-        in_source=r"(?i)freqs|rope|rota|\bcos|\bsin|pos|offset|angle|arange|start",
-    ),
-    Mistake(
-        "cache-order",
-        operations=("cat", "setitem", "copy_", "index_copy_", "slice_scatter", "stack", "getitem", "narrow"),
-        in_source=r"(?i)cache|past|prev|mem|kept|state|update|\bbuf|\bkeys?\b|\bvalues?\b",
-    ),
-    Mistake(
-        "cache-mask",
-        operations=("tril", "triu", "masked_fill", "masked_fill_", "where", "scaled_dot_product_attention", "softmax"),
-    ),
-)
+from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, Stages, attend_and_merge, heads
 
 # ---------------------------------------------------------------------------------------------------------- what a step reads
 
@@ -124,7 +61,7 @@ def _last_rows(n_queries: int, n_keys: int) -> int:
 
 @dataclass(frozen=True)
 class CacheMistake:
-    """A mistake in decoding with a cache, under the code of an entry; `description` completes "matches exactly if …".
+    """A mistake in decoding with a cache, under a code of record/mistakes.toml; `description` completes "matches exactly if …".
 
     `keys` and `values` give the token in each column, −1 for an empty one. A token's query is rotated at the position
     `query_at`, its key at `key_at`. Keys are visible up to the `diagonal` for so many queries and keys. `exchanges`: whether a

@@ -1,14 +1,14 @@
 """The reference for user code: attention as exchangeable stages.
 
 With all stages right, this computes `mhacli.attention.core.attend` between its projections, and is tested against it. A
-`Mistake` replaces one stage; the other files of this folder hold the catalogue.
+mistake replaces a stage; the other files of this folder hold the catalogue.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -103,8 +103,8 @@ class Result(NamedTuple):
 
 def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tensor, Tensor]:
     """The projected queries, keys and values, `[batch, length, head·d]`."""
-    assert layer.weights is not None
-    return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
+    q, k, v = inputs_of(layer)
+    return q(rows.queries), k(rows.keys), v(rows.values)
 
 
 def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
@@ -379,93 +379,23 @@ def _rotated_by_90_degrees(t: Tensor, pairing: Pairing) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------------- mistakes
 
 
-class Inapplicable(Exception):
-    """Raised by a mistake that is impossible in this layer, such as omitting a bias that it does not have."""
-
-
-def require(is_applicable: bool) -> None:
-    """Raises `Inapplicable` unless the mistake is possible."""
-    if not is_applicable:
-        raise Inapplicable
+def require(is_possible: bool) -> None:
+    """Raises `ValueError` unless a mistake is possible in a layer."""
+    if not is_possible:
+        raise ValueError("this mistake is not possible in this layer")
 
 
 def inputs_of(layer: ReferenceLayer) -> tuple[Projection, Projection, Projection]:
-    """The projections of queries, keys and values. Raises `Inapplicable` for a layer without weights."""
-    if layer.weights is None:
-        raise Inapplicable
+    """The projections of queries, keys and values of a layer with weights."""
+    assert layer.weights is not None
     return layer.weights.q, layer.weights.k, layer.weights.v
 
 
-def out_of(layer: ReferenceLayer) -> Projection:
-    """The output projection. Raises `Inapplicable` if there is none."""
-    if layer.weights is None or layer.weights.out is None:
-        raise Inapplicable
-    return layer.weights.out
-
-
-class SourceHints(NamedTuple):
-    """Hints from options and source: whether attention is meant to be causal, whether the rotary pairing is stated, whether the
-    order of the projections is known, and whether the code unpacks a fused projection in the order of its name."""
-
-    expects_causal: bool = False
-    is_pairing_stated: bool = False
-    is_order_known: bool = True
-    is_unpacked_in_order: bool = True
-
-
-@dataclass(frozen=True)
-class Symptoms:
-    """The measurements of probes, for mistakes that are found without a matching hypothesis.
-
-    `messages` are the messages of all probes, by name. `leaks_batch`: a sequence changes the output of another one, and nothing
-    explains it; `unused` are projections that change no output. `n_nan_rows` counts NaN rows caused by left padding under its
-    own causal mask; `largest_future` is the largest relative change of an output by a later token. `layer` is the diagnosed
-    layer, None without one. `n_heads` is the stated number of heads, 1 if unstated or if a head width is given. `query_name`
-    makes `query_width` columns of queries; `may_be_narrow`: a numeric argument may reduce the width inside.
-    """
-
-    messages: Mapping[str, str]
-    is_random: bool | None = None
-    is_random_with_dropout: bool | None = None
-    is_rescaled: bool | None = None
-    keeps_state: bool | None = None
-    leaks_batch: bool = False
-    unused: tuple[str, ...] = ()
-    largest_future: float | None = None
-    n_nan_rows: int = 0
-    expects_causal: bool = False
-    takes_mask: bool = False
-    layer: ReferenceLayer | None = None
-    n_heads: int = 1
-    d_in: int = 0
-    query_width: int = 0
-    query_name: str = ""
-    may_be_narrow: bool = False
-
-    @property
-    def joins_heads(self) -> bool:
-        """Whether an output projection reads the heads; True if unknown."""
-        return self.layer is None or (self.layer.weights is not None and self.layer.weights.out is not None)
-
-
-@dataclass(frozen=True)
-class MistakeVariant:
-    """One form of a mistake: the replacement of the stage. `description` completes the sentence "matches exactly if …".
-
-    `sites` override the site of the mistake; `besides` are replacements of further stages.
-    `effect` overrides that of the mistake.
-    """
-
-    description: str
-    replacement: Callable[..., Any]
-    sites: tuple[str, ...] = ()
-    besides: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    effect: str = ""
-
-
-def _always(hints: SourceHints, layer: ReferenceLayer) -> bool:
-    return True
-
+Replacement = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+"""What stands in place of the stage of a mistake, or of several stages by name."""
+Forms = Iterator[tuple[str, Replacement] | tuple[str, Replacement, tuple[str, ...]]]
+"""The forms of a mistake: each completes the sentence "matches exactly if …", and gives the wrong stage. A third element are the
+sites that this form changes, where they are not those of the mistake."""
 
 _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show only with a mask."""
@@ -478,55 +408,79 @@ _SITES: Mapping[str, str] = {
 """The site that each stage computes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Mistake:
-    """An entry of the catalogue: a mistake with its stable `code`, and all that `mha check` knows about it.
+    """One form of a mistake of the catalogue. `code` is stable; its words stand in record/mistakes.toml, under `code, form` if it
+    has words of its own.
 
-    `stage` is the stage that each of the `variants` replaces, None for a mistake that a probe finds. `site` is used to find the
-    source line, by default the site of the stage. Its words stand in record/mistakes.toml; of several entries with a code, the
-    further ones have words of their own under `code, form`.
-
-    The source line is the line of the first of the `operations`, else a line that matches the regular expression `in_source`,
-    else the line that computes the site. `applies` tells whether it is a mistake in a layer at all. `shown_by` are further kinds
-    of inputs that show it. `may_be_nan`: it may leave only NaN. `with_number` makes variants from a number in the user's masks.
-    `symptom` returns the evidence from probes, or None.
+    `stages` are the wrong stages by name, the first of which is `stage`. Its source line is the first that matches a regular
+    expression of `at`, the likelier first, else the one that computes a site of `sites`. `needs` are facts without which it may
+    be a choice: `causal` if attention is meant to be causal, `pairing` if the rotary pairing is stated, `order` if it is known
+    which projection is which, `unpacked` if the code unpacks a fused projection in the order of its name. `shown_by` is the kind
+    of further inputs that show it. `may_be_nan`: it may leave only NaN.
     """
 
     code: str
-    stage: str | None = None
-    variants: tuple[MistakeVariant, ...] = ()
+    stage: str
+    description: str
+    stages: Mapping[str, Callable[..., Any]]
+    sites: tuple[str, ...]
     form: str = ""
-    site: str = ""
-    operations: tuple[str, ...] = ()
-    in_source: str = ""
-    applies: Callable[[SourceHints, ReferenceLayer], bool] = _always
-    shown_by: tuple[Literal["large", "windows"], ...] = ()
+    at: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
+    shown_by: Literal["", "large", "windows"] = ""
     may_be_nan: bool = False
-    with_number: Callable[[float], tuple[MistakeVariant, ...]] | None = None
-    symptom: Callable[[Symptoms], str | None] | None = None
-
-    def __post_init__(self) -> None:
-        """Sets the default site."""
-        if self.stage is not None and not self.site:
-            object.__setattr__(self, "site", _SITES[self.stage])
-
-    @property
-    def words(self) -> Word:
-        """Its message, effect and fix."""
-        words = words_of("mistakes", "mistake")
-        return words.get(f"{self.code}, {self.form}") or words[self.code]
 
     @property
     def is_shown_by_masks(self) -> bool:
         """Whether inputs with a mask or padding may show it."""
         return self.stage in _MASKED
 
-    def may_be_made(self, hints: SourceHints, layer: ReferenceLayer) -> bool:
-        """Whether to try it in a layer, which must use the stage."""
-        return self.stage not in _idle_stages(layer) and self.applies(hints, layer)
+    def is_possible_in(self, layer: ReferenceLayer) -> bool:
+        """Whether the layer uses the stage."""
+        if self.stage == "add_bias":
+            return layer.bias is not None
+        if self.stage in ("rotate", "rotate_values"):
+            return layer.pairing is not None
+        return layer.weights is not None or self.stage not in ("project", "split", "merge", "project_out")
 
 
-def _idle_stages(layer: ReferenceLayer) -> set[str]:
-    idle = {"project", "split", "merge", "project_out"} if layer.weights is None else set()
-    idle |= {"add_bias"} if layer.bias is None else set()
-    return idle | ({"rotate", "rotate_values"} if layer.pairing is None else set())
+MISTAKES: list[Mistake] = []
+"""Every form of every mistake, the likelier first within a stage."""
+
+
+def mistake(
+    code: str, stage: str, *, site: str = "", needs: tuple[str, ...] = (), **more: Any
+) -> Callable[[Callable[[], Forms]], Callable[[], Forms]]:
+    """Adds a mistake of a stage to the catalogue: the decorated function yields its forms."""
+
+    def add(forms: Callable[[], Forms]) -> Callable[[], Forms]:
+        for description, wrong, *sites in forms():
+            MISTAKES.append(
+                Mistake(
+                    code=code,
+                    stage=stage,
+                    description=description,
+                    stages=wrong if isinstance(wrong, Mapping) else {stage: wrong},
+                    sites=sites[0] if sites else (site or _SITES[stage],),
+                    needs=frozenset(needs),
+                    **more,
+                )
+            )
+        return forms
+
+    return add
+
+
+def words_of_mistake(code: str, form: str = "") -> Word:
+    """The message, the effect and the fix of a mistake."""
+    words = words_of("mistakes", "mistake")
+    return words.get(f"{code}, {form}") or words[code]
+
+
+def stages_with(mistakes: Iterable[Mistake]) -> Stages:
+    """The reference stages with these mistakes in place."""
+    wrong: dict[str, Any] = {}
+    for each in mistakes:
+        wrong |= each.stages
+    return replace(RIGHT, **wrong)

@@ -6,17 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
-from mhacli.attention.mistakes.masks import sentinel_variants
-from mhacli.attention.mistakes.stages import ReferenceLayer, SourceHints
+from mhacli.attention.mistakes import MISTAKES, Mistake
+from mhacli.attention.mistakes.masks import sentinels
+from mhacli.attention.mistakes.stages import ReferenceLayer
 from mhacli.commands.check.candidates import Candidate
-from mhacli.commands.check.hypotheses import (
-    AppliedMistake,
-    SourceLocator,
-    error_of,
-    recorded,
-    variants_of,
-)
+from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded
 from mhacli.commands.check.inputs import Examined, InputCase, core_cases, large_case, masked_cases, windows_case
 from mhacli.usercode.call.signature import call_role, called_function
 from mhacli.usercode.names import is_read_only_with
@@ -41,7 +35,7 @@ class Diagnosis:
     cases: list[InputCase]
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
-    mistakes: tuple[AppliedMistake, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
     proofs: dict[str, tuple[float, list[InputCase]]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
@@ -60,17 +54,15 @@ class Diagnosis:
         """Whether the plain reference reproduces every output."""
         return self.candidate is not None and not self.mistakes and not self.unexplained
 
-    def error(self, layer: ReferenceLayer, mistakes: Sequence[AppliedMistake], cases: Sequence[InputCase]) -> float:
+    def error(self, layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
         """The error of one more hypothesis."""
         self.n_hypotheses += 1
         return error_of(layer, mistakes, cases)
 
-    def accept(
-        self, candidate: Candidate, mistakes: Sequence[AppliedMistake], error: float, cases: list[InputCase]
-    ) -> None:
+    def accept(self, candidate: Candidate, mistakes: Sequence[Mistake], error: float, cases: list[InputCase]) -> None:
         """Keeps the hypothesis that matches these cases."""
         self.candidate = candidate
-        self.proofs |= {new.mistake.code: (error, cases) for new in mistakes[len(self.mistakes) :]}
+        self.proofs |= {new.code: (error, cases) for new in mistakes[len(self.mistakes) :]}
         self.mistakes = tuple(mistakes)
 
 
@@ -114,17 +106,18 @@ def _as_stated(forms: Iterable[MaskForm], examined: Examined) -> list[MaskForm]:
     ]  # fmt: skip
 
 
-def _pool(examined: Examined, candidate: Candidate, run: SourceLocator) -> list[AppliedMistake]:
+def _pool(examined: Examined, candidate: Candidate, run: SourceLocator) -> list[Mistake]:
     """The mistakes that cannot be design choices."""
     order = None if candidate.reading is None else candidate.reading.order
     in_order = run.unpacks_in_order(order or "qkv")
-    hints = SourceHints(
-        expects_causal=examined.expects_causal,
-        is_pairing_stated=examined.request.rope is not None,
-        is_order_known=not any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices),
-        is_unpacked_in_order=in_order or (in_order is None and order is None),
-    )
-    return variants_of(mistake for mistake in MISTAKES if mistake.may_be_made(hints, candidate.layer))
+    known = {
+        "causal": examined.expects_causal,
+        "pairing": examined.request.rope is not None,
+        "order": not any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices),
+        "unpacked": in_order or (in_order is None and order is None),
+    }
+    facts = {name for name, is_known in known.items() if is_known}
+    return [each for each in MISTAKES if each.needs <= facts and each.is_possible_in(candidate.layer)]
 
 
 # --------------------------------------------------------------------------------------------------------- without masks
@@ -183,19 +176,19 @@ def _has_own_pattern(result: Diagnosis, examined: Examined, readings: Sequence[C
     return False
 
 
-def _n_produced(run: SourceLocator, candidate: Candidate, mistakes: Sequence[AppliedMistake], case: InputCase) -> int:
+def _n_produced(run: SourceLocator, candidate: Candidate, mistakes: Sequence[Mistake], case: InputCase) -> int:
     """The number of the layer's tensors that the run produces."""
     try:
         return run.at_sites(candidate.layer, mistakes, case).n_produced
-    except Exception:  # the mistake does not apply here
+    except Exception:  # the mistake is not possible here
         return -1
 
 
 def _has_one_more(
     result: Diagnosis,
     candidate: Candidate,
-    pool: Sequence[AppliedMistake],
-    known: tuple[AppliedMistake, ...],
+    pool: Sequence[Mistake],
+    known: tuple[Mistake, ...],
     cases: list[InputCase],
     run: SourceLocator,
 ) -> bool:
@@ -212,15 +205,15 @@ def _has_one_more(
     return True
 
 
-def _free(pool: Sequence[AppliedMistake], known: Sequence[AppliedMistake]) -> list[AppliedMistake]:
-    taken = {applied.mistake.stage for applied in known}
-    return [applied for applied in pool if applied.mistake.stage not in taken]
+def _free(pool: Sequence[Mistake], known: Sequence[Mistake]) -> list[Mistake]:
+    taken = {mistake.stage for mistake in known}
+    return [mistake for mistake in pool if mistake.stage not in taken]
 
 
 def _has_several(
     result: Diagnosis,
     candidate: Candidate,
-    pool: Sequence[AppliedMistake],
+    pool: Sequence[Mistake],
     cases: list[InputCase],
     run: SourceLocator,
 ) -> bool:
@@ -258,7 +251,7 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
     if _replaces_causal_mask(result, cases) or _acts_beside_another(result, examined, cases):
         return
     runs = [recorded(examined.subject, case) for case in cases]
-    pool = [one for one in _pool(examined, candidate, runs[0]) if one.mistake.is_shown_by_masks]
+    pool = [one for one in _pool(examined, candidate, runs[0]) if one.is_shown_by_masks]
     for case, run in zip(cases, runs, strict=True):
         if _has_one_more(result, candidate, _ordered_by_padding(pool, result, case), result.mistakes, [case], run):
             result.cases.append(case)
@@ -292,14 +285,14 @@ def _acts_beside_another(result: Diagnosis, examined: Examined, cases: Sequence[
     return is_unread
 
 
-def _ordered_by_padding(pool: Sequence[AppliedMistake], result: Diagnosis, case: InputCase) -> Sequence[AppliedMistake]:
+def _ordered_by_padding(pool: Sequence[Mistake], result: Diagnosis, case: InputCase) -> Sequence[Mistake]:
     """The mistakes in order of likelihood. Padding that changes padded queries is not ignored: it is applied along the
     queries."""
-    ignored = next((one for one in pool if one.mistake.code == "padding-ignored"), None)
+    ignored = next((one for one in pool if one.code == "padding-ignored"), None)
     if ignored is None or case.kind != "padding":
         return pool
     everywhere = error_of(result.layer, (*result.mistakes, ignored), [replace(case, counted=None)])
-    return sorted(pool, key=lambda one: everywhere > 1.0 and one.mistake.code != "padding-of-queries")
+    return sorted(pool, key=lambda one: everywhere > 1.0 and one.code != "padding-of-queries")
 
 
 def _explain_windows(result: Diagnosis, examined: Examined) -> None:
@@ -309,7 +302,7 @@ def _explain_windows(result: Diagnosis, examined: Examined) -> None:
     if case is None or error_of(result.layer, result.mistakes, [case]) <= 1.0:
         return
     assert result.candidate is not None
-    pool = variants_of(mistake for mistake in MISTAKES if "windows" in mistake.shown_by)
+    pool = [mistake for mistake in MISTAKES if mistake.shown_by == "windows"]
     if _has_one_more(result, result.candidate, pool, result.mistakes, [case], recorded(examined.subject, case)):
         result.cases.append(case)
 
@@ -328,21 +321,16 @@ def _explain_large(result: Diagnosis, examined: Examined, case: InputCase) -> No
     if any(error_of(each, result.mistakes, [case]) <= 1.0 for each in (layer, finite)):
         return
     run = recorded(examined.subject, case)
-    numbers = run.numbers_below(-4.0)
-    too_small = BY_CODE["mask-sentinel-too-small"]
-    for number in numbers:
-        hidden = [AppliedMistake(too_small, variant) for variant in sentinel_variants(number)]
+    too_small = next(mistake for mistake in MISTAKES if mistake.code == "mask-sentinel-too-small")
+    of_code: list[Mistake] = []
+    for number in run.numbers_below(-4.0):
+        hidden = [replace(too_small, description=each, stages={"mask": mask}) for each, mask in sentinels(number)]
         if number <= _HIDES and any(error_of(layer, (*result.mistakes, one), [case]) <= 1.0 for one in hidden):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
-    pool = [one for mistake in MISTAKES if "large" in mistake.shown_by for one in _variants_with(mistake, numbers)]
+        of_code += hidden
+    pool = [*of_code, *(mistake for mistake in MISTAKES if mistake.shown_by == "large")]
     assert result.candidate is not None
     if _has_one_more(result, result.candidate, pool, result.mistakes, [case], run):
         result.cases.append(case)
-
-
-def _variants_with(mistake: Mistake, numbers: Iterable[float]) -> list[AppliedMistake]:
-    """The variants of a mistake, those with numbers from the user's code first."""
-    more = () if mistake.with_number is None else tuple(variant for n in numbers for variant in mistake.with_number(n))
-    return variants_of([replace(mistake, variants=(*more, *mistake.variants))])

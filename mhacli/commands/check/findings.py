@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import MISTAKES, Mistake
-from mhacli.attention.mistakes.stages import Symptoms
+from mhacli.attention.mistakes.stages import words_of_mistake
 from mhacli.commands.check.candidates import stated_heads
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded, smallest
 from mhacli.commands.check.inputs import Examined, InputCase, output_for
 from mhacli.commands.check.result import Finding
+from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.arguments import role_of, stated
 from mhacli.usercode.call.user_attention import UserAttention, call_attention, drawer_of
@@ -27,33 +27,33 @@ from mhacli.usercode.types import Operation
 
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
-    """Every mistake found: statements that the code contradicts, proven mistakes, and those that only probes show."""
+    """Every mistake found: statements that the code contradicts, proven mistakes, and those that only measurements show."""
     proven = [*_contradictions(diagnosis, examined), *_proven(diagnosis, examined)]
     codes = {finding.code for finding in proven}
-    return (*proven, *(finding for finding in _from_symptoms(diagnosis, examined) if finding.code not in codes))
+    return (*proven, *(finding for finding in _measured(diagnosis, examined) if finding.code not in codes))
 
 
 def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     subject = examined.subject
-    for applied in diagnosis.mistakes:
-        error, cases = diagnosis.proofs[applied.mistake.code]
+    for mistake in diagnosis.mistakes:
+        error, cases = diagnosis.proofs[mistake.code]
         run = _located(diagnosis, examined, cases[0])
-        line, *other_lines = run.lines_for(applied.mistake, applied.sites, subject.built)
-        others = tuple(other for other in diagnosis.mistakes if other is not applied)
-        codes = tuple(other.mistake.code for other in others)
+        line, *other_lines = run.lines_for(mistake.at, mistake.sites, subject.built)
+        others = tuple(other for other in diagnosis.mistakes if other is not mistake)
+        codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
-        proof = f"matches exactly if {applied.variant.description}: {_in_numbers(error, cases)}{together}"
+        proof = f"matches exactly if {mistake.description}: {_in_numbers(error, cases)}{together}"
         example = smallest(subject, diagnosis.layer, others, cases[0], examined.request.of.seed)
         lines = [proof, example] + [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
         evidence = "\n".join(line for line in lines if line is not None)
-        finding = finding_of(applied.mistake, evidence, line)
+        finding = finding_of(mistake.code, evidence, line, form=mistake.form)
         names = _user_names(line, run, examined, cases[0], diagnosis)
-        if applied.mistake.stage == "project":
-            names |= names_on(line, applied.mistake.site[0])
+        if mistake.stage == "project":
+            names |= names_on(line, mistake.sites[0][0])
         tolerance = max(case.tolerance for case in cases)
         yield replace(
-            finding, fix=in_user_names(finding.fix, names), effect=applied.variant.effect or finding.effect, proven=True,
-            error=error * tolerance, tolerance=tolerance, together_with=codes,
+            finding, fix=in_user_names(finding.fix, names), proven=True, error=error * tolerance, tolerance=tolerance,
+            together_with=codes,
         )  # fmt: skip
 
 
@@ -68,11 +68,11 @@ def _located(diagnosis: Diagnosis, examined: Examined, case: InputCase) -> Sourc
     return run.at_sites(diagnosis.layer, diagnosis.mistakes, case)
 
 
-def finding_of(mistake: Mistake, evidence: str, line: SourceLine) -> Finding:
+def finding_of(code: str, evidence: str, line: SourceLine, *, form: str = "") -> Finding:
     """The finding for a mistake at a line."""
-    words = mistake.words
+    words = words_of_mistake(code, form)
     return Finding(
-        code=mistake.code,
+        code=code,
         message=words.explanation,
         evidence=evidence,
         fix=("scaled_dot_product_attention" in line.source and words.in_torch) or words.right,
@@ -108,22 +108,80 @@ def _user_names(
     return names
 
 
-# ----------------------------------------------------------------------------------------------------------------- symptoms
+# ----------------------------------------------------------------------------------------------- shown by measurements
 
 
-def _from_symptoms(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
-    """Mistakes that only probes show, first those that no hypothesis can prove."""
-    symptoms = _symptoms(diagnosis, examined)
-    built = examined.subject.built
-    results = [(mistake, mistake.symptom(symptoms)) for mistake in MISTAKES if mistake.symptom is not None]
-    present = [(mistake, evidence) for mistake, evidence in results if evidence is not None]
-    run = SourceLocator((), {})
-    if present and diagnosis.candidate is not None:
-        run = _located(diagnosis, examined, diagnosis.cases[0])
-    for mistake, evidence in sorted(present, key=lambda one: one[0].stage is not None):
-        unsteady = _first_that_varies(examined) if mistake.code == "dropout-in-eval" else None
-        lines = [unsteady.at] if unsteady is not None else run.lines_for(mistake, (mistake.site,), built)
-        yield finding_of(mistake, evidence, lines[0])
+_LINES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "head-width": ((), ("q",)),
+    "heads-missing": ((), ("qk",)),
+    "causal-missing": ((), ("scores",)),
+    "fully-masked-row": ((), ("pattern",)),
+    "dropout-in-eval": ((r"dropout\(", "scaled_dot_product_attention"), ("pattern",)),
+    "dropout-not-rescaled": (("bernoulli", "rand", "dropout"), ("pattern",)),
+    "state-kept-between-calls": ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), ("k",)),
+}
+"""What finds the line of a mistake: patterns, the likelier first, else sites."""
+
+
+def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
+    """Mistakes that only measurements show."""
+    built, run = examined.subject.built, SourceLocator((), {})
+    for code, evidence in _measured_codes(diagnosis, examined):
+        if diagnosis.candidate is not None:
+            run = _located(diagnosis, examined, diagnosis.cases[0])
+        unsteady = _first_that_varies(examined) if code == "dropout-in-eval" else None
+        patterns, sites = _LINES.get(code, ((), ()))
+        line = run.lines_for(patterns, sites, built)[0] if unsteady is None else unsteady.at
+        yield finding_of(code, evidence, line)
+
+
+def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
+    """The codes of mistakes that only measurements show, each with its evidence."""
+    subject, facts = examined.subject, examined.probed.facts
+    messages = {result.name: result.message for result in examined.probed.probes}
+    yield from _wrong_heads(diagnosis, examined)
+    if diagnosis.n_nan_rows:
+        rows = f"{diagnosis.n_nan_rows} rows of the output are NaN when padding stands on the left"
+        yield "fully-masked-row", f"{rows}: its own causal mask leaves them no key"
+    if facts.is_random:
+        yield "dropout-in-eval", messages["determinism"]
+    elif facts.is_random_with_dropout:
+        yield "dropout-in-eval", messages["dropout in eval"]
+    if facts.is_rescaled is False:
+        yield "dropout-not-rescaled", messages["dropout in training"]
+    if facts.keeps_state:
+        yield "state-kept-between-calls", messages["determinism"]
+    leaks = any(result.name == "batch independence" and result.ok is False for result in examined.probed.probes)
+    if leaks and not (diagnosis.mistakes or facts.is_random or facts.keeps_state):
+        yield "batch-leak", messages["batch independence"]
+    if not (diagnosis.is_right or diagnosis.mistakes):
+        unused = unused_projections(subject, examined.request.of.seed)
+        if unused:
+            yield "unused-parameters", f"no output depends on {first_names(unused, 4)}"
+    is_unexplained = diagnosis.candidate is None and not subject.mask_forms
+    if examined.expects_causal and is_unexplained and (facts.largest_future or 0) > 0:
+        yield "causal-missing", messages["causality"]
+
+
+def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
+    """Heads of another width, or in another number, than is stated; nothing where a width is stated."""
+    arguments, width = examined.subject.built.arguments, examined.subject.sizes.d_in
+    n_heads = stated_heads(examined) or 1
+    if diagnosis.candidate is None or n_heads == 1 or stated(arguments, "d_head") is not None:
+        return
+    layer, reading = diagnosis.layer, diagnosis.candidate.reading
+    if layer.weights is None or reading is None:
+        return
+    query_width = layer.weights.q.weight.shape[0]
+    joins_heads = layer.weights.out is not None
+    if joins_heads and layer.n_heads == 1:
+        yield "heads-missing", f"matches exactly if there is one head, where {n_heads} are given"
+    if query_width * n_heads == width and joins_heads and not _may_be_narrow(arguments):
+        widths = f"{reading.parts[0]} makes {query_width} columns of {width}"
+        yield "head-width", f"{widths}; {n_heads} heads of {query_width} columns are {width}"
+    elif layer.d_head == n_heads and layer.n_heads not in (1, n_heads):
+        heads = f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns"
+        yield "head-width", f"{heads}, where {n_heads} heads of {layer.n_heads} columns are given"
 
 
 def _first_that_varies(examined: Examined) -> Operation | None:
@@ -147,36 +205,6 @@ def _first_that_varies(examined: Examined) -> Operation | None:
 
 def _differs(output: Tensor, again: Tensor) -> bool:
     return output.shape == again.shape and not torch.equal(output.nan_to_num(), again.nan_to_num())
-
-
-def _symptoms(diagnosis: Diagnosis, examined: Examined) -> Symptoms:
-    probed, subject, facts = examined.probed, examined.subject, examined.probed.facts
-    weights = None if diagnosis.candidate is None else diagnosis.layer.weights
-    reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
-    has_default_width = not subject.is_function and stated(subject.built.arguments, "d_head") is None
-    is_explained = diagnosis.mistakes or facts.is_random or facts.keeps_state
-    leaks = any(result.name == "batch independence" and result.ok is False for result in probed.probes)
-    return Symptoms(
-        {result.name: result.message for result in probed.probes},
-        is_random=facts.is_random,
-        is_random_with_dropout=facts.is_random_with_dropout,
-        is_rescaled=facts.is_rescaled,
-        keeps_state=facts.keeps_state,
-        largest_future=facts.largest_future,
-        n_nan_rows=diagnosis.n_nan_rows,
-        expects_causal=examined.expects_causal,
-        takes_mask=bool(subject.mask_forms),
-        layer=None if diagnosis.candidate is None else diagnosis.layer,
-        leaks_batch=leaks and not is_explained,
-        unused=()
-        if diagnosis.is_right or diagnosis.mistakes
-        else unused_projections(subject, examined.request.of.seed),
-        n_heads=(stated_heads(examined) or 1) if has_default_width else 1,
-        d_in=subject.sizes.d_in,
-        query_width=0 if weights is None else weights.q.weight.shape[0],
-        query_name="" if reading is None else reading.parts[0],
-        may_be_narrow=_may_be_narrow(subject.built.arguments),
-    )
 
 
 def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:

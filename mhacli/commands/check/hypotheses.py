@@ -3,57 +3,32 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import Mistake, MistakeVariant
+from mhacli.attention.mistakes import Mistake
 from mhacli.attention.mistakes.masks import MASKING
-from mhacli.attention.mistakes.scores import assigned_names
-from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
+from mhacli.attention.mistakes.stages import ReferenceLayer, run, stages_with
 from mhacli.commands.check.inputs import HIDDEN, InputCase, make_case, max_error, output_for
 from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
-from mhacli.usercode.names import is_within
+from mhacli.usercode.names import assigned_names, is_within
 from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.types import Built, Inputs, Operation
 
 
-class AppliedMistake(NamedTuple):
-    """A mistake in one of its variants."""
-
-    mistake: Mistake
-    variant: MistakeVariant
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The sites that it changes."""
-        return self.variant.sites or (self.mistake.site,)
-
-
-def variants_of(mistakes: Iterable[Mistake]) -> list[AppliedMistake]:
-    """Every variant of the mistakes that changes a stage."""
-    return [AppliedMistake(mistake, variant) for mistake in mistakes if mistake.stage for variant in mistake.variants]
-
-
-def stages_with(mistakes: Iterable[AppliedMistake]) -> Stages:
-    """The reference stages with these mistakes in place."""
-    replacements: dict[str, Any] = {}
-    for applied in mistakes:
-        replacements |= {str(applied.mistake.stage): applied.variant.replacement, **applied.variant.besides}
-    return replace(RIGHT, **replacements)
-
-
-def error_of(layer: ReferenceLayer, mistakes: Sequence[AppliedMistake], cases: Sequence[InputCase]) -> float:
+def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
     """The largest difference from the outputs, relative to each case's tolerance: up to 1 is a match, and the first larger one
     ends the comparison. Infinite if shapes or NaN positions differ, if a mistake does not apply to this layer, or if everything
     is NaN and none of the mistakes leaves only that.
@@ -61,7 +36,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[AppliedMistake], cases: S
     Rows that are not counted and queries without visible keys have no right output and are left out.
     """
     stages, worst = stages_with(mistakes), 0.0
-    may_be_nan = any(applied.mistake.may_be_nan for applied in mistakes)
+    may_be_nan = any(mistake.may_be_nan for mistake in mistakes)
     for case in cases:
         try:
             with torch.no_grad():
@@ -69,7 +44,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[AppliedMistake], cases: S
             if out.shape != case.output.shape:
                 return math.inf
             counted = _counted(case, keep, out)
-        except Exception:  # the mistake does not apply here, or a norm of the module fails
+        except Exception:  # the mistake is not possible here, or a norm of the module fails
             return math.inf
         compared = out[counted]
         if not compared.numel() or (not may_be_nan and bool(compared.isnan().all())):
@@ -120,8 +95,8 @@ class SourceLocator:
                 by_size.setdefault(op.output.numel(), []).append((op, _sorted(op.output)))
         return by_size
 
-    def at_sites(self, layer: ReferenceLayer, mistakes: Sequence[AppliedMistake], case: InputCase) -> SourceLocator:
-        """The same run with the sites of another layer. Raises if a mistake does not apply to it."""
+    def at_sites(self, layer: ReferenceLayer, mistakes: Sequence[Mistake], case: InputCase) -> SourceLocator:
+        """The same run with the sites of another layer. Raises if a mistake is not possible in it."""
         located = SourceLocator(self.operations, sites_of(layer, mistakes, case))
         vars(located)["numbers"] = self.numbers
         return located
@@ -151,16 +126,19 @@ class SourceLocator:
                 return operation.at
         return SourceLine()
 
-    def lines_for(self, mistake: Mistake, sites: Sequence[str], built: Built) -> list[SourceLine]:
-        """The lines of a mistake, at least one: by operation name, by source pattern, or by site."""
-        with_line = [op for op in self.operations if op.line is not None]
-        by_name = next((op for name in mistake.operations for op in with_line if op.name == name), None)
-        if by_name is not None:
-            return [by_name.at]
-        in_source = line_in_source(built, mistake)
-        if in_source.line is not None or not sites:
-            return [in_source]
-        return list(dict.fromkeys(self.line_of(site) for site in sites))
+    def lines_for(self, patterns: Sequence[str], sites: Sequence[str], built: Built) -> list[SourceLine]:
+        """The lines of a mistake, at least one: the first that matches a pattern, else those that compute sites, else the first
+        line of `forward`."""
+        matching = self._line_matching(patterns) or line_in_source(built, patterns)
+        if matching is not None:
+            return [matching]
+        lines = list(dict.fromkeys(self.line_of(site) for site in sites))
+        return lines or [first_line(built)]
+
+    def _line_matching(self, patterns: Sequence[str]) -> SourceLine | None:
+        recorded_lines = [op.at for op in self.operations if op.line is not None]
+        matching = (at for pattern in patterns for at in recorded_lines if re.search(pattern, at.source))
+        return next(matching, None)
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""
@@ -229,8 +207,8 @@ def _is_close(a: Tensor, b: Tensor) -> bool:
     return bool(not a.numel() or (a - b).abs().max() <= 1e-5 * b.abs().max().clamp(min=1e-30))
 
 
-def sites_of(layer: ReferenceLayer, mistakes: Sequence[AppliedMistake], case: InputCase) -> Mapping[str, Tensor]:
-    """The tensors of a layer with these mistakes at each site. Raises if a mistake does not apply to it."""
+def sites_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], case: InputCase) -> Mapping[str, Tensor]:
+    """The tensors of a layer with these mistakes at each site. Raises if a mistake is not possible in it."""
     sites: dict[str, Tensor] = {}
 
     def keep(site: str, tensor: Tensor, **where: Any) -> None:
@@ -250,22 +228,30 @@ def recorded(subject: UserAttention, case: InputCase) -> SourceLocator:
     return SourceLocator(operations, {})
 
 
-def line_in_source(built: Built, mistake: Mistake) -> SourceLine:
-    """The first source line that matches the mistake's pattern, `forward` first; empty if none matches. A mistake with neither
-    a pattern nor a site has the first line of `forward`."""
+def line_in_source(built: Built, patterns: Sequence[str]) -> SourceLine | None:
+    """The first source line that matches one of these patterns, `forward` first."""
+    code = [
+        (number, line)
+        for lines, first in _sources(built)
+        for number, line in enumerate(lines, first)
+        if not line.lstrip().startswith(("def ", "class ", '"'))
+    ]
+    matching = (each for pattern in patterns for each in code if re.search(pattern, each[1].split("#")[0]))
+    number, line = next(matching, (None, ""))
+    return None if number is None else SourceLine(built.file, number, line.strip())
+
+
+def first_line(built: Built) -> SourceLine:
+    """The first line of `forward`, or of a function; empty if the source cannot be read."""
+    lines, number = next(_sources(built), ([], None))
+    return SourceLine() if number is None else SourceLine(built.file, number, lines[0].strip())
+
+
+def _sources(built: Built) -> Iterator[tuple[list[str], int]]:
+    """The lines of `forward`, and those of the whole, with the number of the first."""
     for part in (getattr(built.thing, "forward", None), built.thing):
-        try:
-            lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
-        except (OSError, TypeError):
-            continue
-        for number, line in enumerate(lines, first):
-            plain = line.split("#")[0]
-            is_code = not plain.lstrip().startswith(("def ", "class ", '"'))
-            if mistake.in_source and is_code and re.search(mistake.in_source, plain):
-                return SourceLine(built.file, number, line.strip())
-        if not (mistake.in_source or mistake.site):
-            return SourceLine(built.file, first, lines[0].strip())
-    return SourceLine()
+        with contextlib.suppress(OSError, TypeError):
+            yield inspect.getsourcelines(part)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------ the smallest input
@@ -275,7 +261,7 @@ _SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 
 
 
 def smallest(
-    subject: UserAttention, layer: ReferenceLayer, mistakes: Sequence[AppliedMistake], like: InputCase, seed: int
+    subject: UserAttention, layer: ReferenceLayer, mistakes: Sequence[Mistake], like: InputCase, seed: int
 ) -> str | None:
     """The smallest input, of the kind of a case, whose output differs from the layer with these mistakes, in words; None if none
     of a few small ones differs. Inputs on which the subject raises are skipped."""

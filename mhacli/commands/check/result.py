@@ -186,18 +186,6 @@ class OutputComparison:
     tolerance: float
 
 
-class ModeReport(Struct, frozen=True):
-    """The report on one of two modes: its call, the codes of its findings, and its probes."""
-
-    mode: Mode
-    verdict: Verdict
-    called: str
-    findings: tuple[str, ...]
-    probes: tuple[ProbeResult, ...]
-    comparison: OutputComparison | None
-    reason: str | None = None
-
-
 class FirstDifference(Struct, frozen=True):
     """The first difference from the reference: `site` is the first site that differs, `last_shared` the last equal site before
     it. For two implementations, `other_file`, `other_line` and `other_source` locate the site in the other one."""
@@ -217,8 +205,8 @@ class Examination(Shown):
     """The examination of an attention in user code. `not_examined` are arguments that always kept their defaults, so that
     the verdict does not cover them. `notes` are facts that may surprise a caller but are no mistakes, such as arguments
     without effect. `example` is the call that was assumed, empty where one was given. `next_steps` are suggestions for an
-    undecided verdict. `modes` has a report for each mode if there are two; the other fields then combine both, and a probe
-    fails if it fails in one mode."""
+    undecided verdict. Of attention with two modes it is the report on the worse one, with the findings of both. `modes` is
+    always empty."""
 
     verdict: Verdict
     target: str
@@ -231,7 +219,7 @@ class Examination(Shown):
     reason: str | None = None
     closest: str | None = None
     departure: FirstDifference | None = None
-    modes: tuple[ModeReport, ...] = ()
+    modes: tuple[()] = ()
     n_parameters: int = 0
     n_hypotheses: int = 0
     printed: str = ""

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import BY_CODE, Mistake
 from mhacli.attention.mistakes.caching import CACHE_MISTAKES, UNMASKED, CacheMistake, decoded
+from mhacli.attention.mistakes.stages import stages_with
 from mhacli.commands.check.behaviour import CODES, EFFECTS
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
-from mhacli.commands.check.hypotheses import stages_with
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.probes import Probed
 from mhacli.commands.check.result import Finding, ProbeResult
@@ -284,7 +283,7 @@ def _failing(convention: StepConvention, runs: Runs, rows: Tensor, whole: Tensor
     judged = {ends: out for ends, out in runs.items() if takes_single_steps or not _is_chunked(ends)}
     mistake, error = _explanation(judged, rows, diagnosis, tolerance)
     file = convention.attention.built.file
-    line = SourceLine(file) if mistake is None else _line(convention, rows, wrong, BY_CODE[mistake.code])
+    line = SourceLine(file) if mistake is None else _line(convention, rows, wrong, mistake.code)
     if takes_single_steps and (mistake in (None, UNMASKED) or "is_causal" in line.source):
         return _single_steps_only(convention, max(errors.values()), mistake)
     evidence = _evidence(convention, wrong, runs[wrong], whole)
@@ -294,7 +293,7 @@ def _failing(convention: StepConvention, runs: Runs, rows: Tensor, whole: Tensor
     else:
         match = f"largest difference {error:.2g}, tolerance {tolerance:.2g}"
         evidence = f"matches exactly if {mistake.description}: {match}\n{evidence}"
-        finding = finding_of(BY_CODE[mistake.code], evidence, line)
+        finding = finding_of(mistake.code, evidence, line)
         finding = replace(finding, proven=True, error=error, tolerance=tolerance)
     text = f"steps give other outputs than one call ({convention.text})"
     probe = ProbeResult("cache", text, max(errors.values()), False)
@@ -343,7 +342,24 @@ def _evidence(convention: StepConvention, ends: tuple[int, ...], out: Tensor, wh
     return f"{off}, in an output whose largest number is {largest:.3g}"
 
 
-def _line(convention: StepConvention, rows: Tensor, ends: tuple[int, ...], mistake: Mistake) -> SourceLine:
+_LINES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "cache-position": (
+        ("getitem", "arange", "index_select", "narrow", "embedding", "mul", "cos", "sin"),
+        r"(?i)freqs|rope|rota|\bcos|\bsin|pos|offset|angle|arange|start",
+    ),
+    "cache-order": (
+        ("cat", "setitem", "copy_", "index_copy_", "slice_scatter", "stack", "getitem", "narrow"),
+        r"(?i)cache|past|prev|mem|kept|state|update|\bbuf|\bkeys?\b|\bvalues?\b",
+    ),
+    "cache-mask": (
+        ("tril", "triu", "masked_fill", "masked_fill_", "where", "scaled_dot_product_attention", "softmax"),
+        "",
+    ),
+}
+"""What finds the line of a mistake: the first of these operations whose line matches a pattern."""
+
+
+def _line(convention: StepConvention, rows: Tensor, ends: tuple[int, ...], code: str) -> SourceLine:
     """The line of a mistake: the positions, the update of the cache, or the mask; only the file if it is not found."""
     built = convention.attention.built
     try:
@@ -351,8 +367,9 @@ def _line(convention: StepConvention, rows: Tensor, ends: tuple[int, ...], mista
     except Exception:  # the call cannot be recorded
         operations = ()
     with_line = [operation for operation in operations if operation.line is not None]
-    for name in mistake.operations:
+    names, pattern = _LINES[code]
+    for name in names:
         for operation in with_line:
-            if operation.name == name and re.search(mistake.in_source, operation.source):
+            if operation.name == name and re.search(pattern, operation.source):
                 return operation.at
     return SourceLine(built.file)

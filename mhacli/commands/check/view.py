@@ -167,27 +167,12 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "guessed", Text("\n".join(lines), style="yellow")
     if defaults:
         yield "defaults", Text(fitted(visible(", ".join(defaults)), _room(on)), style="dim")
-    if examination.modes:
-        yield from _modes(examination)
-    elif examination.called:
+    if examination.called:
         yield "called", Text(visible(examination.called))
     if examination.example:
         yield "", Text(visible(f"as --example '{examination.example}'"), style="dim")
     if examination.choices:
         yield "choices", Text("\n".join(filled([visible(choice.message) for choice in examination.choices], _room(on))))
-
-
-_MODES = {"self": "self-attention", "cross": "cross-attention"}
-
-
-def _modes(examination: Examination) -> Iterator[Line]:
-    """The call and the verdict of each mode."""
-    for number, mode_report in enumerate(examination.modes):
-        sign, style = _SIGNS[mode_report.verdict]
-        line = (
-            Text(f"{_MODES[mode_report.mode]}: ").append(sign, style=style).append(f"  {visible(mode_report.called)}")
-        )
-        yield "" if number else "called", line
 
 
 def _behaviours(examination: Examination) -> Iterator[Line]:

@@ -429,6 +429,12 @@ ROTATED = [
         "positions:HandNormed",
         ("rope-of-queries-only", "q, k = self.rotated(q), self.rotated(k)", "q = self.rotated(q)"),
     ),
+    *in_layer("positions:NanoChat", ("qk-norm-of-one", "q, k = unit(q), unit(k)", "q = unit(q)"), states=CAUSAL, line=False),
+    *in_layer(
+        "positions:SwinCosine",
+        ("qk-norm-of-one", "F.normalize(q, dim=-1) @ F.normalize(k, dim=-1)", "F.normalize(q, dim=-1) @ k"),
+        line=False,
+    ),
     *in_layer("positions:SwinCosine", ("merge-without-transpose", "(attn @ v).transpose(1, 2)", "(attn @ v)")),
     *in_layer(
         "positions:RotaryAttention",
@@ -451,11 +457,9 @@ WITHOUT_CODE_TODAY = [
         states=CAUSAL,
     ),
     *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k")),
-    *in_layer("positions:NanoChat", ("qk-norm-of-one", "q, k = unit(q), unit(k)", "q = unit(q)"), states=CAUSAL),
     *in_layer(
         "positions:SwinCosine",
         ("scale-twice|scale-not-root", "attn = attn * logit_scale", "attn = attn * logit_scale * q.shape[-1] ** -0.5"),
-        ("qk-norm-of-one", "F.normalize(q, dim=-1) @ F.normalize(k, dim=-1)", "F.normalize(q, dim=-1) @ k"),
     ),
 ]  # fmt: skip
 
