@@ -74,9 +74,7 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
         return False
     if _returns_a_module(thing):
         return True
-    signature = signature_of(thing)
-    rows = [p for p in signature.parameters if p.role in (*ROWS, "rest") and p.name not in given]
-    return signature.known and not rows
+    return all(parameter.name in given for parameter in signature_of(thing, *ROWS, "rest"))
 
 
 def _returns_a_module(thing: Callable[..., Any]) -> bool:

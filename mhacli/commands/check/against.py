@@ -29,8 +29,7 @@ from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.arguments import parameters_of, role_of
 from mhacli.usercode.build import is_factory
-from mhacli.usercode.call.convention import CallMasks
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
+from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
 from mhacli.usercode.inputs import cast, cast_copy
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
@@ -292,9 +291,8 @@ def _with_common_sizes(first: UserAttention, second: UserAttention) -> UserAtten
     """The first attention with sizes that both accept."""
     a, b = first.sizes, second.sizes
     sizes = replace(a, batch=min(a.batch, b.batch), q_len=min(a.q_len, b.q_len), k_len=min(a.k_len, b.k_len))
-    return replace(
-        first, sizes=sizes, n_heads=min(first.n_heads, second.n_heads), n_rows=min(first.n_rows, second.n_rows)
-    )
+    slots = min(first, second, key=lambda attention: attention.n_rows).slots
+    return replace(first, sizes=sizes, n_heads=min(first.n_heads, second.n_heads), slots=slots)
 
 
 def _gap(name: str, pair: Pair, inputs: Inputs, masks: tuple[CallMasks, ...] = (CallMasks(), CallMasks())) -> Gap:
@@ -363,7 +361,7 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     """The first site that differs after all that are the same. None if a call cannot be recorded, or if no site differs."""
     try:
         first, second = (
-            recorded(subject, inputs_for(subject, gap.inputs), seed, masks).tensors_at_sites()
+            recorded(subject, gap.inputs, seed, masks).tensors_at_sites()
             for subject, masks in zip(pair, gap.masks, strict=True)
         )
     except Exception:  # the code of the user raises it

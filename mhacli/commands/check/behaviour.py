@@ -26,7 +26,7 @@ from mhacli.models.inputs import TIMES_SHAKEN, shaken_parts
 from mhacli.models.layer_names import dtype_of, is_attention
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
-from mhacli.usercode.call.sequences import Noted, Sequences, Text, outputs_in
+from mhacli.usercode.call.sequences import Noted, Sequences, Text
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.process import Stage
 
@@ -386,8 +386,8 @@ class Asker:
             )
         for mask in list(self.of.masks)[:1]:
             x, real = self.of.padded([self.text.tokens, self.text.tokens[:0]], "right")
-            with torch.no_grad(), seeded(self.seed, x.device):
-                out = outputs_in(self.of.call(x, **self.of.masks[mask](real)), x.shape)
+            with seeded(self.seed, x.device):
+                _, out = self.of.call(x, real=real, mask=mask)
             is_nan = out is not None and not bool(out.isfinite().all())
             notes += ["a text whose tokens are all masked gives NaN"] if is_nan else []
         if notes:
@@ -512,7 +512,7 @@ class Asker:
         name, lengths = f"{side}-padding", [len(text.tokens) for text in self.texts]
         if not self.of.masks:
             return self.unasked(name, "it takes no mask of padding by a known name")
-        if side == "left" and self.of.source is not None:
+        if side == "left" and self.of.has_source:
             return self.unasked(name, "an encoder-decoder model, whose texts are padded on the right")
         if min(lengths) == max(lengths):
             return self.unasked(name, "needs texts of different lengths")

@@ -270,7 +270,7 @@ def _sequences_of(admitted: _Admitted, length: int | None, seed: int) -> Sequenc
     first = ModelInputs(admitted.texts[:1], admitted.context and admitted.context[:1])
     inputs = make_inputs(loaded.model, first, "right", loaded.pad_id)
     guarded("the model", loaded.source, lambda: outputs_of(loaded.model, inputs.keywords))
-    found = sequences_of_ids(loaded.source, loaded.model, fixed={}, length=length, seed=seed)
+    found = sequences_of_ids(loaded.source, loaded.model, fixed={}, length=length)
     if found is None:
         raise UsageError(f"it is not known how {type(loaded.model).__name__} reads text")
     return replace(found, pad=loaded.pad_id)

@@ -85,7 +85,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     if model is not None:
         n_parameters = sum(parameter.numel() for parameter in model.module.parameters()) if model.module else 0
         with one_thread() if n_parameters < _SMALL else nullcontext():
-            is_decoder = model.source is not None and request.states_causal is None
+            is_decoder = model.has_source and request.states_causal is None
             claim = claim_of(built.module, causal=True if is_decoder else request.states_causal)
             asker = asker_of(model, claim, request.seed, stage)
             asker.all()
@@ -113,7 +113,6 @@ def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
         module,
         fixed=fixed,
         length=request.length,
-        seed=request.seed,
         means=request.mask_means,
         example=example,
     )
@@ -173,7 +172,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         verdict=verdict,
         target=request.of.target,
         called=subject.described,
-        example="" if subject.convention.example else example_text(subject),
+        example="" if subject.example else example_text(subject),
         arguments=arguments_of(subject.built),
         findings=findings,
         choices=_choices(diagnosis, examined) + steps.choices,

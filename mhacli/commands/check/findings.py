@@ -17,7 +17,7 @@ from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.arguments import role_of, stated
-from mhacli.usercode.call.user_attention import UserAttention, call_attention, drawer_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.names import function_around, in_user_names, mentions, names_on, names_within
 from mhacli.usercode.operations import watch
@@ -215,7 +215,7 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
         return ()
     drawer = drawer_of(subject, seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
-    before = [call_attention(subject, each, seed=0).out for each in inputs]
+    before = [subject(each, seed=0).out for each in inputs]
     parts = [part for part in parts_of(module, {}) if part.letters and part.number is None]
     names = {part.name for part in parts} | {f"{part.name}.weight" for part in parts}
     unused = []
@@ -223,7 +223,7 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
         original = weight.detach().clone()
         try:
             weight.data.mul_(-1.5).add_(0.1)
-            after = [call_attention(subject, each, seed=0).out for each in inputs]
+            after = [subject(each, seed=0).out for each in inputs]
         finally:
             weight.data.copy_(original)
         if all(map(torch.equal, before, after)):

@@ -16,7 +16,7 @@ from mhacli.commands.check.probes import Probed
 from mhacli.commands.check.result import CheckRequest
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.call.signature import called_function
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import cast, cast_copy
 from mhacli.usercode.types import Inputs, MaskForm
 
@@ -56,7 +56,7 @@ def output_for(
     subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> Tensor:
     """The subject's output in float64 on the CPU, computed in its own dtype."""
-    result = subject(inputs_for(subject, inputs), mask=mask, padding=padding)
+    result = subject(inputs, mask=mask, padding=padding)
     return result.out.detach().to("cpu", torch.float64)
 
 

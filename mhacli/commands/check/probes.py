@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from mhacli.commands.check.result import CheckRequest, ProbeResult
 from mhacli.usercode.arguments import role_of
-from mhacli.usercode.call.user_attention import UserAttention, call_attention
-from mhacli.usercode.inputs import InputDrawer, cast, copy_or_none, map_rows
+from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.usercode.inputs import InputDrawer, cast, copied, map_rows
 from mhacli.usercode.types import Built, Inputs, MaskForm
 
 Visible = Literal["full", "causal", "without itself", "plus the next", "transposed", "itself only", "other"]
@@ -128,7 +128,7 @@ class ProbeContext:
         self.subject, self.request, self.expects_causal = subject, request, expects_causal
         self.facts = ProbeFacts()
         self.stage: Callable[[], None] = lambda: None
-        self._pristine = copy_or_none(subject.built.module)
+        self._pristine = copied(subject.built.module)
         self.drawer = InputDrawer(
             subject.sizes,
             seed=request.of.seed % 2**63,
@@ -156,7 +156,7 @@ class ProbeContext:
         if subject is None and self.facts.keeps_state and self._pristine is not None:
             callee = self.subject.of(copy.deepcopy(self._pristine), self.subject.dtype)
         self.stage()
-        return call_attention(callee, inputs, mask=mask, training=training, seed=seed).out
+        return callee(inputs, mask=mask, training=training, seed=seed).out
 
     def inputs(self) -> Inputs:
         """Self-attention inputs; for a function, equally many keys as queries."""

@@ -21,18 +21,10 @@ from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.probes import Probed
 from mhacli.commands.check.result import Finding, ProbeResult
-from mhacli.usercode.call.convention import (
-    ArgumentRecipe,
-    CallMasks,
-    CallSetting,
-    call_with,
-    read_output,
-    sides_of,
-    tensor_at,
-)
+from mhacli.usercode.call.results import leaves
 from mhacli.usercode.call.sequences import SWITCH, cache_in
 from mhacli.usercode.call.signature import called_function, signature_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.usercode.call.user_attention import ArgumentRecipe, UserAttention, drawer_of
 from mhacli.usercode.inputs import copied, float64_copy
 from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine, Stage
@@ -112,18 +104,15 @@ class StepConvention:
     def __call__(self, rows: Tensor, ends: tuple[int, ...]) -> Tensor:
         """The outputs for token vectors `[batch, length, d_in]`, read in steps that end at `ends`. Raises what the call raises,
         and ValueError if it returns no cache."""
-        attention, call = self.attention, copied(self.attention.built.call)
+        attention = self.attention.of(copied(self.attention.built.call), self.attention.dtype)
         cache = self.caches if self.make is None else dict.fromkeys(self.caches, self.make())
         outs = []
         for start, end in pairwise((0, *ends)):
             inputs = _inputs(rows, start, end, self.mask)
-            convention = replace(attention.convention, fixed={**attention.convention.fixed, **cache})
-            sides = sides_of(inputs, convention)
-            setting = CallSetting(sides, attention.dtype, attention.device, False, attention.tensors, start)
-            result = call_with(call, convention, inputs, setting, CallMasks(self.mask))
-            outs.append(read_output(result, convention).out)
+            result = attention.result(inputs, mask=self.mask, given=cache, start=start)
+            outs.append(attention.read(result, attention.sizes_of(inputs)))
             if self.caches and self.make is None:
-                cache = _returned(result, [*self.caches], tensor_at(result, convention.output.path))
+                cache = _returned(result, [*self.caches], dict(leaves(result)).get(attention.output[0]))
         return torch.cat(outs, dim=1).to("cpu", torch.float64)
 
 
@@ -148,21 +137,19 @@ def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str,
 
 def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) -> list[StepConvention]:
     """The ways to call attention step by step, the likeliest first; none without any sign of a cache."""
-    convention = attention.convention
-    free = [p for p in signature_of(attention.built.call).parameters if p.name not in convention.fixed]
+    free = [p for p in signature_of(attention.built.call) if p.name not in attention.fixed]
     switches = [p.name for p in free if SWITCH.fullmatch(p.name.lower())]
     caches = {p.name: p.default for p in free if p.role == "cache" and p.name not in switches}
     positions = [p for p in free if p.role in ("offset", "positions")]
     names = (*caches, *(p.name for p in positions), *switches)
-    if attention.is_function or convention.example is not None or not names:
+    if attention.is_function or attention.example is not None or not names:
         return []
-    given = {recipe.parameter: recipe for recipe in convention.extras if recipe.parameter not in (*switches, *caches)}
+    given = {recipe.parameter: recipe for recipe in attention.extras if recipe.parameter not in (*switches, *caches)}
     for p in positions:
         has_batch_axis = p.role == "offset" or "ids" in p.name
         given.setdefault(p.name, ArgumentRecipe(p.name, p.role, variant=0 if has_batch_axis else 1))
-    fixed = {**convention.fixed, **dict.fromkeys(switches, True)}
-    convention = replace(convention, extras=tuple(given.values()), fixed=fixed)
-    attention = replace(_in_unused_module(attention, stage), convention=convention)
+    fixed = {**attention.fixed, **dict.fromkeys(switches, True)}
+    attention = replace(_in_unused_module(attention, stage), extras=tuple(given.values()), fixed=fixed)
     forms: list[MaskForm | None] = [mask]
     if mask is not None:  # a step may take one kind of mask alone
         forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]

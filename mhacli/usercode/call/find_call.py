@@ -1,72 +1,58 @@
-"""Finds out how to call a user's attention: tries the likely calls in order, then its modes, its switches and its masks."""
+"""Finds out how to call a user's attention: tries the likely calls in order, then its modes and its masks."""
 
 from __future__ import annotations
 
-import functools
+import itertools
 import re
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from mhacli.errors import MhaError
 from mhacli.usercode.arguments import parse_value
-from mhacli.usercode.call.convention import (
-    HEAD_AXES,
-    MERGED,
-    PATTERN_AXES,
-    ArgumentRecipe,
-    AxisNames,
-    CallConvention,
-    CallSetting,
-    leaves,
-    output_in,
-    part_of,
-    path_text,
-    rotation_text,
-    sides_of,
-    tensor_at,
-)
 from mhacli.usercode.call.example import attentions_of_example, example_of, working_example
-from mhacli.usercode.call.layouts import calls_to_try
-from mhacli.usercode.call.signature import MASKS, CallParameter, CallRole, never_read, signature_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
+from mhacli.usercode.call.layouts import calls_to_try, forms_of
+from mhacli.usercode.call.results import HEAD_AXES, MERGED, AxisNames, leaves, output_in, path_text
+from mhacli.usercode.call.signature import MASKS, CallParameter, never_read, signature_of
+from mhacli.usercode.call.user_attention import ROPE_BASE, ArgumentRecipe, UserAttention, drawer_of, part_of
 from mhacli.usercode.inputs import float64_copy, map_rows, seeded
-from mhacli.usercode.process import exception_text, is_on_cuda, lacks_cuda, shortened, source_line_of
+from mhacli.usercode.process import exception_text, lacks_cuda, shortened, source_line_of
 from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, MaskKind
+from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm
 
 _MOST_CALLS, _MOST_S = 200, 10.0
+_MOST_COPIED = 4_000_000
+"""The most numbers of a module that is copied for each call that is tried, so that no state passes to the next."""
 _INPUT_SCALE = 0.3
 """The scale of random inputs, small enough that a softmax without scaling sees more than one key."""
-_NUDGE, _ROUGH = 1e-9, 1e-11
 _LONGEST_ERROR, _LONGEST_SOURCE = 160, 60
 
 
 def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
-    """The target with its call convention, with a context if it takes one. Raises MhaError if no call works."""
-    attention = _with_switches(_first_call(built, request), request)
-    return _finished(_with_masks(attention, request)[0], request)
+    """The target with the way to call it, with a context if it takes one. Raises MhaError if no call works."""
+    found, _ = _with_masks(_first_call(built, request), request.seed)
+    return _finished(found, request.seed)
 
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
-    """The target with the convention and the masks of each mode: self-attention, cross-attention, or both. Raises MhaError if
-    no call works."""
-    first = _first_call(built, request)
-    attentions = [_with_switches(attention, request) for attention in _modes_of(first, request)]
-    found = [_with_masks(attention, request) for attention in attentions]
-    if len(found) == 1:
-        return (_finished(found[0][0], request),)
-    acting = [names for _, names in found]
-    return tuple(
-        _finished(_with_own_masks(attention, names, set().union(*acting)), request)
-        for attention, names in found
-    )  # fmt: skip
+    """The target with the call and the masks of each mode: self-attention, cross-attention, or both. Raises MhaError if no call
+    works."""
+    modes = _modes_of(_first_call(built, request), request.seed)
+    found = [_with_masks(mode, request.seed) for mode in modes]
+    hiding_anywhere = set().union(*(hiding for _, hiding in found))
+    finished = []
+    for mode, hiding in found:
+        others = hiding_anywhere - hiding
+        masks = tuple(form for form in mode.mask_forms if form.parameter not in others)
+        paddings = tuple(form for form in mode.padding_forms if form.parameter not in others)
+        finished.append(_finished(replace(mode, mask_forms=masks, padding_forms=paddings), request.seed))
+    return tuple(finished)
 
 
 # ------------------------------------------------------------------------------------------------------- the first call
@@ -75,407 +61,219 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
 def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     """The first call that gives an output."""
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
-    device = torch.device(request.device)
-    dtypes = [] if built.module is None else [p.dtype for p in built.module.parameters() if p.is_floating_point()]
-    dtype = next(iter(dtypes), torch.get_default_dtype())
-    like = UserAttention(built, CallConvention((), (), False), InputSizes(1, 1, 1, 1, 1), 1, 1, dtype, device)
+    tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
+    dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
+    is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
+    device, sizes = torch.device(request.device), InputSizes(1, 1, 1, 1, 1)
+    like = UserAttention(built, sizes, dtype, device, fixed=fixed, is_forgetful=is_small)
     if request.example is not None:
         candidates: Iterable[UserAttention] = attentions_of_example(like, example_of(request.example, built))
     else:
         _refuse_unknown(built, fixed)
-        candidates = calls_to_try(built, fixed, like, causal=request.causal)
+        candidates = calls_to_try(like, causal=request.causal)
     tried: list[tuple[UserAttention, BaseException]] = []
-    mixed: UserAttention | None = None
     began = time.perf_counter()
-    for n, candidate in enumerate(candidates):
-        if n >= _MOST_CALLS or (n >= 12 and time.perf_counter() - began > _MOST_S):
-            break
+    for candidate in itertools.islice(candidates, _MOST_CALLS):
         try:
-            found = _with_output(candidate, request.seed)
+            return _with_output(candidate, request.seed)
         except (Exception, SystemExit) as fault:  # the user's code may raise anything
             tried.append((candidate, fault))
-            continue
-        if not candidate.is_function or candidate.takes_context or _keeps_heads_apart(found, request.seed):
-            return _without_idle_context(found, request.seed)
-        mixed = mixed or found
-    if mixed is not None:
-        return mixed
-    raise _call_error(built, device, tried, given=request.example is not None)
+        if len(tried) >= 12 and time.perf_counter() - began > _MOST_S:
+            break
+    raise _call_error(built, request, tried)
 
 
 def _inputs(attention: UserAttention, seed: int) -> Inputs:
     """Random inputs, the same in each call."""
     rows = drawer_of(attention, seed).inputs(with_context=attention.n_rows > 1)
-    return inputs_for(attention, map_rows(rows, lambda tensor: _INPUT_SCALE * tensor))
+    return map_rows(rows, lambda tensor: _INPUT_SCALE * tensor)
 
 
 def _with_output(attention: UserAttention, seed: int) -> UserAttention:
     """The attention with the path of its output. Raises what the call raises, and ValueError without an output."""
-    convention, inputs = attention.convention, _inputs(attention, seed)
+    inputs = _inputs(attention, seed)
     with seeded(seed, attention.device):
         result = attention.result(inputs)
-    orders = [convention.axes]
-    if convention.is_function and "head" in convention.axes:
+    orders = [attention.axes]
+    if attention.is_function and "head" in attention.axes:
         orders += [HEAD_AXES, ("batch", "row", "head", "width"), ("batch", "row", MERGED)]
-    output = output_in(result, list(dict.fromkeys(orders)), sides_of(inputs, convention))
+    output = output_in(result, orders, attention.sizes_of(inputs))
     if output is None:
         shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
         sizes = {"batch": attention.sizes.batch, "head": attention.n_heads, "row": attention.sizes.q_len}
-        expected = ", ".join(str(sizes.get(axis, "·")) for axis in convention.axes)
+        expected = ", ".join(str(sizes.get(axis, "·")) for axis in attention.axes)
         raise ValueError(f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{expected}] was to come")
-    return replace(attention, convention=replace(convention, output=output))
+    return replace(attention, output=output)
 
 
-def _output(
-    attention: UserAttention,
-    inputs: Inputs,
-    seed: int,
-    *,
-    mask: MaskForm | None = None,
-    padding: MaskForm | None = None,
-) -> Tensor | None:
-    """The output in float64, None if the call raises."""
-    try:
-        with seeded(seed, attention.device):
-            return attention(inputs, mask=mask, padding=padding).out.double().cpu()
-    except (Exception, SystemExit):  # the user's code may raise anything
-        return None
-
-
-def _close(left: Tensor | None, right: Tensor | None) -> bool:
-    """Whether two outputs are equal within float32 rounding; NaN equals NaN."""
-    if left is None or right is None or left.shape != right.shape:
-        return False
-    return bool(torch.allclose(left, right, rtol=1e-4, atol=1e-6, equal_nan=True))
-
-
-def _changed(rows: Tensor) -> Tensor:
-    """Other vectors of about the same size."""
-    return rows.flip(-1) + 0.5
-
-
-def _keeps_heads_apart(attention: UserAttention, seed: int) -> bool:
-    """Whether a key moves several queries of its own head, and no other head: so it is if the axes are the right ones."""
-    inputs = _inputs(attention, seed)
-    assert inputs.keys is not None
-    keys = inputs.keys.clone()
-    keys[0, 0, 0] = _changed(keys[0, 0, 0])
-    before, after = (_output(attention, each, seed) for each in (inputs, inputs._replace(keys=keys)))
-    if before is None or after is None:
-        return False
-    moved = ~torch.isclose(before, after, rtol=1e-4, atol=1e-6, equal_nan=True).all(-1)
-    own = int(moved[0, 0].sum())
-    return own == int(moved.sum()) and own >= min(2, moved.shape[-1])
-
-
-def _without_idle_context(attention: UserAttention, seed: int) -> UserAttention:
-    """The attention without optional keys that have no influence."""
-    inputs = _inputs(attention, seed)
-    if inputs.keys is None or any(slot.required for slot in _key_slots(attention)):
-        return attention
-    values = None if inputs.values is None else _changed(inputs.values)
-    other = inputs._replace(keys=_changed(inputs.keys), values=values)
-    if not _close(_output(attention, inputs, seed), _output(attention, other, seed)):
-        return attention
-    return _over_itself(attention, seed) or attention
-
-
-# ------------------------------------------------------------------------------------------------- modes and switches
-
-
-def _key_slots(attention: UserAttention) -> list[CallParameter]:
-    return [slot for slot in attention.convention.slots if part_of(slot) != "queries"]
-
-
-def _over_itself(attention: UserAttention, seed: int) -> UserAttention | None:
-    """The attention without its optional keys; None if the call then raises."""
-    keys = _key_slots(attention)
-    slots = tuple(slot for slot in attention.convention.slots if slot not in keys)
-    sizes = replace(attention.sizes, k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
-    return _if_it_works(replace(attention, sizes=sizes, n_rows=1), seed, slots=slots)
-
-
-def _if_it_works(attention: UserAttention, seed: int, **changes: Any) -> UserAttention | None:
-    """The attention with changes of its convention; None if the call then raises."""
-    try:
-        return _with_output(replace(attention, convention=replace(attention.convention, **changes)), seed)
-    except (Exception, SystemExit):  # it needs something else
-        return None
-
-
-def _modes_of(attention: UserAttention, request: TargetRequest) -> list[UserAttention]:
+def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:
     """The attention in each mode: self and cross if keys are optional, else one."""
-    keys = _key_slots(attention)
-    if not keys or attention.convention.example is not None or any(slot.required for slot in keys):
+    keys = [slot for slot in attention.slots if part_of(slot) != "queries"]
+    if not keys or attention.example is not None or any(slot.required for slot in keys):
         return [attention]
-    slots = tuple(slot._replace(required=True) for slot in attention.convention.slots)
-    crossed = replace(attention, convention=replace(attention.convention, slots=slots))
-    alone = _over_itself(attention, request.seed)
-    if alone is None:
+    crossed = replace(attention, slots=tuple(slot._replace(required=True) for slot in attention.slots))
+    sizes = replace(attention.sizes, k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
+    alone = replace(attention, sizes=sizes, slots=tuple(slot for slot in attention.slots if slot not in keys))
+    try:
+        return [replace(_with_output(alone, seed), mode="self"), replace(crossed, mode="cross")]
+    except (Exception, SystemExit):  # it needs them
         return [crossed]
-    return [replace(alone, mode="self"), replace(crossed, mode="cross")]
-
-
-def _with_switches(attention: UserAttention, request: TargetRequest) -> UserAttention:
-    """The attention with its causal switch on, if requested, and with switches that return the pattern, so that it is computed,
-    if the output stays the same."""
-    if attention.convention.example is not None:
-        return attention
-    for parameter in _free(attention, "causal") if request.causal else ():
-        extras = _with_values(attention.convention, {parameter.name: True})
-        switched = _if_it_works(attention, request.seed, extras=extras, causal_by=parameter.name)
-        if switched is not None:
-            attention = switched
-            break
-    values = {p.name: p.role == "pattern" for p in _free(attention, "pattern", "mean")}
-    extras = _with_values(attention.convention, values)
-    with_pattern = _if_it_works(attention, request.seed, extras=extras) if values else None
-    inputs = _inputs(attention, request.seed)
-    if with_pattern and _close(_output(attention, inputs, request.seed), _output(with_pattern, inputs, request.seed)):
-        return with_pattern
-    return attention
-
-
-def _with_values(convention: CallConvention, values: dict[str, bool]) -> tuple[ArgumentRecipe, ...]:
-    """The extra arguments with other values for some."""
-    kept = [recipe for recipe in convention.extras if recipe.parameter not in values]
-    return (*kept, *(ArgumentRecipe(name, "given", value) for name, value in values.items()))
-
-
-def _free(attention: UserAttention, *roles: CallRole) -> list[CallParameter]:
-    """The parameters with these roles that have no value from the user."""
-    of_roles = signature_of(attention.built.call).of_role(*roles)
-    return [parameter for parameter in of_roles if parameter.name not in attention.convention.fixed]
 
 
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
-_OF_MASKS: tuple[AxisNames, ...] = (PATTERN_AXES, ("batch", "query", "key"), ("query", "key"))
-_OF_PADDING: tuple[AxisNames, ...] = (("batch", "key"), PATTERN_AXES, ("batch", "query", "key"))
-_KINDS: tuple[MaskKind, ...] = ("bool", "01", "whole", "additive")
-_HIDDEN, _SEEN = 1, 0
+def _with_masks(attention: UserAttention, seed: int) -> tuple[UserAttention, set[str]]:
+    """The attention with the mask forms that its call accepts, those that hide a key first, and the names of the masks that
+    do."""
+    if attention.example is not None:
+        return attention, set()
+    masks: dict[MaskForm, bool] = {}
+    paddings: dict[MaskForm, bool] = {}
+    for parameter in signature_of(attention.built.call, *MASKS):
+        if parameter.name in attention.fixed:
+            continue
+        found = _accepted(attention, parameter, seed, padding=False) if parameter.role in ("mask", "bias") else {}
+        masks |= found
+        paddings |= {} if found else _accepted(attention, parameter, seed, padding=True)
+    hides = masks | paddings
+    best = sorted(hides, key=lambda form: not hides[form])
+    idle = {
+        name: form and next((each for each in best if each.parameter == name), form)
+        for name, form in attention.idle.items()
+    }
+    mask_forms, padding_forms = (tuple(form for form in best if form in forms) for forms in (masks, paddings))
+    found_all = replace(attention, idle=idle, mask_forms=mask_forms, padding_forms=padding_forms)
+    return found_all, {form.parameter for form in best if hides[form]}
 
 
-def _with_masks(attention: UserAttention, request: TargetRequest) -> tuple[UserAttention, set[str]]:
-    """The attention with the mask forms that its call accepts, the likeliest first, and the masks that change its output."""
-    if attention.convention.example is not None:
-        return attention, {form.parameter for form in attention.mask_forms}
-    acting: set[str] = set()
-    masks: list[MaskForm] = []
-    paddings: list[MaskForm] = []
-    is_flat = attention.is_function and "head" not in attention.convention.axes
-    for parameter in sorted(_free(attention, *MASKS), key=lambda parameter: parameter.role == "bias"):
-        kinds: tuple[MaskKind, ...] = ("additive",) if parameter.role == "bias" else _KINDS
-        found: list[MaskForm] = []
-        if parameter.role in ("mask", "bias"):
-            choices = product(_OF_MASKS[is_flat:], kinds)
-            found = _accepted(attention, parameter, choices, acting, request.seed, padding=False)
-            masks += found
-        if parameter.role == "lengths":
-            found = _accepted(attention, parameter, [(("batch",), "lengths")], acting, request.seed, padding=True)
-            paddings += found
-        if not found and parameter.role != "bias":
-            choices = product(_OF_PADDING, kinds)
-            paddings += _accepted(attention, parameter, choices, acting, request.seed, padding=True)
-    first = {form.parameter: form for form in reversed([*masks, *paddings])}
-    first |= {form.parameter: form for form in reversed(masks)}
-    idle = tuple((name, form and first.get(name, form)) for name, form in attention.convention.idle)
-    convention = replace(attention.convention, idle=idle)
-    return replace(attention, convention=convention, mask_forms=tuple(masks), padding_forms=tuple(paddings)), acting
+def _accepted(attention: UserAttention, parameter: CallParameter, seed: int, *, padding: bool) -> dict[MaskForm, bool]:
+    """The forms of a mask with which the call works, and whether the output shows no key that they hide."""
+    found = {}
+    for form in forms_of(parameter, padding=padding):
+        with suppress(Exception, SystemExit):  # a form that the call does not take
+            found[form] = _hides(attention, form, seed, padding=padding)
+    return found
 
 
-def _accepted(
-    attention: UserAttention,
-    parameter: CallParameter,
-    choices: Iterable[tuple[AxisNames, MaskKind]],
-    acting: set[str],
-    seed: int,
-    *,
-    padding: bool,
-) -> list[MaskForm]:
-    """The forms of a mask with which the call works: those that hide a key first, then in order."""
-    hides: dict[MaskForm, bool] = {}
-    name = parameter.name.lower()
-    is_hiding = ("pad" in name and "non" not in name and parameter.role == "padding") or "ignore" in name
-    for axes, kind in choices:
-        meanings = ("keep",) if kind in ("additive", "lengths") else ("hide", "keep") if is_hiding else ("keep", "hide")
-        for meaning in meanings:
-            form = MaskForm(parameter.name, axes, kind, meaning)  # type: ignore[arg-type]
-            inputs = _with_hidden_key(attention, form, seed, padding=padding)
-            forms = {"padding": form} if padding else {"mask": form}
-            out = _output(attention, inputs, seed, **forms)
-            if out is None:
-                break
-            hides[form] = _hides(attention, inputs, out)
-            if parameter.name not in acting:
-                unmasked = _output(attention, inputs._replace(allowed=None, real=None), seed)
-                acting |= set() if _close(out, unmasked) else {parameter.name}
-    kinds = {form.kind for form, is_hidden in hides.items() if is_hidden}
-    axes_order = list(dict.fromkeys(form.axes for form in hides))
-    return sorted(
-        hides,
-        key=lambda form: (
-            (form.kind not in kinds, axes_order.index(form.axes), _KINDS.index(form.kind), not hides[form])
-            if form.kind != "lengths"
-            else (False, 0, 0, False)
-        ),
-    )
-
-
-def _with_hidden_key(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool) -> Inputs:
-    """Equal sequences with a mask that hides one key, or the last ones, which differs in the second sequence; in the third
-    another key differs."""
+def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool) -> bool:
+    """Whether two texts that differ in a key, which a mask hides, have the same outputs. Raises what the call raises."""
     inputs = map_rows(_inputs(attention, seed), lambda rows: rows[:1].expand_as(rows).clone())
     keys = inputs.queries if inputs.keys is None else inputs.keys
-    k_len = keys.shape[-2]
-    hidden = k_len - 2 if form.kind == "lengths" else _HIDDEN
+    q_len, k_len = inputs.queries.shape[-2], keys.shape[-2]
+    hidden = k_len - 1 if form.kind == "lengths" else 1
     for rows in (keys, inputs.values):
-        for sequence, key in ((1, hidden), (2, _SEEN)) if rows is not None and len(rows) > 2 else ():
-            rows[sequence, ..., key, :] = _changed(rows[sequence, ..., key, :])  # type: ignore[index]
+        if rows is not None:
+            rows[1, ..., hidden, :] *= -2
     real = torch.ones(len(keys), k_len, dtype=torch.bool)
-    real[:, hidden : k_len if form.kind == "lengths" else hidden + 1] = False
-    if padding:
-        return inputs._replace(real=real)
-    return inputs._replace(allowed=real[:1, None, None, :].expand(1, 1, inputs.queries.shape[-2], k_len))
-
-
-def _hides(attention: UserAttention, inputs: Inputs, out: Tensor) -> bool:
-    """Whether the output shows the key that differs in the third sequence, and not that in the second, which is hidden."""
-    changed = () if attention.n_rows > 1 else (_HIDDEN, _SEEN, out.shape[-2] - 2)
-    rows = out[..., [n for n in range(out.shape[-2]) if n not in changed], :]
-    if len(rows) < 3 or not bool(torch.isfinite(rows).all()):
-        return False
-    return _close(rows[0], rows[1]) and not _close(rows[0], rows[2])
-
-
-_OF_CONTEXT = re.compile(r"context|ctx|enc|mem|cross|source|src|xa|cond|kv", re.I)
-
-
-def _with_own_masks(attention: UserAttention, acting: set[str], acting_anywhere: set[str]) -> UserAttention:
-    """The attention in one mode with the masks that act in it, and with those that act in none and belong to it by name."""
-
-    def is_own(form: MaskForm) -> bool:
-        if form.parameter in acting_anywhere:
-            return form.parameter in acting
-        return (_OF_CONTEXT.search(form.parameter) is not None) == (attention.mode == "cross")
-
-    masks, paddings = (tuple(filter(is_own, forms)) for forms in (attention.mask_forms, attention.padding_forms))
-    return replace(attention, mask_forms=masks, padding_forms=paddings)
+    real[:, hidden] = False
+    with seeded(seed, attention.device):
+        if padding:
+            out = attention(inputs._replace(real=real), padding=form).out
+        else:
+            allowed = real[:1, None, None, :].expand(1, 1, q_len, k_len)
+            out = attention(inputs._replace(allowed=allowed), mask=form).out
+    same = [n for n in range(q_len) if n != hidden or inputs.keys is not None]
+    first, second = out[0, ..., same, :], out[1, ..., same, :]
+    return bool(first.isfinite().all()) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- finished
 
 
-_WITHOUT_EFFECT = ("rest", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model")
+_WITHOUT_EFFECT = (
+    "rest", "any", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model",
+)  # fmt: skip
 _RESULT_SWITCH = re.compile(
     r"(return|output|use_return|need|get|ret)_.*|(use|with)_(kv_?)?cache|return|verbose|debug|is_?debug|logger"
 )
 """Switches that change the returned or printed results, not the computation."""
-_EMPTY_WITHOUT_PAST = ("offset", "cache", "other mask")
-"""Arguments that are 0 or None in a call without a past."""
 
 
-def _finished(attention: UserAttention, request: TargetRequest) -> UserAttention:
+def _finished(attention: UserAttention, seed: int) -> UserAttention:
     """The attention in float64 if it can compute in it, with the description of its call."""
-    convention = attention.convention
+    recipes = {recipe.parameter: recipe for recipe in attention.extras}
     forms = (*attention.mask_forms, *attention.padding_forms)
-    used = {slot.name for slot in convention.slots} | {form.parameter for form in forms} | set(convention.fixed)
-    recipes = {recipe.parameter: recipe for recipe in convention.extras}
+    used = {slot.name for slot in attention.slots} | {form.parameter for form in forms} | set(attention.fixed)
     parameters = [
-        parameter for parameter in signature_of(attention.built.call).parameters
+        parameter for parameter in signature_of(attention.built.call)
         if parameter.role not in _WITHOUT_EFFECT and not _RESULT_SWITCH.fullmatch(parameter.name.lower())
     ]  # fmt: skip
     unread = never_read(attention.built.call)
     untried = [p.name for p in parameters if p.name not in used and _is_default(p, recipes.get(p.name))]
-    if convention.example is not None:
-        untried = []
-    exact = _in_float64(replace(attention, is_forgetful=False), request.seed)
+    exact = _in_float64(replace(attention, is_forgetful=False), seed)
     return replace(
         exact,
         described=_described(exact),
-        untried=tuple(untried),
+        untried=tuple(untried) if attention.example is None else (),
         unread=tuple(p.name for p in parameters if p.name in unread),
     )
 
 
 def _is_default(parameter: CallParameter, recipe: ArgumentRecipe | None) -> bool:
-    """Whether a call leaves an argument at its default, or gives it a value that means none."""
-    return recipe is None or parameter.role in _EMPTY_WITHOUT_PAST or recipe.value is parameter.default is not None
+    """Whether a call leaves an argument at its default, or gives it a value that means none, as in a call without a past."""
+    is_of_past = parameter.role in ("offset", "cache", "other mask")
+    return recipe is None or is_of_past or recipe.value is parameter.default is not None
 
 
 def _in_float64(attention: UserAttention, seed: int) -> UserAttention:
-    """A float64 copy, if it computes in float64 throughout; else itself."""
+    """A float64 copy, if its output is in float64; else itself."""
     try:
-        call = float64_copy(attention.built.call)
-    except Exception:  # user objects may raise anything
-        return attention
-    exact = attention.of(call, torch.float64)
-    inputs = _inputs(exact, seed)
-    try:
+        exact = attention.of(float64_copy(attention.built.call), torch.float64)
         with seeded(seed, exact.device):
-            out = tensor_at(exact.result(inputs), exact.convention.output.path)
-    except (Exception, SystemExit):  # something in it has a dtype of its own
+            out = exact(_inputs(exact, seed)).out
+    except (Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
         return attention
-    is_float64 = out is not None and out.dtype == torch.float64
-    return exact if is_float64 and not _rounds_inside(exact, inputs, seed) else attention
-
-
-def _rounds_inside(attention: UserAttention, inputs: Inputs, seed: int) -> bool:
-    """Whether the output is rounded somewhere inside, such as to float32. If not, a perturbation twice as large changes it
-    twice as much."""
-    nudged = [map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE)) for n in range(3)]
-    base, once, twice = (_output(attention, each, seed) for each in nudged)
-    if base is None or once is None or twice is None:
-        return False
-    deviation = (twice - 2 * once + base).nan_to_num().abs().max()
-    return bool(deviation > _ROUGH * base.nan_to_num().abs().max())
-
-
-_AXIS_WORDS = {"row": "seq", "width": "d", "column": "seq"}
+    return exact if out.dtype == torch.float64 else attention
 
 
 def _described(attention: UserAttention) -> str:
     """The call as one line of Python, with a comment on layouts."""
-    convention, built = attention.convention, attention.built
-    inputs = _inputs(attention, 0)
-    setting = CallSetting(sides_of(inputs, convention), attention.dtype, attention.device, False, attention.tensors)
-    arguments = [slot.name if not slot.name.startswith("args[") else part_of(slot) for slot in convention.slots]
-    arguments += [f"{name}={value!r}" for name, value in convention.fixed.items()]
-    for recipe in convention.extras:
-        is_stated = recipe.kind in ("given", "heads", "d_head", "d_model", "scale", "dropout", "causal")
-        arguments.append(f"{recipe.parameter}={recipe.value!r}" if is_stated else f"{recipe.parameter}=…")
-    masked = [form.parameter for form in (*attention.mask_forms, *attention.padding_forms)]
-    arguments += [f"{name}=…" for name in dict.fromkeys([*(name for name, _ in convention.idle), *masked])]
-    notes = [rotation_text(recipe, setting) for recipe in convention.extras if recipe.kind == "rope"]
-    if convention.axes != convention.canonical and "column" in convention.axes:
-        notes.insert(0, "rows [batch, d, height, width]")
-    elif convention.axes != convention.canonical:
-        words = ", ".join(_AXIS_WORDS.get(axis, axis) for axis in convention.axes)
-        notes.insert(0, f"rows [{words}]")
-    if not convention.is_resizable:
+    sizes = attention.sizes_of(_inputs(attention, 0))
+    arguments = [part_of(slot) if slot.name.startswith("args[") else slot.name for slot in attention.slots]
+    arguments += [f"{name}={value!r}" for name, value in attention.fixed.items()]
+    notes = []
+    for recipe in attention.extras:
+        is_made = recipe.kind in ("rope", "positions", "weight", "offset", "training", "batch", "q_len", "k_len")
+        arguments.append(f"{recipe.parameter}={'…' if is_made or recipe.value is None else repr(recipe.value)}")
+        if recipe.kind == "rope":
+            table = attention.argument(recipe, sizes)
+            first = table[0] if isinstance(table, tuple) else table
+            kind = "complex" if first.is_complex() else "table" if first is table else "(cos, sin)"
+            notes.append(f"{recipe.parameter}: {kind} {list(first.shape)}, base {ROPE_BASE:g}")
+    masks = (*attention.idle, *(form.parameter for form in (*attention.mask_forms, *attention.padding_forms)))
+    arguments += [f"{name}=…" for name in dict.fromkeys(masks)]
+    if attention.axes != attention.canonical:
+        notes.insert(0, f"rows [{_words(attention.axes)}]")
+    if not attention.is_resizable:
         notes.append(f"only at length {attention.sizes.q_len}")
-    if convention.output.axes != convention.axes:
-        notes.append(f"result [{', '.join(_AXIS_WORDS.get(axis, axis) for axis in convention.output.axes)}]")
-    name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")
+    path, axes = attention.output
+    if axes != attention.axes:
+        notes.append(f"result [{_words(axes)}]")
+    name = "forward" if attention.built.module is not None else getattr(attention.built.call, "__name__", "__call__")
     comment = f"  # {'; '.join(notes)}" if notes else ""
-    return f"{name}({', '.join(arguments)}){path_text(convention.output.path)}{comment}"
+    return f"{name}({', '.join(arguments)}){path_text(path)}{comment}"
+
+
+def _words(axes: AxisNames) -> str:
+    of_map = {"width": "d", "row": "height", "column": "width"} if "column" in axes else {"row": "seq", "width": "d"}
+    return ", ".join(of_map.get(axis, axis) for axis in axes)
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
-def _refuse_unknown(built: Built, fixed: dict[str, Any]) -> None:
+def _refuse_unknown(built: Built, fixed: Mapping[str, Any]) -> None:
     """Raises MhaError for required parameters of unknown role, and for a given parameter that does not exist."""
     signature = signature_of(built.call)
-    names = [parameter.name for parameter in signature.parameters]
+    names = [parameter.name for parameter in signature if parameter.role != "any"]
     for name in fixed:
-        if name not in names and not signature.takes_any and signature.known:
+        if name not in names and len(names) == len(signature):
             raise MhaError(
                 f"--call-arg {name}: {built.name} has no such parameter",
                 hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=built.file,
             )  # fmt: skip
-    unknown = [p.name for p in signature.of_role("unknown") if p.required and p.name not in fixed]
+    unknown = [p.name for p in signature if p.role == "unknown" and p.required and p.name not in fixed]
     if unknown:
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
         raise MhaError(
@@ -484,24 +282,21 @@ def _refuse_unknown(built: Built, fixed: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _call_error(
-    built: Built, device: torch.device, tried: list[tuple[UserAttention, BaseException]], *, given: bool
-) -> MhaError:
+def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to give."""
     attention, fault = tried[0]
     line = source_line_of(fault, built.file)
     where = f" (line {line.line}: {shortened(line.source, _LONGEST_SOURCE)})" if line else ""
     message = f"{shortened(exception_text(fault), _LONGEST_ERROR)}{where}"
-    if any(lacks_cuda(exception_text(each)) for _, each in tried):
+    if lacks_cuda(exception_text(fault)):
         text = f"{built.name} needs a CUDA device, which this machine does not have: {message}"
         return MhaError(text, code="no-device", path=built.file)
-    hint = None if given else f"give a call that works: --example {shlex.quote(working_example(attention))}"
-    if device.type == "cpu" and is_on_cuda(exception_text(fault)):
-        hint = "--device cuda"
-    if built.guesses and not given:
-        guessed = " ".join(f"--arg {guess.name}={guess.value!r:.20}" for guess in built.guesses[:4])
-        hint = f"{hint}; mha guessed {guessed}"
-    what = "--example" if given else f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
+    what, hint = "--example", None
+    if request.example is None:
+        what = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
+        hint = f"give a call that works: --example {shlex.quote(working_example(attention))}"
+    if built.guesses and hint:
+        hint += "; mha guessed " + " ".join(f"--arg {guess.name}={guess.value!r:.20}" for guess in built.guesses[:4])
     return MhaError(
         f"{built.name} could not be called by {what}: {message}", hint=hint, code="cannot-examine", path=built.file
     )

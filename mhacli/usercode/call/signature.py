@@ -13,10 +13,10 @@ CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",
     "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
     "rope", "weight", "weight bias", "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "other mask",
-    "rest", "unknown",
+    "rest", "any", "unknown",
 ]  # fmt: skip
 """The purpose of a parameter. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean over heads,
-`off` is a switch that stays off, `rest` are `*args`."""
+`off` is a switch that stays off, `rest` are `*args`, `any` are `**kwargs`."""
 ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
 MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
 
@@ -75,29 +75,17 @@ class CallParameter(NamedTuple):
     default: object = None
 
 
-class Signature(NamedTuple):
-    """The `parameters` of a call in order. `known` is False without any signature; `takes_any`: the call has `**kwargs`."""
-
-    parameters: tuple[CallParameter, ...]
-    known: bool = True
-    takes_any: bool = False
-
-    def of_role(self, *roles: CallRole) -> tuple[CallParameter, ...]:
-        """The parameters with these roles, in order."""
-        return tuple(parameter for parameter in self.parameters if parameter.role in roles)
-
-
-def signature_of(call: Callable[..., Any]) -> Signature:
-    """The parameters of a module's `forward`, of an instance's `__call__`, or of a function."""
+def signature_of(call: Callable[..., Any], *roles: CallRole) -> tuple[CallParameter, ...]:
+    """The parameters of a module's `forward`, of an instance's `__call__`, or of a function, in order: all, or those with some
+    roles."""
     try:
-        found = list(inspect.signature(called_function(call)).parameters.values())
+        found = [_parameter(each) for each in inspect.signature(called_function(call)).parameters.values()]
     except (TypeError, ValueError):
-        return Signature((CallParameter("args", "rest", True, True),), known=False)
-    named = [parameter for parameter in found if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters = [_parameter(parameter) for parameter in named]
-    if not any(parameter.role in ROWS for parameter in parameters):
-        parameters = _rows_by_place(parameters)
-    return Signature(tuple(_distinguished(parameters)), takes_any=len(named) < len(found))
+        found = [CallParameter("args", "rest", False, True), CallParameter("kwargs", "any", False)]
+    if not any(parameter.role in ROWS for parameter in found):
+        found = _rows_by_place(found)
+    found = _distinguished(found)
+    return tuple(parameter for parameter in found if not roles or parameter.role in roles)
 
 
 def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,13 +142,13 @@ def _role_of_tensor(words: list[str]) -> CallRole:
         return _role_of_mask(set(words))
     if {"past", "cache", "cached", "incremental", "prev", "present"} & set(words) and words[-1] != "position":
         return "cache"
-    for known in ("".join(words), "".join(told)):
-        if _WEIGHT_BIAS.fullmatch("_".join(words)):
-            return "weight bias"
-        if _WEIGHT.fullmatch("_".join(words)):
-            return "weight"
-        if known in _ROLES:
-            return _ROLES[known][0]
+    if _WEIGHT_BIAS.fullmatch("_".join(words)):
+        return "weight bias"
+    if _WEIGHT.fullmatch("_".join(words)):
+        return "weight"
+    known = _ROLES.get("".join(words)) or _ROLES.get("".join(told))
+    if known:
+        return known[0]
     if told[0] in ("encoder", "enc", "context", "memory", "cross"):
         return "context"
     return _ROLES[words[0]][0] if words[0] in ("rope", "rotary", "freqs", "cos", "sin") else "unknown"
@@ -177,12 +165,13 @@ def _role_of_mask(words: set[str]) -> CallRole:
 
 
 def _parameter(parameter: inspect.Parameter) -> CallParameter:
-    kinds = inspect.Parameter
-    if parameter.kind is kinds.VAR_POSITIONAL:
-        return CallParameter(parameter.name, "rest", True, True)
-    required = parameter.default is kinds.empty
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return CallParameter(parameter.name, "rest", False, True)
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return CallParameter(parameter.name, "any", False)
+    required = parameter.default is parameter.empty
     role = call_role(parameter.name, parameter.default, parameter.annotation)
-    by_place = parameter.kind is kinds.POSITIONAL_ONLY
+    by_place = parameter.kind is parameter.POSITIONAL_ONLY
     return CallParameter(parameter.name, role, required, by_place, None if required else parameter.default)
 
 
@@ -218,5 +207,5 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
 
 def argument_names(call: Callable[..., Any], n: int) -> list[str]:
     """The names of the first `n` positional arguments of a call, `args[2]` for those without one."""
-    named = [parameter.name for parameter in signature_of(call).parameters if parameter.role != "rest"]
+    named = [parameter.name for parameter in signature_of(call) if parameter.role not in ("rest", "any")]
     return [named[number] if number < len(named) else f"args[{number}]" for number in range(n)]

@@ -1,61 +1,108 @@
-"""A user's attention behind one interface, with one layout for inputs and outputs."""
+"""A user's attention with the way to call it: its arguments and masks, and the output in what it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mhacli.usercode.call.convention import (
-    CallConvention,
-    CallMasks,
-    CallSetting,
-    call_with,
-    read_output,
-    sides_of,
+from mhacli.usercode.call.results import (
+    HEAD_AXES,
+    MERGED,
+    PATTERN_AXES,
+    ROW_AXES,
+    AxisNames,
+    CallSizes,
+    Path,
+    leaves,
+    output_in,
+    path_text,
+    rearranged,
 )
-from mhacli.usercode.inputs import InputDrawer, copied, map_rows, seeded
+from mhacli.usercode.call.signature import CallParameter, argument_names
+from mhacli.usercode.inputs import InputDrawer, cast_dtype, copied, lengths_of, seeded
 from mhacli.usercode.target import Mode
 from mhacli.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_PARTS = {"x": "queries", "query": "queries", "value": "values"}
+ROPE_BASE = 10000.0
+"""Source: Su et al. 2021, "RoFormer", section 3.2.2."""
+N_VARIANTS = 4
+"""The shapes of rotations that are tried."""
+
+
+class CallMasks(NamedTuple):
+    """The forms of a call's masks."""
+
+    mask: MaskForm | None = None
+    padding: MaskForm | None = None
+
+
+class ArgumentRecipe(NamedTuple):
+    """How to make an argument for each call: its `kind`, a `value` for that kind, and the `variant` of its shape."""
+
+    parameter: str
+    kind: str
+    value: Any = None
+    variant: int = 0
+
+
+def part_of(slot: CallParameter) -> str:
+    """What a parameter takes: queries, keys, or values."""
+    return _PARTS.get(slot.role, "keys")
 
 
 @dataclass(frozen=True)
 class UserAttention:
     """A user's attention, ready to be called.
 
-    `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. `n_heads` is the number of heads of
-    a function of q, k and v, else 1; `n_rows` counts the arguments for queries, keys and values. It computes in `dtype` on
-    `device`. `mask_forms` are the accepted mask forms, with both meanings of True, the likeliest first; `padding_forms` the same
-    for padding. `described` is the call as one line of Python, `convention` the same as data. `tensors` are the weights passed to
-    a function, by parameter. `untried` are the arguments that always keep their defaults, `unread` those that its source never
-    reads. `mode` is self or cross, None for an attention with one mode. `is_forgetful`: each call uses a new copy of the module,
-    so that no state remains.
+    `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It computes in `dtype` on `device`.
+    `slots` are the parameters of queries, keys and values, and `axes` those of each input. `is_function`: q, k and v come split
+    into `n_heads` heads, and nothing is projected; else `n_heads` is 1. `extras` are the other arguments, `fixed` those with a
+    value from the user, `idle` the required masks with the form of an open mask (None: pass None). `tensors` are the weights
+    passed to a function. With an `example`, a function of the callable and a length (`is_resizable`) or of the callable alone,
+    the call is the one that it makes, with other inputs and masks in it. `output` is the path and the axes of the output.
+
+    `mask_forms` are the accepted mask forms, with both meanings of True, the likeliest first; `padding_forms` the same for
+    padding. `described` is the call as one line of Python. `untried` are the arguments that always keep their defaults, `unread`
+    those that its source never reads. `mode` is self or cross, None for an attention with one mode. `is_forgetful`: each call
+    uses a new copy of the module, so that no state remains.
     """
 
     built: Built
-    convention: CallConvention
     sizes: InputSizes
-    n_heads: int
-    n_rows: int
     dtype: torch.dtype
     device: torch.device
+    slots: tuple[CallParameter, ...] = ()
+    axes: AxisNames = ROW_AXES
+    is_function: bool = False
+    n_heads: int = 1
+    extras: tuple[ArgumentRecipe, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    idle: Mapping[str, MaskForm | None] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    example: Callable[..., Any] | None = None
+    is_resizable: bool = True
+    output: tuple[Path, AxisNames] = ((), ROW_AXES)
     mask_forms: tuple[MaskForm, ...] = ()
     padding_forms: tuple[MaskForm, ...] = ()
     described: str = ""
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     mode: Mode | None = None
     is_forgetful: bool = False
 
     @property
-    def is_function(self) -> bool:
-        """Whether q, k and v come split into heads and nothing is projected."""
-        return self.convention.is_function
+    def n_rows(self) -> int:
+        """The number of arguments for queries, keys and values."""
+        return len({part_of(slot) for slot in self.slots})
 
     @property
     def takes_context(self) -> bool:
@@ -65,60 +112,225 @@ class UserAttention:
     @property
     def causal_by(self) -> str | None:
         """The argument that makes it causal."""
-        return self.convention.causal_by
+        return next((recipe.parameter for recipe in self.extras if recipe.kind == "causal" and recipe.value), None)
+
+    @property
+    def canonical(self) -> AxisNames:
+        """Our order of axes for its inputs and its output."""
+        return HEAD_AXES if self.is_function else ROW_AXES
 
     def __call__(
-        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
+        self,
+        inputs: Inputs,
+        *,
+        mask: MaskForm | None = None,
+        padding: MaskForm | None = None,
+        training: bool = False,
+        seed: int | None = None,
     ) -> AttentionOutput:
-        """Copies of the output and the pattern. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what the
-        call raises, and ValueError for a mask that its form cannot express."""
-        return read_output(self.result(inputs, mask=mask, padding=padding, training=training), self.convention)
+        """A copy of the output for inputs of any dtype and device. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`;
+        `seed` seeds torch's generators. Raises what the call raises, and ValueError for a mask that its form cannot express."""
+        with nullcontext() if seed is None else seeded(seed, self.device):
+            result = self.result(inputs, mask=mask, padding=padding, training=training)
+        return AttentionOutput(self.read(result, self.sizes_of(inputs)))
 
     def result(
-        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
+        self,
+        inputs: Inputs,
+        *,
+        mask: MaskForm | None = None,
+        padding: MaskForm | None = None,
+        training: bool = False,
+        given: Mapping[str, Any] = NOTHING,
+        start: int = 0,
     ) -> Any:
-        """What the call returns."""
+        """What the call returns, with the arguments that are `given` instead of its own; the first token has the position
+        `start`."""
+        sizes = self.sizes_of(inputs)
+        made = [recipe for recipe in self.extras if recipe.parameter not in given]
+        extras = {recipe.parameter: self.argument(recipe, sizes, training=training, start=start) for recipe in made}
+        arguments = {**self.fixed, **extras, **self._rows(inputs), **self._masks(inputs, mask, padding, sizes), **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
-        setting = CallSetting(sides_of(inputs, self.convention), self.dtype, self.device, training, self.tensors)
-        return call_with(call, self.convention, inputs, setting, CallMasks(mask, padding))
+        with quietly(call, training=training):
+            if self.example is not None:
+                shown = _as_shown(call, arguments, self, sizes.batch)
+                return self.example(shown, *[sizes.q_len][: self.is_resizable])
+            by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
+            return call(*[arguments.pop(name) for name in by_place], **arguments)
+
+    def read(self, result: Any, sizes: CallSizes) -> Tensor:
+        """A copy of the output in a result, in our order of axes."""
+        path, axes = self.output
+        tensors = dict(leaves(result))
+        if path not in tensors or tensors[path].ndim != len(axes):
+            found = output_in(result, [axes], sizes)
+            if found is None:
+                where = path_text(path) or "its top"
+                raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
+            path = found[0]
+        out = tensors[path].detach()
+        if MERGED in axes:
+            dim = axes.index(MERGED)
+            out, axes = out.unflatten(dim, (sizes.n_heads, -1)), (*axes[:dim], "head", "width", *axes[dim + 1 :])
+        return rearranged(out, axes, self.canonical).contiguous().clone()
+
+    def sizes_of(self, inputs: Inputs) -> CallSizes:
+        """The sizes of a call with these inputs."""
+        batch, q_len, k_len = lengths_of(inputs)
+        return CallSizes(batch, inputs.queries.shape[1] if self.is_function else 1, q_len, k_len)
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
-        """The same convention for another copy of the callable."""
-        module = call if isinstance(call, nn.Module) else None
+        """The same for another copy of the callable."""
+        built = replace(self.built, call=call, module=call if isinstance(call, nn.Module) else None)
         tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
-        built = replace(self.built, call=call, module=module)
         return replace(self, built=built, dtype=dtype, tensors=tensors, is_forgetful=False)
+
+    def _rows(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The token vectors of a call, by parameter; without those that self-attention may omit."""
+        values = inputs.keys if inputs.values is None else inputs.values
+        parts = {"queries": inputs.queries, "keys": inputs.keys, "values": values}
+        rows = {}
+        for slot in self.slots:
+            part = parts[part_of(slot)]
+            if part is None and not slot.required:
+                continue
+            own = rearranged(inputs.queries if part is None else part, self.canonical, self.axes)
+            rows[slot.name] = own.to(self.device, cast_dtype(own, self.dtype)).contiguous().clone()
+        return rows
+
+    def _masks(
+        self, inputs: Inputs, mask: MaskForm | None, padding: MaskForm | None, sizes: CallSizes
+    ) -> dict[str, Tensor | None]:
+        """The mask arguments of a call, by name."""
+        allowed, real = (None if each is None else each.to(self.device) for each in (inputs.allowed, inputs.real))
+        if (allowed is not None and mask is None) or (real is not None and padding is None):
+            raise ValueError("inputs with a mask must come with its form, got none")
+        masks = {name: None if form is None else self.open_mask(form, sizes) for name, form in self.idle.items()}
+        if real is not None and padding is not None:
+            masks[padding.parameter] = self.write_mask(padding, None, real, sizes)
+        if allowed is not None and mask is not None:
+            is_both = padding is not None and padding.parameter == mask.parameter
+            masks[mask.parameter] = self.write_mask(mask, allowed, real if is_both else None, sizes)
+        return masks
+
+    def write_mask(self, form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes) -> Tensor:
+        """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool `[batch, key]`, or both;
+        True = keep.
+
+        The batch axis has full size; other axes have size 1 if the mask is constant along them. Raises ValueError for a mask that
+        varies along an axis that the form lacks.
+        """
+        if form.kind == "lengths":
+            return _lengths(real, sizes)
+        keep = torch.ones((), dtype=torch.bool) if allowed is None else allowed
+        if real is not None:
+            keep = keep.to(real.device) & real[:, None, None, :]
+        for dim, axis in enumerate(PATTERN_AXES):
+            if axis not in form.axes and keep.shape[dim] > 1:
+                first = keep.narrow(dim, 0, 1)
+                if not torch.equal(first.expand_as(keep), keep):
+                    raise ValueError(
+                        f"a mask for {form.parameter} must be the same for each {axis}, got different ones"
+                    )
+                keep = first
+        if "batch" in form.axes:
+            keep = keep.expand(sizes.batch, -1, -1, -1)[: sizes.batch // form.n_shared]
+        keep = rearranged(keep, PATTERN_AXES, form.axes)
+        if form.kind == "additive":
+            return torch.zeros(keep.shape, dtype=self.dtype, device=keep.device).masked_fill(~keep, -torch.inf)
+        marked = keep if form.true_means == "keep" else ~keep
+        return marked.to({"01": self.dtype, "whole": torch.int64}.get(form.kind, torch.bool)).contiguous().clone()
+
+    def open_mask(self, form: MaskForm, sizes: CallSizes) -> Tensor:
+        """A mask in the given form that hides nothing."""
+        allowed = torch.ones(1, 1, sizes.q_len, sizes.k_len, dtype=torch.bool, device=self.device)
+        return self.write_mask(form, allowed, None, sizes).to(self.device)
+
+    def argument(self, recipe: ArgumentRecipe, sizes: CallSizes, *, training: bool = False, start: int = 0) -> Any:
+        """The argument for one call."""
+        if recipe.kind == "rope":
+            return self._rotation(recipe, start, start + sizes.q_len)
+        if recipe.kind == "positions":
+            q_idx = torch.arange(start, start + sizes.q_len, device=self.device)
+            return (q_idx[None], q_idx, q_idx.expand(sizes.batch, -1))[min(recipe.variant, 2)]
+        if recipe.kind == "weight":
+            return self.tensors[recipe.parameter].clone()
+        if recipe.kind == "offset":
+            return torch.tensor(start, device=self.device) if recipe.variant else start
+        numbers = {"training": training, "batch": sizes.batch, "q_len": sizes.q_len, "k_len": sizes.k_len}
+        return numbers.get(recipe.kind, recipe.value)
+
+    def _rotation(self, recipe: ArgumentRecipe, start: int, end: int) -> Any:
+        """A table of rotations: complex, or cosines and sines of all columns with or without an axis in front, or in pairs."""
+        name, d_head = recipe.parameter.lower(), recipe.value
+        column = torch.arange(0, d_head - 1, 2, dtype=torch.float64, device=self.device)
+        position = torch.arange(start, end, dtype=torch.float64, device=self.device)
+        half = torch.outer(position, ROPE_BASE ** (-column / d_head))
+        whole = torch.cat([half, half], -1)
+        if "cos" in name or "sin" in name:
+            angles = (whole, whole[None], whole[None, None], half)[recipe.variant]
+            return (angles.cos() if "cos" in name else angles.sin()).to(self.dtype)
+        variant = (1, 3, 2, 0)[recipe.variant] if "emb" in name else recipe.variant
+        if variant == 0:
+            is_float64 = self.dtype == torch.float64
+            return torch.polar(torch.ones_like(half), half).to(torch.complex128 if is_float64 else torch.complex64)
+        if variant == 2:
+            return torch.stack([half.cos(), half.sin()], -1).to(self.dtype)
+        angles = whole[None] if variant == 1 else whole
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def _lengths(real: Tensor | None, sizes: CallSizes) -> Tensor:
+    if real is None:
+        return torch.full((sizes.batch,), sizes.k_len)
+    counts = real.sum(-1)
+    if not torch.equal(real, torch.arange(real.shape[-1], device=real.device) < counts[:, None]):
+        raise ValueError("lengths describe padding on the right only, and here tokens follow padding")
+    return counts
+
+
+@contextmanager
+def quietly(call: Callable[..., Any], *, training: bool) -> Iterator[None]:
+    """Disables gradients and warnings, and puts a module in `train` or `eval` mode, and back. Norms over the batch always are as
+    in evaluation, for they would keep what they saw."""
+    parts = list(call.modules()) if isinstance(call, nn.Module) else []
+    modes = [part.training for part in parts]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            for part in parts:
+                part.training = training and not isinstance(part, nn.modules.batchnorm._BatchNorm)
+            yield
+        finally:
+            for part, mode in zip(parts, modes, strict=True):
+                part.training = mode
+
+
+def _as_shown(
+    call: Callable[..., Any], given: Mapping[str, Any], attention: UserAttention, batch: int
+) -> Callable[..., Any]:
+    """The callable for an example: some of its arguments are replaced by those `given`, by name, and those with a part for each
+    text are made as long as the batch."""
+
+    def ready(argument: Any) -> Any:
+        if isinstance(argument, tuple | list) and type(argument) in (tuple, list):
+            return type(argument)(map(ready, argument))
+        if not isinstance(argument, Tensor):
+            return argument
+        if argument.ndim > 1 and argument.shape[0] == attention.sizes.batch != argument.shape[1]:
+            argument = argument[:1].expand(batch, *argument.shape[1:])
+        return argument.to(attention.device, cast_dtype(argument, attention.dtype))
+
+    def shown(*positional: Any, **keywords: Any) -> Any:
+        names = argument_names(call, len(positional))
+        values = dict(zip(names, map(ready, positional), strict=True))
+        more = {**{name: ready(value) for name, value in keywords.items()}, **given}
+        return call(*[more.pop(name, value) for name, value in values.items()], **more)
+
+    return shown
 
 
 def drawer_of(attention: UserAttention, seed: int) -> InputDrawer:
     """Random inputs for this attention, in float64 on the CPU, with separate values if it takes them."""
     n_heads = attention.n_heads if attention.is_function else None
     return InputDrawer(attention.sizes, seed=seed, n_heads=n_heads, separate_values=attention.n_rows > 2)
-
-
-def call_attention(
-    attention: UserAttention,
-    inputs: Inputs,
-    *,
-    mask: MaskForm | None = None,
-    padding: MaskForm | None = None,
-    training: bool = False,
-    seed: int | None = None,
-) -> AttentionOutput:
-    """The output for inputs of any dtype and device, without gradients; `seed` seeds torch's generators. Raises what the
-    attention raises."""
-    with nullcontext() if seed is None else seeded(seed, attention.device), torch.no_grad():
-        return attention(inputs_for(attention, inputs), mask=mask, padding=padding, training=training)
-
-
-def inputs_for(attention: UserAttention, inputs: Inputs) -> Inputs:
-    """The inputs in the dtype of an attention, on its device."""
-    cast_inputs = map_rows(inputs, lambda rows: rows.to(attention.device, attention.dtype))
-    allowed, real = (None if t is None else t.to(attention.device) for t in (inputs.allowed, inputs.real))
-    return cast_inputs._replace(allowed=allowed, real=real)
-
-
-def fresh_copy(attention: UserAttention) -> UserAttention:
-    """The attention over a copy of its callable, so that calls leave the original unchanged; itself if it cannot be copied."""
-    call = copied(attention.built.call)
-    return attention if call is attention.built.call else attention.of(call, attention.dtype)

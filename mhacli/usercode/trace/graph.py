@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mhacli.usercode.call.convention import CallMasks
-from mhacli.usercode.call.user_attention import UserAttention, call_attention
-from mhacli.usercode.inputs import lengths_of
+from mhacli.usercode.call.user_attention import CallMasks, UserAttention
+from mhacli.usercode.inputs import lengths_of, map_rows
 from mhacli.usercode.operations import address_of, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
@@ -106,10 +105,11 @@ class Graph:
 
 
 def recorded(subject: UserAttention, inputs: Inputs, seed: int, masks: CallMasks) -> Graph:
-    """One recorded call with inputs in the subject's dtype. Raises what the call raises."""
+    """One recorded call. Raises what the call raises."""
+    inputs = map_rows(inputs, lambda rows: rows.to(subject.device, subject.dtype))
     file = subject.built.file
     is_torch = file is not None and file.startswith(str(Path(torch.__file__).parent))
-    call = partial(call_attention, subject, inputs, mask=masks.mask, padding=masks.padding, seed=seed)
+    call = partial(subject, inputs, mask=masks.mask, padding=masks.padding, seed=seed)
     output, operations = watch(call, [] if file is None or is_torch else [file])
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     given = {name: rows for name, rows in zip(names, inputs[:3], strict=True) if rows is not None}

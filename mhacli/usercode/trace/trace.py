@@ -25,7 +25,8 @@ from mhacli.record.tables import HeadTable
 from mhacli.settings import Config
 from mhacli.text.tokens import TokenSequence
 from mhacli.usercode.call.find_call import find_user_attention
-from mhacli.usercode.call.user_attention import UserAttention, call_attention, fresh_copy
+from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.usercode.inputs import copied
 from mhacli.usercode.operations import address_of, watch
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
@@ -108,7 +109,7 @@ def trace_subject(subject: UserAttention, request: WalkRequest, stage: Stage) ->
     """
     target, stage_text = request.of, f"calling {request.of.target}"
     sizes = first_sizes(subject, causal=target.causal)
-    copies = fresh_copy(subject), fresh_copy(subject)
+    copies = [subject.of(copied(subject.built.call), subject.dtype) for _ in range(2)]
     stage(stage_text)
     first = _watched_call(subject, sizes, target.seed)
     calls = [first, *_further_calls(copies[0], sizes, target, stage)]
@@ -131,7 +132,7 @@ def trace_subject(subject: UserAttention, request: WalkRequest, stage: Stage) ->
 
 def _unrecorded_output(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> Tensor:
     inputs = call_sizes.inputs(seed, subject.dtype, subject.device)
-    return call_attention(subject, inputs, mask=call_sizes.mask, seed=seed).out
+    return subject(inputs, mask=call_sizes.mask, seed=seed).out
 
 
 def _watched_call(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> WatchedCall:
@@ -150,7 +151,7 @@ def watched(
         subject.n_heads if subject.is_function else None, inputs.keys is not None, mask or padding,
     )  # fmt: skip
 
-    call = partial(call_attention, subject, inputs, mask=mask, padding=padding, seed=seed)
+    call = partial(subject, inputs, mask=mask, padding=padding, seed=seed)
     output, operations = watch(call, _files(subject.built))
     named_inputs = _named_inputs(inputs, is_function=subject.is_function)
     names, parameters = _names(subject, operations, named_inputs, call_sizes)

@@ -1,0 +1,125 @@
+"""The output of attention in what a call returns, found by its shape, and the order of its axes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+AxisNames = tuple[str, ...]
+Path = tuple[int | str | tuple[str], ...]
+"""Steps into a result: the index in a tuple or list, the key of a dict, or `(name,)` for an attribute."""
+
+OF_IDS: AxisNames = ("batch", "row")
+ROW_AXES: AxisNames = ("batch", "row", "width")
+HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
+PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
+MERGED = "head·width"
+"""An axis with the heads side by side."""
+_OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "head", "width"))
+_OUTPUT_NAMES = re.compile(
+    r"(attn|attention|self_attn|attention_)?_?"
+    r"(out|outputs?|result|context(_layer|_vec\w*)?|hidden_states?|last_hidden_state|logits|z|y|x)"
+)
+_DEEPEST = 3
+
+
+class CallSizes(NamedTuple):
+    """The sizes of one call."""
+
+    batch: int
+    n_heads: int
+    q_len: int
+    k_len: int
+
+
+def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor in nested tuples, lists, dicts and dataclasses, in order, with its path."""
+    if isinstance(result, Tensor):
+        yield path, result
+    elif len(path) < _DEEPEST:
+        for key, part in parts_of(result):
+            yield from leaves(part, (*path, key))
+
+
+def parts_of(result: Any) -> list[tuple[int | str | tuple[str], Any]]:
+    """The top-level parts of a result with the step to each; none of a tensor."""
+    if isinstance(result, Mapping):
+        return [(key, part) for key, part in result.items() if isinstance(key, str)]
+    if isinstance(result, list | tuple) and not hasattr(result, "_fields"):
+        return list(enumerate(result))
+    names: Sequence[str] = getattr(result, "_fields", ())
+    if is_dataclass(result):
+        names = [field.name for field in fields(result)]
+    elif not names and not isinstance(result, Tensor):
+        names = [name for name in getattr(result, "__dict__", ()) if not name.startswith("_")]
+    return [((name,), getattr(result, name)) for name in names]
+
+
+def path_text(path: Path) -> str:
+    """A path in Python syntax: `[0]`, `["out"]`, `.context`."""
+    return "".join(f".{key[0]}" if isinstance(key, tuple) else f"[{key!r}]".replace("'", '"') for key in path)
+
+
+def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:
+    """The path and the axes of the output: a tensor of floats with one of the orders of axes. Names of outputs are preferred,
+    then tensors not as wide as a pattern, then earlier orders."""
+    found: list[tuple[tuple[bool, bool, int], tuple[Path, AxisNames]]] = []
+    for path, tensor in leaves(result):
+        names = [key[0] if isinstance(key, tuple) else key for key in path if not isinstance(key, int)]
+        is_unnamed = bool(names) and _OUTPUT_NAMES.fullmatch(str(names[-1]).lower()) is None
+        for number, axes in enumerate(orders):
+            if tensor.is_floating_point() and _fits(tensor.shape, axes, sizes):
+                found.append(((is_unnamed, tensor.shape[-1] == sizes.k_len, number), (path, axes)))
+    return min(found, key=lambda ranked: ranked[0])[1] if found else None
+
+
+def outputs_in(result: Any, shape: Sequence[int]) -> Tensor | None:
+    """The output `[batch, token, …]` for each token of a batch."""
+    found = output_in(result, _OF_TOKENS, CallSizes(shape[0], 1, shape[1], 0))
+    return None if found is None else dict(leaves(result))[found[0]]
+
+
+def _fits(shape: Sequence[int], axes: AxisNames, sizes: CallSizes) -> bool:
+    """Whether a tensor of this shape may have these axes. A width may have any size but 0."""
+    if len(shape) != len(axes) or 0 in shape:
+        return False
+    expected = {"batch": sizes.batch, "row": sizes.q_len}
+    if MERGED in axes:
+        return shape[axes.index(MERGED)] % sizes.n_heads == 0
+    if axes == HEAD_AXES or sizes.n_heads > 1:
+        expected["head"] = sizes.n_heads
+    if "column" in axes:
+        expected["row"], expected["column"] = _grid(sizes.q_len)
+    return all(expected.get(axis, size) == size for size, axis in zip(shape, axes, strict=True))
+
+
+def _grid(length: int) -> tuple[int, int]:
+    """The height and the width of a map of so many cells, as square as possible."""
+    height = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
+    return height, length // height
+
+
+def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
+    """The tensor with its axes in another order. Extra axes are squeezed, missing ones are added with size 1; the rows lie on a
+    map where a `column` is wanted. Raises ValueError for an extra axis of another size."""
+    if "column" in want and "column" not in have:
+        dim = have.index("row")
+        tensor = tensor.unflatten(dim, _grid(tensor.shape[dim]))
+        have = (*have[: dim + 1], "column", *have[dim + 1 :])
+    if "column" in have and "column" not in want:
+        dim = have.index("row")
+        tensor = tensor.flatten(dim, dim + 1)
+        have = (*have[: dim + 1], *have[dim + 2 :])
+    for axis in set(have) - set(want):
+        dim = have.index(axis)
+        if tensor.shape[dim] != 1:
+            raise ValueError(f"{axis} must be 1 for a call without that axis, got {tensor.shape[dim]}")
+        tensor, have = tensor.squeeze(dim), have[:dim] + have[dim + 1 :]
+    for axis in [axis for axis in want if axis not in have]:
+        tensor, have = tensor.unsqueeze(0), (axis, *have)
+    return tensor.permute([have.index(axis) for axis in want])
