@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Footer
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated
@@ -26,8 +26,8 @@ from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
 from mhacli.text.escape import visible
-from mhacli.viewer.heads import Overview
-from mhacli.viewer.parts import ENDS, HeadsScreen, key
+from mhacli.viewer.heads import ENDS, HeadsScreen, Overview, key
+from mhacli.viewer.panes import Words
 from mhacli.viewer.session import Session
 
 # --------------------------------------------------------------------------------------------------------------- texts
@@ -48,16 +48,12 @@ class TextScreen(Screen[None]):
 
     def __init__(self, session: Session, draw: Callable[[Session, int], Iterable[RenderableType]]) -> None:
         super().__init__()
-        self.session, self._draw, self._text = session, draw, Static()
+        self._text = Words(lambda width: draw(session, max(20, width - 1)), id="text")
 
     def compose(self) -> ComposeResult:
         """The text, with its keys below."""
         yield self._text
         yield Footer(compact=True)
-
-    def on_resize(self) -> None:
-        """Draws the text for the width beside the scrollbar."""
-        self._text.update(Group(*self._draw(self.session, max(20, self.size.width - 1))))
 
 
 def _walk(session: Session, width: int) -> Iterator[RenderableType]:
@@ -125,40 +121,24 @@ class Viewer(App[None]):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "mha"
     CSS = """
-    OptionList, Cells, Tokens, TextScreen {
+    Screen, Footer, FooterKey, FooterKey .footer-key--description, Words, Pane { background: ansi_default; color: ansi_default; }
+    FooterKey .footer-key--key { background: ansi_default; color: ansi_cyan; }
+    Screen { overflow: hidden; }
+    TextScreen {
+        overflow-y: auto;
         scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-size: 1 1;
     }
-    Screen, Footer, FooterKey, FooterKey .footer-key--description, OptionList, Cells, Tokens {
-        background: ansi_default; color: ansi_default;
-    }
-    Screen, OptionList, Tokens { overflow: hidden; }
-    FooterKey .footer-key--key { background: ansi_default; color: ansi_cyan; }
-    Cells > .datatable--header, OptionList > .option-list--option-disabled { background: ansi_default; color: ansi_default; }
-    Cells > .datatable--cursor, Cells > .datatable--header-cursor, OptionList > .option-list--option-highlighted {
-        background: ansi_default; color: ansi_default; text-style: reverse;
-    }
-    Cells > .datatable--hover, OptionList > .option-list--option-hover { background: ansi_default; color: ansi_default; }
-    #top, #note { height: 1; }
-    #note, #prompt { display: none; }
-    #asked, #count { width: auto; }
-    #read-out, #legend, #prompt { height: 2; }
-    #numbers, #question, #signs, Overview #legend { height: auto; max-height: 50%; }
-    #pictures, #effects, #body { height: 1fr; }
-    OptionList, Tokens, TextScreen { overflow-y: auto; }
-    Matrix, Tokens, OptionList, Cells, #pictures, #pictures Static, #numbers {
-        border: none; border-top: solid ansi_bright_black; border-title-style: bold;
-    }
-    Matrix:focus, Tokens:focus, OptionList:focus {
-        border: none; border-top: heavy ansi_cyan; border-title-color: ansi_cyan;
-    }
-    #pictures { layout: grid; grid-gutter: 0 1; }
-    #pictures Static { height: 100%; }
+    Words { height: auto; }
+    HeadScreen #top, Overview #top { height: 1; }
+    #read-out, HeadScreen #legend { height: 2; }
+    #signs, #numbers, #effects { max-height: 50%; }
+    #pictures, #body { height: 1fr; }
     #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
-    #body > *, Search { width: 1fr; height: 100%; }
+    #body Pane { width: 1fr; height: 100%; }
     .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .-wide #body Matrix { row-span: 3; }
-    .-flat #legend, .-flat #pictures, .-flat #body Tokens, .-flat #list, .-flat #numbers { display: none; }
-    .-flat #read-out, .-flat #prompt { height: 1; }
+    .-flat #legend, .-flat #pictures, .-flat #list, .-flat #query, .-flat #key, .-flat #numbers { display: none; }
+    .-flat #read-out { height: 1; }
     .-flat #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
     """
 
