@@ -27,5 +27,5 @@ def report_figure(view: RenderableType, name: str, command: Sequence[str]) -> st
     from mhacli.render.figures.document import document
     from mhacli.render.figures.svg import Sheet, lines, printed
 
-    sheet = Sheet(title=name, body=[lines(printed(view, PAPER.width))], drawn=())
-    return document(sheet, name, {"command": [*command]})
+    sheet = Sheet(title=name, body=[lines(printed(view, PAPER.width))])
+    return document(sheet, {"command": [*command]})

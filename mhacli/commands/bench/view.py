@@ -248,8 +248,8 @@ def bench_figure(benchmark: Benchmark) -> str:
         charts = placed(times, 0, 0) + placed(rates, times.width, 0)
         body += [svg.lines([visible(title)]), Piece(charts, times.width + rates.width, times.height)]
     about = visible(" · ".join([shlex.join(benchmark.command), *_machine(benchmark)]))
-    sheet = Sheet(title="mha bench", about=[*benchmark.summary, about], body=body, drawn=[*colours])
-    return document(sheet, ". ".join(benchmark.summary), {"command": [*benchmark.command]})
+    sheet = Sheet(title="mha bench", about=[*benchmark.summary, about], body=body)
+    return document(sheet, {"command": [*benchmark.command]})
 
 
 def _chart(

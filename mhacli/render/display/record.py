@@ -18,7 +18,7 @@ from mhacli.render.checkpoint.view import grid, listed_heads
 from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, terminal_part
 from mhacli.render.display.show import record_views
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of, usual_scale
-from mhacli.render.heads.grids import grid_of
+from mhacli.render.heads.grids import cell_meaning, grid_of
 from mhacli.render.heads.head_map import HeadMap, cell_map, head_map
 from mhacli.render.heads.table import heads_table
 from mhacli.render.page import elements as html
@@ -106,18 +106,15 @@ def pattern_html(pattern: Pattern) -> str:
 def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
     """The cells of a pattern, or blocks of a long one, with tooltips that have one decimal more."""
     blocks = cells.fitting(_MOST_CELLS, _MOST_CELLS)
-    of, n = grid_of(blocks, "", scale=scale), blocks.block
+    of = grid_of(blocks, "", scale=scale)
     rows, columns = of.rows, of.columns
     widest = _SHORT_NAME if len(columns) > _NAME else _NAME
-    meaning = "a cell is the attention weight that a query (row) gives to a key (column)"
-    if n > 1:
-        meaning = f"a cell stands for {n} × {n} tokens, the mean weight that the queries of a row give to its keys"
     of = replace(
         of,
         rows=[fitted(name, _NAME) for name in rows],
         columns=[fitted(name, widest) for name in columns],
         corner="query ↓ key →",
-        meaning=meaning + " · 0 is masked" * (not of.allowed.all()),
+        meaning=cell_meaning(blocks.block) + " · 0 is masked" * (not of.allowed.all()),
         about=lambda row, key: f"{rows[row]} → {columns[key]} {shown(float(of.values[row, key]), 'weight', 3)}",
     )
     return joined([tag("p", tag("b", text(title))), grid_table(of, _weight), legend([of], _weight)])

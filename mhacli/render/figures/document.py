@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from html import escape
 from importlib.util import find_spec
 
@@ -14,10 +14,10 @@ from rich.console import Group, RenderableType
 from mhacli.errors import MhaError, missing_library
 from mhacli.record.record import Record
 from mhacli.render.base.format import RECORD_BY, provenance
-from mhacli.render.base.options import Figure, Screen, ViewOptions
+from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.terminal import bare
-from mhacli.render.figures.effects import effects_figure
-from mhacli.render.figures.heads import heads_figure
+from mhacli.render.figures.effects import effects_sheet
+from mhacli.render.figures.heads import heads_sheet
 from mhacli.render.figures.svg import (
     MONO,
     PAPER,
@@ -38,51 +38,31 @@ from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.run.decode import step_table
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, header
-from mhacli.text.escape import visible
 
 _MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
 _TITLE, _TITLE_EM, _ABOUT = 16.0, 0.68, 11.0
 """The sizes of the title and of the lines below it, and an upper bound of the width of bold characters in ems."""
 _MOST, _COLUMNS = 64, 160
 """The most steps of a picture, and the columns of the terminal whose view it shows."""
-_DRAWING = ("heads", "sequences", "layers", "rows", "words", "map_scale", "hide_sinks", "precision")
-"""The options of a picture."""
 
 
 def figure(record: Record, options: ViewOptions) -> str:
     """Self-contained SVG text, with the same bytes for the same record and options.
 
+    The default picture is effects, the single chosen head, a grid of all heads, or the walkthrough of a record without heads.
     Raises `UsageError` for options that the record or the picture does not support, and `MhaError` if the record lacks
     the data.
     """
-    kind = options.figure or _usual(record, options)
-    if kind == "effects":
-        sheet = effects_figure(record)
-    elif kind == "walk":
+    kind = options.figure
+    if kind == "effects" or (kind is None and record.effect is not None and options.heads is None):
+        sheet = effects_sheet(record)
+    elif kind == "walk" or (kind is None and record.trace and not record.heads):
         sheet = _walk(record)
     else:
-        sheet = heads_figure(record, options, kind)
-    changed = (field.name for field in fields(options) if getattr(options, field.name) != field.default)
-    drawn_as = [f"figure {kind}", *(f"{name} {getattr(options, name)}" for name in changed if name in _DRAWING)]
-    said = [*filter(None, (sheet.scale, *sheet.caption))]
-    metadata = {
-        "drawn": [*sheet.drawn],
-        "drawn as": " · ".join(drawn_as),
-        "said": said,
-        "command": [*record.command],
-        **{word: line for word, line in provenance(record) if word != RECORD_BY},
-    }
-    return document(sheet, ". ".join(said or sheet.about), metadata)
-
-
-def _usual(record: Record, options: ViewOptions) -> Figure:
-    """The default picture: effects, the single chosen head, a grid of all heads, or the walkthrough of a record without
-    heads."""
-    if record.effect is not None and options.heads is None:
-        return "effects"
-    if record.trace and not record.heads:
-        return "walk"
-    return "head" if len(drawable_heads(record, options)) == 1 else "grid"
+        usual = "head" if len(drawable_heads(record, options)) == 1 else "grid"
+        sheet = heads_sheet(record, options, kind or usual)
+    made_by = {word: line for word, line in provenance(record) if word != RECORD_BY}
+    return document(sheet, {"command": [*record.command], **made_by})
 
 
 def _walk(record: Record) -> Sheet:
@@ -100,11 +80,10 @@ def _walk(record: Record) -> Sheet:
         title=title,
         about=[" ".join(printed(header(record, Screen(_COLUMNS, colour=False)), _COLUMNS))],
         body=[lines(printed(view, _COLUMNS))],
-        drawn=[visible(step.site) for step in record.trace],
     )
 
 
-def document(sheet: Sheet, description: str, metadata: Mapping[str, object]) -> str:
+def document(sheet: Sheet, metadata: Mapping[str, object]) -> str:
     """A picture as an SVG document."""
     title = written(
         0, _TITLE, sheet.title, _TITLE, font_weight="bold", font_family="'DejaVu Sans', Helvetica, Arial, sans-serif"
@@ -119,7 +98,7 @@ def document(sheet: Sheet, description: str, metadata: Mapping[str, object]) -> 
     whole = element(
         "svg",
         element("title", escape(sheet.title, quote=False), id="title"),
-        element("desc", escape(description, quote=False), id="desc"),
+        element("desc", escape(". ".join(sheet.caption or sheet.about or [sheet.title]), quote=False), id="desc"),
         element("metadata", escape(json.dumps(metadata), quote=False)),
         rectangle(0, 0, width, height, PAPER),
         placed(body, _MARGIN, _MARGIN),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
-from mhacli.render.base.cells import scale_words
 from mhacli.render.base.options import Screen
-from mhacli.render.checkpoint.effect import AT_POSITION, effect_grids, effect_words, measured_words, removal_name
+from mhacli.render.checkpoint.effect import AT_POSITION, effect_grids, effect_words, measured_words
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
 from mhacli.text.escape import token_label
@@ -18,7 +14,7 @@ _SIDE = 720.0
 """The size of the map of heads."""
 
 
-def effects_figure(record: Record) -> Sheet:
+def effects_sheet(record: Record) -> Sheet:
     """The picture of a record's effects. Raises `MhaError` if it has none, or they are not proven."""
     summary = record.effect
     if summary is None:
@@ -31,24 +27,12 @@ def effects_figure(record: Record) -> Sheet:
             code="self-check",
             exit_code=EXIT_CHECK,
         )
-    corner = "layer ↓ head →" if record.layers else "head →"
-    maps = [replace(of, corner=corner) if of.corner else of for of in effect_grids(record)]
-    names = [removal_name(effect, record) for effect in record.effects if effect.removed in ("head", "edge")]
+    title = f"effect on {'the output' if summary.target is None else measured_words(summary)}"
+    if summary.measured in AT_POSITION:
+        title += f" at {summary.position} “{token_label(record.sequences[0].tokens[summary.position])}”"
+    maps = effect_grids(record)
     return Sheet(
-        title=_title(record, summary),
-        body=[
-            *(grids([("", [of])], _SIDE) for of in maps),
-            *([legend(maps, maps[0].meaning)] if maps else []),
-        ],
+        title=title,
+        body=[*(grids([("", [of])], _SIDE) for of in maps), *([legend(maps, maps[0].meaning)] if maps else [])],
         caption=[part.plain for part in effect_words(record, Screen(10_000, False))],
-        scale=scale_words(maps) if maps else "",
-        drawn=[*dict.fromkeys(names)],
     )
-
-
-def _title(record: Record, summary: EffectSummary) -> str:
-    what = "the output" if summary.target is None else measured_words(summary)
-    if summary.measured not in AT_POSITION:
-        return f"effect on {what}"
-    token = token_label(record.sequences[0].tokens[summary.position])
-    return f"effect on {what} at {summary.position} “{token}”"

@@ -115,14 +115,12 @@ def printed(view: RenderableType, columns: int) -> list[str]:
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
     """The contents of a picture, from top to bottom: its `title`, lines `about` it, the pieces of its `body`, and the
-    parts of its `caption`. The metadata has the `scale` and the names of what is `drawn`."""
+    parts of its `caption`."""
 
     title: str
     about: Sequence[str] = ()
     body: Sequence[Piece]
     caption: Sequence[str] = ()
-    scale: str = ""
-    drawn: Sequence[str]
 
 
 # -------------------------------------------------------------------------------------------------------------- images

@@ -31,6 +31,14 @@ _FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
 _SINK_WIDTH, _LONGEST, _LEAST_KEYS = 5, 28, 30
 
 
+def cell_meaning(block: int, *, of_queries: bool = False) -> str:
+    """What a cell of a picture means, which stands for `block` keys, and for as many queries or, `of_queries`, for one."""
+    if block == 1:
+        return "a cell is the attention weight that a query (row) gives to a key (column)"
+    queries = "a query (row) gives" if of_queries else f"{block} queries (a row) give on average"
+    return f"a cell is the attention weight that {queries} to {block} keys (a column) together"
+
+
 def grid_of(cells: HeadMap, title: str, *, scale: Scale, top: float | None = None, digits: int | None = None) -> Grid:
     """The cells or blocks of a head with the names of its queries and keys, up to `top` (None: its largest weight)."""
     n_rows, n_columns = cells.weights.shape

@@ -20,6 +20,7 @@ from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.checkpoint.corpus import corpus_tables
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
+from mhacli.render.heads.grids import cell_meaning
 from mhacli.render.page.effects import effects
 from mhacli.render.page.elements import (
     WIDE,
@@ -177,11 +178,7 @@ def notes(
 
 def _cell(data: Mapping[str, Any]) -> str:
     """What a cell is, and what the page has of the record's numbers."""
-    sizes = " or ".join(f"{n} × {n}" for n in sorted({each["block"] for each in data["maps"]}))
-    meaning = "a cell is the attention weight that a query (row) gives to a key (column)"
-    if sizes != "1 × 1":
-        of_block = "the attention that the queries of a row give, on average, to all keys of a column"
-        meaning = f"a cell stands for {sizes} tokens: {of_block}"
+    meaning = cell_meaning(max(each["block"] for each in data["maps"]))
     if data["factor"] > 1:
         limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
         return f"{meaning}; the page has the means of blocks, {limit}, and --full stores every cell"
