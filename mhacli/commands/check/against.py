@@ -380,8 +380,17 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
 
 
 def _are_same(first: Sequence[Tensor], second: Sequence[Tensor], *, up_to_a_factor: bool) -> bool:
-    """Whether tensors of one site have the same numbers, up to rounding and the order of axes."""
-    for a, b in _aligned([_plain(tensor) for tensor in first], [_plain(tensor) for tensor in second]):
+    """Whether tensors of one site have the same rows in any order, up to rounding. The last two axes may be exchanged. Where
+    heads are merged in only one of the two, their single numbers are compared."""
+    layouts = [second, [tensor.mT for tensor in second]]
+    widths = [{tensor.shape[-1] for tensor in (*first, *layout)} for layout in layouts]
+    pairs = [(layout, width.pop()) for layout, width in zip(layouts, widths, strict=True) if len(width) == 1]
+    for layout, width in pairs or [(second, 1)]:
+        a, b = _sorted_rows(first, width), _sorted_rows(layout, width)
+        n_rows = max(len(a), len(b))
+        if n_rows % len(a) or n_rows % len(b):
+            continue
+        a, b = (rows.repeat_interleave(n_rows // len(rows), dim=0) for rows in (a, b))
         if up_to_a_factor:
             both = a.isfinite() & b.isfinite()
             b = b * (a[both] @ b[both] / b[both].square().sum().clamp(min=1e-300))
@@ -390,20 +399,9 @@ def _are_same(first: Sequence[Tensor], second: Sequence[Tensor], *, up_to_a_fact
     return False
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor in float64 on the CPU without axes of size 1, with masked numbers as −∞."""
-    numbers = tensor.detach().to("cpu", torch.float64).squeeze()
-    return numbers.masked_fill(numbers < HIDDEN, -math.inf)
-
-
-def _aligned(first: Sequence[Tensor], second: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both in one shape: with the axes of the second in every order that fits, or, where heads are merged, looped over or
-    repeated, their sorted numbers."""
-    if len(first) == len(second) == 1 and sorted(first[0].shape) == sorted(second[0].shape):
-        permuted = (second[0].permute(order) for order in itertools.permutations(range(second[0].ndim)))
-        yield from ((first[0], tensor) for tensor in permuted if tensor.shape == first[0].shape)
-        return
-    a, b = (torch.cat([tensor.flatten() for tensor in tensors]).sort().values for tensors in (first, second))
-    few, many = sorted((a.numel(), b.numel()))
-    if few and not many % few:
-        yield a.repeat_interleave(many // a.numel()), b.repeat_interleave(many // b.numel())
+def _sorted_rows(tensors: Sequence[Tensor], width: int) -> Tensor:
+    """The rows of tensors in float64 on the CPU, with masked numbers as −∞, in an order that depends on their numbers alone."""
+    rows = torch.cat([tensor.detach().to("cpu", torch.float64).reshape(-1, width) for tensor in tensors])
+    rows = rows.masked_fill(rows < HIDDEN, -math.inf)
+    weights = torch.arange(1, width + 1, dtype=torch.float64)
+    return rows[(rows.nan_to_num(neginf=0.0) @ weights).argsort()]

@@ -13,7 +13,6 @@ from mhacli.record.record import Cell, Record, ScorePart, Step, UserModule
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     configuration,
-    count_of,
     flowing,
     memory_text,
     rough_note,
@@ -229,11 +228,8 @@ def _module_header(record: Record, module: UserModule) -> RenderableType:
         lines += [(f"{label}: {', '.join(words)}", "")] if words else []
     lines.append((f"called: {module.called}", ""))
     lines.append((f"sizes: {' · '.join(f'{word} {size}' for word, size in module.sizes)}", "bold"))
-    how = f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"
-    if module.n_runs == 1:
-        how = "one run: axes are named by their sizes alone, and a|b is one of the two"
     ran = ["in eval", record.config.dtype, record.environment.device, f"torch {record.environment.torch}"]
-    lines += [(how, "dim"), (" · ".join([*ran, f"mha {record.environment.mha}"]), "dim")]
+    lines += [("axes are named by their sizes", "dim"), (" · ".join([*ran, f"mha {record.environment.mha}"]), "dim")]
     printed = [text.strip() for text in module.printed.splitlines() if text.strip()]
     more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
     lines += [(f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}", "dim")] if printed else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,10 @@ from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.types import Inputs, Operation
 
-PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
-_PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *PRODUCTS)
+_PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
+_PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
 SOFTMAXES = ("softmax", "log_softmax", "softmax_")
 KERNEL = "scaled_dot_product_attention"
-RESHAPES = ("view", "reshape", "flatten", "unflatten")
-_JOINS = (*RESHAPES, "cat", "permute", "squeeze")
 _ROLES = "qkv"
 
 
@@ -31,74 +29,75 @@ class Graph:
     """A recorded call. `given` has its inputs by name, and `out` is its result.
 
     `sources[i][j]` is the operation that made input j of operation i, None for a tensor from outside. Those are, by id, the
-    inputs in `names` and parameters, buffers and the mask in `constants`. `live` says which operations depend on the inputs. Each
-    softmax or kernel has an entry in `attentions`, the operation of each of its sites. `sites` names every operation.
+    inputs in `inputs` and parameters, buffers and the mask in `constants`. `live` says which operations depend on the inputs.
+    Each softmax or kernel has an entry in `attentions`, the operation of each of its sites; `swapped` are the products whose
+    first operand is the keys. `sites` names every operation.
     """
 
     out: Tensor
     given: dict[str, Tensor]
     operations: list[Operation] = field(default_factory=list)
     sources: list[tuple[int | None, ...]] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)
+    inputs: dict[int, str] = field(default_factory=dict)
     constants: dict[int, str] = field(default_factory=dict)
     live: list[bool] = field(default_factory=list)
     readers: dict[int, list[int]] = field(default_factory=dict)
     attentions: list[dict[str, int]] = field(default_factory=list)
+    swapped: set[int] = field(default_factory=set)
     sites: dict[int, str] = field(default_factory=dict)
 
-    def is_live(self, index: int, input_idx: int) -> bool:
-        """Whether an input of an operation depends on the inputs of attention."""
+    def name_of(self, index: int, input_idx: int) -> str:
+        """The name of an input of an operation: the site that made it, else its name from outside."""
         source = self.sources[index][input_idx]
-        return id(self.operations[index].inputs[input_idx]) in self.names if source is None else self.live[source]
+        if source is not None:
+            return self.sites[source]
+        tensor = id(self.operations[index].inputs[input_idx])
+        return self.inputs.get(tensor) or self.constants.get(tensor, "a tensor")
 
     def live_sources(self, index: int) -> list[int | None]:
-        """What made the inputs that depend on the inputs of attention."""
-        return [source for n, source in enumerate(self.sources[index]) if self.is_live(index, n)]
+        """What made the inputs of an operation that depend on those of attention, None for those themselves."""
+        pairs = zip(self.sources[index], self.operations[index].inputs, strict=True)
+        return [
+            source for source, tensor in pairs if (id(tensor) in self.inputs if source is None else self.live[source])
+        ]
 
     def projects(self, index: int) -> bool:
         """Whether an operation multiplies vectors by a weight."""
         return self.operations[index].name in _PROJECTIONS and len(self.live_sources(index)) == 1
-
-    def multiplies(self, index: int) -> bool:
-        """Whether an operation multiplies two tensors that depend on the inputs."""
-        return self.operations[index].name in PRODUCTS and len(self.live_sources(index)) >= 2
 
     def upstream(self, start: int) -> list[int]:
         """The operation and those before it, back to a projection; for one that no input reaches, all before it."""
         found = [start]
         for index in found:
             if not self.projects(index):
-                before = dict.fromkeys(source for source in self.sources[index] if source is not None)
-                found += [n for n in before if n not in found and self.live[n] == self.live[start]]
+                sources = dict.fromkeys(self.sources[index])
+                found += [n for n in sources if n is not None and n not in found and self.live[n] == self.live[start]]
         return found
-
-    def downstream(self, starts: Iterable[int]) -> list[int]:
-        """All operations that depend on some."""
-        found = list(dict.fromkeys(starts))
-        first = len(found)
-        for index in found:
-            found += [reader for reader in dict.fromkeys(self.readers.get(index, ())) if reader not in found]
-        return sorted(found[first:])
 
     def weights(self, index: int) -> dict[str, Tensor]:
         """The learned tensors that an operation on the inputs reads, directly or through views, by name."""
-        if not self.live[index]:
-            return {}
-        views = [source for source in self.sources[index] if source is not None and not self.live[source]]
-        readers = [index, *(n for view in views for n in self.upstream(view))]
-        read = [tensor for n in readers for tensor in self.operations[n].inputs if id(tensor) in self.constants]
-        return {self.constants[id(tensor)]: tensor for tensor in read if tensor.requires_grad}
+        readers = [index]
+        for source in self.sources[index]:
+            if source is not None and not self.live[source]:
+                readers += self.upstream(source)
+        read = [tensor for reader in readers for tensor in self.operations[reader].inputs if self.live[index]]
+        return {
+            self.constants[id(tensor)]: tensor
+            for tensor in read
+            if tensor.requires_grad and id(tensor) in self.constants
+        }
 
     def tensors_at_sites(self) -> dict[str, tuple[SourceLine, list[Tensor]]]:
         """The tensors of each site, one for each softmax or kernel, with the line that makes the first."""
-        joined = [index for index, site in self.sites.items() if site == "concat"]
-        everywhere = [*self.attentions, *({"concat": index} for index in joined[-1:])]
-        indexes = {site: [found[site] for found in everywhere if site in found] for part in everywhere for site in part}
-        tensors = {
-            site: (self.operations[found[0]].at, [self.operations[n].output for n in dict.fromkeys(found)])
-            for site, found in indexes.items()
-        }
-        return tensors | {"out": (self.operations[-1].at if self.operations else SourceLine(), [self.out])}
+        tensors: dict[str, tuple[SourceLine, list[Tensor]]] = {}
+        for attention in self.attentions:
+            for site, index in attention.items():
+                operation = self.operations[index]
+                _, outputs = tensors.setdefault(site, (operation.at, []))
+                if not any(output is operation.output for output in outputs):
+                    outputs.append(operation.output)
+        line = self.operations[-1].at if self.operations else SourceLine()
+        return tensors | {"out": (line, [self.out])}
 
 
 # ------------------------------------------------------------------------------------------------------------- recording
@@ -112,30 +111,27 @@ def recorded(subject: UserAttention, inputs: Inputs, seed: int, masks: CallMasks
     call = partial(subject, inputs, mask=masks.mask, padding=masks.padding, seed=seed)
     output, operations = watch(call, [] if file is None or is_torch else [file])
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
-    given = {name: rows for name, rows in zip(names, inputs[:3], strict=True) if rows is not None}
-    graph = Graph(output.out, given)
-    _connect(graph, operations)
-    _name_outside(graph, subject, inputs)
-    for index in range(len(graph.operations)):
-        graph.live.append(any(graph.is_live(index, n) for n in range(len(graph.sources[index]))))
-    _name_sites(graph)
-    return graph
-
-
-def _connect(graph: Graph, operations: Iterable[Operation]) -> None:
-    """Adds the operations, but not those that return their input unchanged."""
+    rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
+    graph = Graph(output.out, {name: tensor for name, tensor in rows if tensor is not None})
+    constants = _held_tensors(subject)
     makers: dict[int, int | None] = {}
     for operation in operations:
         if _is_identity(operation):
             makers.setdefault(id(operation.output), makers.get(id(operation.inputs[0])))
             continue
         index = len(graph.operations)
-        graph.operations.append(operation)
-        graph.sources.append(tuple(makers.get(id(tensor)) for tensor in operation.inputs))
+        sources = tuple(makers.get(id(tensor)) for tensor in operation.inputs)
         makers[id(operation.output)] = index
-        for source in graph.sources[-1]:
-            if source is not None:
+        graph.operations.append(operation)
+        graph.sources.append(sources)
+        for source, tensor in zip(sources, operation.inputs, strict=True):
+            if source is None:
+                _name_outside(graph, tensor, constants, inputs)
+            else:
                 graph.readers.setdefault(source, []).append(index)
+        graph.live.append(bool(graph.live_sources(index)))
+    _name_sites(graph)
+    return graph
 
 
 def _is_identity(operation: Operation) -> bool:
@@ -143,54 +139,31 @@ def _is_identity(operation: Operation) -> bool:
     if not operation.inputs or operation.name.endswith("_") or operation.name == "setitem":
         return False
     source, output = operation.inputs[0], operation.output
-    return output is source or (
-        (address_of(output) or id(output)) == (address_of(source) or id(source))
-        and output.shape == source.shape
-        and output.stride() == source.stride()
-        and output.storage_offset() == source.storage_offset()
-        and output.dtype == source.dtype
-    )
+    return output is source or (output.dtype == source.dtype and output.is_set_to(source))
 
 
-def _name_outside(graph: Graph, subject: UserAttention, inputs: Inputs) -> None:
-    """Names the tensors from outside: an input or its copy, a parameter or buffer, the mask."""
+def _held_tensors(subject: UserAttention) -> dict[int, str]:
+    """The names of the module's parameters, buffers and other tensors, by memory address."""
     module, call = subject.built.module, subject.built.call
-    attributes = vars(call) if hasattr(call, "__dict__") else {}
-    held = {name: value for name, value in attributes.items() if isinstance(value, Tensor)}
+    held = dict(vars(call)) if hasattr(call, "__dict__") else {}
     if module is not None:
         held |= dict(module.named_buffers()) | dict(module.named_parameters())
-    held_names = {address_of(tensor): name for name, tensor in held.items()}
+    return {address_of(tensor): name for name, tensor in held.items() if isinstance(tensor, Tensor)}
+
+
+def _name_outside(graph: Graph, tensor: Tensor, constants: Mapping[int, str], inputs: Inputs) -> None:
+    """Names a tensor from outside: a parameter or buffer, an input in any layout, the mask."""
+    if address_of(tensor) in constants:
+        graph.constants[id(tensor)] = constants[address_of(tensor)]
+        return
+    for name, rows in graph.given.items():
+        is_like = tensor.dtype == rows.dtype and tensor.numel() == rows.numel()
+        if is_like and torch.equal(tensor.flatten().sort().values, rows.flatten().sort().values):
+            graph.inputs.setdefault(id(tensor), name)
     is_masked = inputs.allowed is not None or inputs.real is not None
-    pairs = zip(graph.operations, graph.sources, strict=True)
-    outside = [
-        tensor
-        for operation, sources in pairs
-        for tensor, source in zip(operation.inputs, sources, strict=True)
-        if source is None
-    ]
-    lengths, rows = lengths_of(inputs)[1:], dict(graph.given)
-    for tensor in outside:
-        address, name = address_of(tensor), _name_of_copy(tensor, rows)
-        if address and address in held_names:
-            graph.constants[id(tensor)] = held_names[address]
-        elif name is not None:
-            graph.names[id(tensor)] = name
-        elif is_masked and tensor.ndim > 1 and tuple(tensor.shape[-2:]) == lengths:
-            graph.constants[id(tensor)] = "mask"
-            graph.given.setdefault("mask", tensor)
-
-
-def _name_of_copy(tensor: Tensor, given: Mapping[str, Tensor]) -> str | None:
-    """The name of the input that a tensor is, or a copy of it, with the batch first or second."""
-    for name, rows in given.items():
-        if address_of(rows) == address_of(tensor):
-            return name
-    for name, rows in given.items():
-        if tensor.dtype == rows.dtype and tensor.ndim == rows.ndim and rows.ndim > 1:
-            layouts = (rows, rows.transpose(0, 1))
-            if any(tensor.shape == other.shape and torch.equal(tensor, other) for other in layouts):
-                return name
-    return None
+    if is_masked and tensor.ndim > 1 and tuple(tensor.shape[-2:]) == lengths_of(inputs)[1:]:
+        graph.constants[id(tensor)] = "mask"
+        graph.given.setdefault("mask", tensor)
 
 
 # ----------------------------------------------------------------------------------------------------------------- sites
@@ -214,84 +187,77 @@ def _name_sites(graph: Graph) -> None:
 def _around_softmax(graph: Graph, softmax: int) -> dict[str, int]:
     """The operations of the sites around a softmax, which are named here except for its operands. Without a product before or
     after the softmax, the sites there are unknown."""
-
-    def before(index: int) -> Sequence[int]:
-        is_other = graph.operations[index].name in SOFTMAXES and index != softmax
-        return [] if is_other else [n for n in graph.sources[index] if n is not None and graph.live[n]]
-
-    def after(index: int) -> Sequence[int]:
-        return () if graph.projects(index) else graph.readers.get(index, ())
-
-    above, below = _path(graph, softmax, before), _path(graph, softmax, after)
-    found: dict[str, int | None] = {"pattern": softmax if not below else below[-2]}
+    above = _path_to_product(graph, softmax, graph.live_sources)
+    below = _path_to_product(graph, softmax, lambda index: graph.readers.get(index, []))
+    found: dict[str, int | None] = {}
     if above:
-        found |= {"qk": above[-1], "scores": above[1]}
-        first, second = graph.live_sources(above[-1])[-2:]
-        is_swapped = (_letter(graph, first), _letter(graph, second)) == ("k", "q")
-        found |= {"q": second, "k": first} if is_swapped else {"q": first, "k": second}
+        qk = above[-1]
+        first, second = graph.live_sources(qk)[-2:]
+        if (_letter(graph, first), _letter(graph, second)) == ("k", "q"):
+            graph.swapped.add(qk)
+            first, second = second, first
+        if second is not None and is_transpose(graph.operations[second]):
+            graph.sites[second] = "kᵀ"
+            second = graph.sources[second][0]
+        found |= {"q": first, "k": second, "qk": qk, "scores": above[1]}
         _name_path(graph, above[1:], "scores")
-        _name_masks(graph, above[1:])
+        graph.sites[qk] = "qk"
+    if above or below:
+        found["pattern"] = below[-2] if below else softmax
+        _name_path(graph, below[-2::-1] or [softmax], "pattern")
     if below:
         first, second = graph.live_sources(below[-1])[-2:]
-        found |= {"z": below[-1], "v": second if first == below[-2] else first}
-    _name_path(graph, list(reversed(below[:-1])) or [softmax], "pattern")
-    graph.sites |= {index: site for site, index in found.items() if site in ("qk", "z") and index is not None}
-    key = found.get("k")
-    if key is not None and is_transpose(graph.operations[key]):
-        graph.sites[key] = "kᵀ"
-        found["k"] = graph.sources[key][0]
+        found |= {"v": second if first == below[-2] else first, "z": below[-1]}
+        graph.sites[below[-1]] = "z"
     return {site: index for site, index in found.items() if index is not None}
 
 
-def _path(graph: Graph, start: int, neighbours: Callable[[int], Sequence[int]]) -> list[int]:
+def _path_to_product(graph: Graph, start: int, neighbours: Callable[[int], Sequence[int | None]]) -> list[int]:
     """The shortest path from an operation to a product of activations; empty if there is none."""
     paths, visited = [[start]], {start}
     for path in paths:
-        for index in dict.fromkeys(neighbours(path[-1])):
-            if graph.multiplies(index):
+        for index in neighbours(path[-1]):
+            if index is None or index in visited:
+                continue
+            if graph.operations[index].name in _PRODUCTS and len(graph.live_sources(index)) >= 2:
                 return [*path, index]
-            if index not in visited:
-                visited.add(index)
-                paths.append([*path, index])
+            visited.add(index)
+            paths.append([*path, index])
     return []
 
 
 def _name_path(graph: Graph, path: Sequence[int], site: str) -> None:
     """Names operations that lead to a site, the last one first."""
-    graph.sites |= {index: f"{site}.{graph.operations[index].name}" for index in path[1:]} | {path[0]: site}
-
-
-def _name_masks(graph: Graph, path: Sequence[int]) -> None:
-    """Names the operations that compute a mask or bias, independent of the inputs."""
-    is_given = "mask" in graph.given
-    for mask in (source for index in path for source in graph.sources[index] if source is not None):
-        for number, index in enumerate([] if graph.live[mask] else graph.upstream(mask)):
-            name = "mask" if number == 0 and not is_given else f"mask.{graph.operations[index].name}"
-            graph.sites.setdefault(index, name)
+    for index in path[1:]:
+        graph.sites[index] = f"{site}.{graph.operations[index].name}"
+    graph.sites[path[0]] = site
 
 
 def _letter(graph: Graph, operand: int | None) -> str:
     """The role in the names of the parameters that an operand is made from; empty unless there is exactly one."""
-    if operand is None:
-        return ""
-    names = [name for index in graph.upstream(operand) for name in graph.weights(index)]
+    names = [] if operand is None else [name for index in graph.upstream(operand) for name in graph.weights(index)]
     letters = {read_name(name)[0] for name in names} - {""}
     return letters.pop() if len(letters) == 1 else ""
+
+
+def is_transpose(operation: Operation) -> bool:
+    """Whether an operation swaps the last two axes."""
+    n, arguments = operation.output.ndim, operation.arguments
+    if operation.name == "permute":
+        return [int(dim) % n for dim in arguments.get("dims", ())] == [*range(n - 2), n - 1, n - 2]
+    dims = (arguments.get("dim0", -1), arguments.get("dim1", -2))
+    return operation.name == "transpose" and n > 1 and {int(dim) % n for dim in dims} == {n - 2, n - 1}
 
 
 def _name_operands(graph: Graph) -> None:
     """Names the operands of the products, and the operations from the projections to them."""
     roles: dict[int, str] = {}
     for attention in graph.attentions:
-        for role in _ROLES:
-            operand = attention.get(role)
-            if operand is None:
-                continue
-            if not graph.projects(operand):
-                graph.sites.setdefault(operand, role)
-            for index in graph.upstream(operand):
-                earlier = roles.get(index, "")
-                roles[index] = earlier if role in earlier else earlier + role
+        for role in set(_ROLES) & set(attention):
+            if not graph.projects(attention[role]):
+                graph.sites.setdefault(attention[role], role)
+            for index in graph.upstream(attention[role]):
+                roles[index] = "".join(letter for letter in _ROLES if letter in (role, *roles.get(index, "")))
     for index, letters in roles.items():
         if not graph.projects(index):
             graph.sites.setdefault(index, f"{letters}.{graph.operations[index].name}")
@@ -300,41 +266,19 @@ def _name_operands(graph: Graph) -> None:
 
 
 def _name_outputs(graph: Graph) -> None:
-    """Names the operations that join the heads and project them, and what else depends on z or on a pattern."""
-    outputs = (attention["z"] for attention in graph.attentions if "z" in attention)
-    below = [index for index in graph.downstream(outputs) if index not in graph.sites]
-    projection = next((index for index in below if graph.projects(index)), None)
-    joined = None
-    if projection is not None:
-        joined = next(iter(graph.live_sources(projection)))
-    elif below and graph.operations[below[-1]].name in _JOINS:
-        joined = below[-1]
+    """Names the operations that join the heads and project them, and the others after z."""
+    found = [attention["z"] for attention in graph.attentions if "z" in attention]
+    for index in found:
+        found += [n for n in dict.fromkeys(graph.readers.get(index, [])) if n not in found and n not in graph.sites]
+    below = sorted(index for index in found if index not in graph.sites)
+    out = next((index for index in below if graph.projects(index)), None)
     for index in below:
-        operation, last = graph.operations[index], graph.operations[joined if joined in below else index]
-        is_join = joined in below and (operation.name, operation.at) == (last.name, last.at)
-        is_after = projection is not None and index > projection
-        name = f"{'out' if is_after else 'z'}.{operation.name}"
-        graph.sites[index] = "out" if index == projection else "concat" if is_join else name
-    for index in graph.downstream(attention["pattern"] for attention in graph.attentions if "pattern" in attention):
-        graph.sites.setdefault(index, f"pattern.{graph.operations[index].name}")
-
-
-# ------------------------------------------------------------------------------------------------------------ transposes
-
-
-def axis_order(operation: Operation) -> list[int]:
-    """The order of the input's axes in the output; unchanged except for a transpose or permutation."""
-    n, arguments = operation.output.ndim, operation.arguments
-    order = list(range(n))
-    if operation.name == "transpose" and n > 1:
-        first, second = int(arguments.get("dim0", -1)) % n, int(arguments.get("dim1", -2)) % n
-        order[first], order[second] = second, first
-    elif operation.name == "permute":
-        order = [int(dim) % n for dim in arguments.get("dims", order)]
-    return order
-
-
-def is_transpose(operation: Operation) -> bool:
-    """Whether an operation swaps the last two axes."""
-    n = operation.output.ndim
-    return n > 1 and axis_order(operation) == [*range(n - 2), n - 1, n - 2]
+        is_after = out is not None and index > out
+        graph.sites[index] = f"{'out' if is_after else 'z'}.{graph.operations[index].name}"
+    if out is None:
+        return
+    graph.sites[out] = "out"
+    joined = graph.live_sources(out)[0]
+    if joined is not None and joined in below:
+        graph.sites[joined] = "concat"
+        graph.attentions[-1]["concat"] = joined
