@@ -112,11 +112,11 @@ class EffectsScreen(HeadsScreen):
         return self.rows[self.main.row].effects[self.main.column] if self.rows else None
 
     def above(self, width: int) -> Iterable[Text]:
-        """What was measured and removed."""
-        return effect_words(self.session.record, Paper(width, self.session.colour))[:1]
+        """The answer, and what was measured and removed."""
+        return effect_words(self.session.record, Paper(width, self.session.colour))[:-1]
 
     def _numbers(self, width: int) -> Iterator[Text]:
-        """The numbers of the removal under the cursor, the scale, and the answer or why there is none."""
+        """The numbers of the removal under the cursor, the scale, and the verification."""
         record, effect, summary = self.session.record, self.effect, self.session.record.effect
         if effect is not None and summary is not None:
             yield Text(*title_line(removal_words(effect, record), width))

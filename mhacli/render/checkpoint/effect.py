@@ -1,4 +1,4 @@
-"""The terminal view of effects: a map of heads or a coloured text, the table of removals by size, and the verification."""
+"""The terminal view of effects: the answer, a map of heads or a coloured text, the table of removals, the verification."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.record.record import InspectedLayer, Record, texts_of
+from mhacli.record.heads import words_of_type
+from mhacli.record.record import Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
-from mhacli.render.base.format import count_of, flowing, type_text
+from mhacli.render.base.format import count_of, flowing, type_excess
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import short_name
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
-from mhacli.text.tokens import AttentionKind
 
 _KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
 """What a target is that is no token."""
-AT_POSITION = ("token", "tag", "vector")
-"""What is measured at one position."""
-_MAX_ROWS = 7
-"""The largest number of table rows."""
+_MOST = 5
+"""The most rows of the table."""
+_ACROSS = 24
+"""The most tokens of a text in a row of a picture."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
 _DROPPED = ("d_logit", "first_order", "kl", "d_logprob", "type", "rank", "d_output")
@@ -40,46 +40,39 @@ _SIGNED = ("d_logit", "first_order", "d_logprob")
 
 def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The sections of a record with effects: the answer, the map of heads or the coloured text, the table, the verification."""
-    summary = record.effect
-    assert summary is not None, "a record with effects has a summary"
-    question, proof = _question(record, summary, screen), _proof(summary, screen)
-    if not summary.verified.ok:
-        yield from (question, proof)
-        return
-    yield from (_answer(record, summary, screen), Text(""), question, Text(""))
-    of_heads, texts = head_grids(record), [row for row in effect_rows(record) if row.tokens]
-    yield from grids(of_heads, screen) if of_heads else ()
-    yield from grids([_grid(record, [row], row.tokens) for row in texts], screen, form="numbers", everything=True)
-    yield Text("")
-    yield from table(effect_table(record, summary, None if options.everything else _MAX_ROWS), screen.width)
-    yield from _interaction(record, summary)
-    yield from _rank_words(summary, screen)
-    yield proof
+    words, summary = effect_words(record, screen), record.effect
+    yield from words[:2]
+    if summary is not None and summary.verified.ok:
+        of_heads, texts = head_grids(record), [row for row in effect_rows(record) if row.tokens]
+        yield Text("")
+        yield from grids(of_heads, screen) if of_heads else ()
+        yield from grids([_grid(record, [row], row.tokens) for row in texts], screen, form="numbers", everything=True)
+        yield from [Text("")] if of_heads or texts else ()
+        yield from table(effect_table(record, summary, None if options.everything else _MOST), screen.width)
+    yield from words[2:]
 
 
 def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
-    """The lines about what was measured and removed, and the verification."""
+    """The answer, what was measured and removed, how good estimates are, and the verification last; without a verification no
+    answer."""
     summary = record.effect
-    assert summary is not None
-    more = (*_rank_words(summary, screen),) if summary.verified.ok else ()
-    answer = (_answer(record, summary, screen),) if summary.verified.ok else ()
-    return _question(record, summary, screen), *more, _proof(summary, screen), *answer
+    assert summary is not None, "a record with effects has a summary"
+    question, proof = flowing([*map(Text, _question(record, summary))], screen.width), _proof(record, summary)
+    if not summary.verified.ok:
+        return question, proof
+    answer = Text(_answer(record, summary), style="bold")
+    return answer, question, *_together(record, summary), *_screening(summary, screen), proof
 
 
-def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
-    """The measured logit or vector, and what was removed."""
-    token = token_label(record.sequences[0].tokens[summary.position])
-    where = f"at position {summary.position} “{token}”" if summary.measured in AT_POSITION else "of the text"
-    measured = "the output vector" if summary.target is None else measured_words(summary)
-    parts = [Text(f"measured: {measured} {where}", style="bold")]
+def _question(record: Record, summary: EffectSummary) -> Iterator[str]:
+    """What was measured, without removal too, and what was removed."""
+    yield f"measured: {measured_words(record, summary)}"
     if summary.target is not None:
-        parts.append(Text(f"without removal {shown(summary.logit, 'number')}"))
+        yield f"without removal {shown(summary.logit, 'number')}"
     if summary.target is not None and summary.rank is not None:
-        parts += [
-            Text(f"log probability of “{token_label(summary.target)}” {shown(summary.logprob, 'number')}"),
-            Text(f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)),
-        ]
-    return flowing([*parts, *map(Text, dict.fromkeys(map(_removed, record.effects)))], screen.width)
+        yield f"log probability {shown(summary.logprob, 'number')}"
+        yield f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)
+    yield from dict.fromkeys(map(_removed, record.effects))
 
 
 def _removed(effect: Effect) -> str:
@@ -89,9 +82,92 @@ def _removed(effect: Effect) -> str:
     if effect.removed == "spans":
         first, second = map(token_label, effect.spans)
         return f"removed: the attention from “{second}” to “{first}” in {count_of(len(effect.layers), 'layer')}"
-    by = {"zero": "zeros", "mean": "its mean over the text"}.get(effect.replace, "that for another text")
-    where = "at all positions" if effect.at is None else f"at position {effect.at}"
-    return f"removed: the output of a head, replaced by {by} {where}"
+    by = {"zero": "zeros", "mean": "their mean over the text"}.get(effect.replace, "those for another text")
+    where = "" if effect.at is None else f" at position {effect.at}"
+    return f"heads replaced by {by}{where}"
+
+
+# ----------------------------------------------------------------------------------------------------------- the answer
+
+
+def _ranked(record: Record, summary: EffectSummary) -> list[Effect]:
+    """The removals, the largest change first."""
+    return sorted(record.effects, key=lambda effect: -abs(summary.change_of(effect) or 0.0))
+
+
+def _answer(record: Record, summary: EffectSummary) -> str:
+    """A sentence on whether the removals matter: the largest change, and its effect on the prediction."""
+    strongest, n = _ranked(record, summary)[0], len(record.effects)
+    change, measured = summary.change_of(strongest) or 0.0, _measured(summary)
+    if not change:
+        return f"nothing removed matters here: {measured} stays as it is"
+    name = removal_name(strongest, record)
+    if strongest.removed == "edge":
+        name = f"the weight {_edge_text(record, strongest)} of {name}"
+    elif strongest.removed == "spans":
+        name = f"what “{token_label(strongest.spans[1])}” reads of “{token_label(strongest.spans[0])}”"
+    elif not name.startswith("head"):
+        name = f"head {name}"
+    words = f"{name} matters{' most' * (n > 1)}: without it {measured} "
+    if strongest.removed == "heads":
+        words = words.replace("head ", "heads ", 1).replace("matters", "matter").replace("without it", "without them")
+    if summary.target is None:
+        words += f"moves by {shown(change, 'percent')} of its length"
+    else:
+        words += (
+            f"{'falls' if change < 0 else 'rises'} by {shown(abs(change), 'number')}{_prediction(strongest, summary)}"
+        )
+    n_without = sum(not summary.change_of(effect) for effect in record.effects)
+    return words + (f"; {n_without} of {n} removals change nothing" if n_without else "")
+
+
+def _prediction(effect: Effect, summary: EffectSummary) -> str:
+    """What a removal does to the prediction of a token."""
+    if summary.versus is not None or summary.logprob is None or effect.d_logprob is None:
+        return ""
+    before, after = (shown(exp(p), "percent") for p in (summary.logprob, summary.logprob + effect.d_logprob))
+    was, now = (rank == 0 for rank in (summary.rank, effect.rank))
+    kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
+    return f", its probability goes from {before} to {after}, and it {kept} the most likely"
+
+
+def _together(record: Record, summary: EffectSummary) -> Iterator[Text]:
+    """The change by all heads together, compared with the sum of the changes by each alone."""
+    total = sum(summary.change_of(effect) or 0.0 for effect in record.effects if effect.removed == "head")
+    for effect in record.effects:
+        if effect.removed == "heads" and summary.metric == "d_logit":
+            together = summary.change_of(effect) or 0.0
+            numbers = [shown(number, "change") for number in (together, total, together - total)]
+            yield Text("together {}, the sum of each alone {}: interaction {}".format(*numbers))
+
+
+def _screening(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
+    """The rank correlation of estimates with the effects."""
+    screening = summary.screening
+    if screening is None:
+        return
+    words = [
+        f"of {count_of(screening.n_heads, 'head')}, all estimated to first order, the {screening.n_largest} largest and "
+        f"{count_of(screening.n_others, 'other')} by chance were removed",
+        f"rank correlation of 1st order with Δlogit {'–' if screening.correlation is None else f'{screening.correlation:+.2f}'}",
+    ]
+    has_others = screening.n_largest + screening.n_others < screening.n_heads
+    is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
+    words += ["1st order misses heads that matter here: run without --screen"] if is_weak else []
+    yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
+
+
+def _proof(record: Record, summary: EffectSummary) -> Text:
+    """Whether a second computation of the removals agrees with the first, and the changes that are noise."""
+    proof = summary.verified
+    if not proof.ok:
+        return Text("NOT verified: a second computation of the removals disagrees", style="bold red")
+    words, style = "not verified: no removal was computed a second time", "yellow"
+    if proof.n:
+        words, style = f"verified: {count_of(proof.n, 'removal')} repeated by a second method", "green"
+        words += f", equal within {shown(proof.error, 'number')}"
+    has_zeros = not all(summary.change_of(effect) for effect in record.effects)
+    return Text(words + f"; up to {shown(summary.floor, 'number')} is noise and prints as 0" * has_zeros, style=style)
 
 
 # --------------------------------------------------------------------------------------------------------- the pictures
@@ -112,9 +188,7 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
     removed from all its heads together. A layer of mha has no name."""
     by_head = {(e.kind, e.layer, e.head): e for e in record.effects if e.removed == "head"}
     layers = [(short_name(layer, record.layers), layer.kind, layer.layer, layer.n_heads) for layer in record.layers]
-    if not layers:
-        layers = [("", effect.kind, 0, record.config.n_heads) for effect in record.effects[:1]]
-    for name, kind, number, n_heads in layers:
+    for name, kind, number, n_heads in layers or [("", record.effects[0].kind, 0, record.config.n_heads)]:
         effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
         if any(effects):
             yield EffectRow(name, effects)
@@ -137,8 +211,7 @@ def meaning_of(summary: EffectSummary) -> str:
     """The meaning of a change."""
     if summary.metric != "d_logit":
         return "change of the output by the removal, relative to its length"
-    at = f" at {summary.position}" if summary.measured in AT_POSITION else ""
-    return f"change of {measured_words(summary)}{at} · negative: what was removed supports the target"
+    return f"change of {_measured(summary)} · negative: what was removed supports the target"
 
 
 def effect_grids(record: Record) -> list[Grid]:
@@ -147,19 +220,14 @@ def effect_grids(record: Record) -> list[Grid]:
     for row in effect_rows(record):
         for start in range(0, len(row.tokens), _ACROSS):
             part = slice(start, start + _ACROSS)
-            tokens = row.tokens[part]
-            drawn.append(_grid(record, [EffectRow(row.name, row.effects[part], tokens)], tokens))
+            drawn.append(_grid(record, [EffectRow(row.name, row.effects[part])], row.tokens[part]))
     return drawn
-
-
-_ACROSS = 24
-"""The most tokens of a text in a row."""
 
 
 def head_grids(record: Record) -> list[Grid]:
     """The grid with a row per layer and a column per head, where a head that was not removed is blank; none without heads."""
     rows = [row for row in effect_rows(record) if not row.tokens]
-    corner = "layer" if any(row.name for row in rows) else "head"  # a layer of mha has no name
+    corner = "layer" if record.layers else "head"
     n_columns = max((len(row.effects) for row in rows), default=0)
     return [_grid(record, rows, [*map(str, range(n_columns))], corner)] if rows else []
 
@@ -193,23 +261,24 @@ def _grid(record: Record, rows: Sequence[EffectRow], columns: Sequence[str], cor
 
 def effect_table(record: Record, summary: EffectSummary, most: int | None = None) -> Table[Effect]:
     """A row for each removal, the largest change first. The column that ranks them is never left out."""
-    ranked = sorted(record.effects, key=lambda effect: -abs(summary.change_of(effect) or 0.0))
     columns: list[Column[Effect]] = [column("effect", "removed", lambda effect: removal_name(effect, record))]
-    if any(effect.removed == "edge" for effect in ranked):
+    if any(effect.removed == "edge" for effect in record.effects):
         columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
-    if any(effect.removed == "head" for effect in ranked):
+    if any(effect.removed == "head" for effect in record.effects):
         columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=_DROPPED.index("type") + 1))
-    columns += [
-        number_column(name, drop=0 if name == summary.metric else _DROPPED.index(name) + 1)
-        for name in numbers_of(record.effects)
-    ]
-    return Table(columns=columns, rows=ranked, most=most)
+    numbers = numbers_of(record.effects)
+    columns += [number_column(name, drop=0 if name == summary.metric else _DROPPED.index(name) + 1) for name in numbers]
+    legend = ("Δlogprob and KL in nats", "rank 0: the most likely") if "kl" in numbers else ()
+    return Table(columns=columns, rows=_ranked(record, summary), most=most, legend=legend)
 
 
 def number_column(name: str, drop: int = 0) -> Column[Effect]:
     """The column of a number of effects."""
     unit: Unit = "integer" if name == "rank" else "change" if name in _SIGNED else "size"
     return column("effect", name, attrgetter(name), unit, drop=drop, meaning="")  # the scale says it
+
+
+# --------------------------------------------------------------------------------------------------------------- names
 
 
 def removal_words(effect: Effect, record: Record) -> str:
@@ -226,12 +295,12 @@ def change_words(record: Record, effect: Effect) -> str:
 
 
 def _type(record: Record, effect: Effect) -> str:
-    if effect.removed != "head":
-        return ""
-    layer = layer_of(record, effect.kind, effect.layer)
-    layer_key = (0, "") if layer is None else (layer.layer, layer.name)
-    head = next((h for h in record.heads if h.head == effect.head and (h.layer, h.attention) == layer_key), None)
-    return "" if head is None else type_text(head).partition(" (")[0]
+    """The type of a head that was removed, with its excess unless it is mixed."""
+    names = [layer.name for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer)] or [""]
+    for head in record.heads if effect.removed == "head" else ():
+        if (head.layer or 0, head.attention, head.head) == (effect.layer, names[0], effect.head):
+            return words_of_type(head.kind).name + type_excess(head).partition(" (")[0]
+    return ""
 
 
 def _edge_text(record: Record, effect: Effect) -> str:
@@ -242,120 +311,33 @@ def _edge_text(record: Record, effect: Effect) -> str:
     return f"{effect.query} {query} → {effect.key} {key}{' (masked)' if effect.masked else ''}"
 
 
-def _interaction(record: Record, summary: EffectSummary) -> Iterator[Text]:
-    """The change by all heads together, compared with the sum of the changes by each alone."""
-    total = sum(summary.change_of(effect) or 0.0 for effect in record.effects if effect.removed == "head")
-    for effect in record.effects:
-        if effect.removed == "heads" and summary.metric == "d_logit":
-            together = summary.change_of(effect) or 0.0
-            yield Text(
-                f"together {shown(together, 'change')}, the sum of each alone {shown(total, 'change')}: "
-                f"interaction {shown(together - total, 'change')}"
-            )
+def measured_words(record: Record, summary: EffectSummary) -> str:
+    """What was measured, and where."""
+    token = token_label(record.sequences[0].tokens[summary.position])
+    is_of_text = summary.measured not in ("token", "tag", "vector")
+    return f"{_measured(summary)} {'of the text' if is_of_text else f'at position {summary.position} “{token}”'}"
 
 
-def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
-    """The rank correlation of estimates with the effects."""
-    screening = summary.screening
-    if screening is not None:
-        words = [
-            f"of {count_of(screening.n_heads, 'head')}, all estimated to first order, the {screening.n_largest} largest and "
-            f"{count_of(screening.n_others, 'other')} by chance were removed",
-            f"rank correlation of 1st order with Δlogit {shown(screening.correlation, 'change', 2)}",
-        ]
-        has_others = screening.n_largest + screening.n_others < screening.n_heads
-        is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
-        words += ["1st order misses heads that matter here: run without --screen"] if is_weak else []
-        yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
-
-
-def _proof(summary: EffectSummary, screen: Screen) -> Text:
-    """Whether a second computation of the removals agrees with the first."""
-    proof = summary.verified
-    words, style = "not verified: no removal was computed a second time", "yellow"
-    if not proof.ok:
-        words, style = "NOT verified: a second computation of the removals disagrees", "bold red"
-    elif proof.n:
-        repeated = f"verified: {count_of(proof.n, 'removal')} repeated by a second method"
-        within = f"equal within {shown(proof.error, 'number')} (tolerance {shown(proof.tolerance, 'number')})"
-        words, style = f"{repeated}, {within}", "green"
-    floor = Text(f"changes up to {shown(summary.floor, 'number')} are noise and print as 0", style="dim")
-    return flowing([Text(words, style=style), floor], screen.width)
-
-
-# ----------------------------------------------------------------------------------------------------------- the answer
-
-
-def _answer(record: Record, summary: EffectSummary, screen: Screen) -> Text:
-    """A sentence on whether the removals matter: the largest change, and its effect on the prediction."""
-    sizes = [abs(summary.change_of(effect) or 0.0) for effect in record.effects]
-    strongest, largest = max(zip(record.effects, sizes, strict=True), key=lambda pair: pair[1])
-    name, s = _subject(strongest, record), "" if strongest.removed == "heads" else "s"
-    measured = "the output vector" if summary.target is None else measured_words(summary)
-    n, n_without = len(sizes), sizes.count(0.0)
-    remainder = f"; {n_without} of {n} removals change nothing" if n_without else ""
-    sentence = f"{name} matter{s}{' most' * (n > 1)}: without {'it' if s else 'them'} "
-    sentence += _consequence(strongest, summary, measured) + remainder
-    if not largest:
-        sentence = f"nothing removed matters here: {measured} stays as it is"
-    return flowing([Text(word, style="bold") for word in sentence.split(" ")], screen.width, " ")
-
-
-def _subject(effect: Effect, record: Record) -> str:
-    """What was removed, as the subject of a sentence."""
-    name = removal_name(effect, record)
-    if effect.removed == "edge":
-        return f"the weight {_edge_text(record, effect)} of {name}"
-    if effect.removed == "spans":
-        return f"what “{token_label(effect.spans[1])}” reads of “{token_label(effect.spans[0])}”"
-    return name if name.startswith("head") else f"head{'s' * (effect.removed == 'heads')} {name}"
-
-
-def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> str:
-    """A clause on the change by a removal, and on the prediction."""
-    change = summary.change_of(effect) or 0.0
+def _measured(summary: EffectSummary) -> str:
+    """The name of the measured vector, logit, or difference of two logits."""
     if summary.target is None:
-        return f"{measured} moves by {shown(change, 'percent')} of its length"
-    words = f"{measured} {'falls' if change < 0 else 'rises'} by {shown(abs(change), 'number')}"
-    if summary.versus is not None or summary.logprob is None or effect.d_logprob is None:
-        return words
-    before, after = (shown(exp(p), "percent") for p in (summary.logprob, summary.logprob + effect.d_logprob))
-    was, now = (rank == 0 for rank in (summary.rank, effect.rank))
-    kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
-    return f"{words}, its probability goes from {before} to {after}, and it {kept} the most likely"
-
-
-# --------------------------------------------------------------------------------------------------------------- names
-
-
-def measured_words(summary: EffectSummary) -> str:
-    """The name of the measured logit, or difference of two logits."""
+        return "the output vector"
     if summary.measured in ("score", "metric"):
         return f"the {summary.measured}"
     minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
-    return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target or '')}”{minus}"
+    return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target)}”{minus}"
 
 
 def removal_name(effect: Effect, record: Record) -> str:
     """The name of a removal, such as `5.1`; `head 1` in a layer of mha."""
+    names = {(layer.kind, layer.layer): short_name(layer, record.layers) for layer in reversed(record.layers)}
     if effect.removed == "spans":
         return " → ".join(map(visible, effect.spans))
-    if effect.removed == "heads":
-        kinds = effect.kinds or (effect.kind,) * len(effect.heads)
-        pairs = zip(kinds, effect.heads, strict=True)
-        return " + ".join(_head_name(kind, layer, head, record) for kind, (layer, head) in pairs)
-    if effect.layer is not None and effect.head is not None:
-        return "head " * (not record.layers) + _head_name(effect.kind, effect.layer, effect.head, record)
-    layer = layer_of(record, effect.kind, effect.layer)
-    return "all heads" if layer is None else f"layer {short_name(layer, record.layers)}"
-
-
-def _head_name(kind: AttentionKind, number: int, head: int, record: Record) -> str:
-    """`5.1`, `cross 5.1`; `1` in a layer of mha."""
-    layer = layer_of(record, kind, number)
-    return str(head) if layer is None else f"{short_name(layer, record.layers)}.{head}"
-
-
-def layer_of(record: Record, kind: AttentionKind, number: int | None) -> InspectedLayer | None:
-    """The layer of a checkpoint, None for a layer of mha."""
-    return next((layer for layer in record.layers if (layer.kind, layer.layer) == (kind, number)), None)
+    heads, kinds = effect.heads, effect.kinds or (effect.kind,) * len(effect.heads)
+    if effect.head is not None:
+        heads, kinds = ((effect.layer or 0, effect.head),), (effect.kind,)
+    if not heads:
+        return f"layer {names[effect.kind, effect.layer or 0]}" if names else "all heads"
+    if not names:
+        return f"head{'s' * (len(heads) > 1)} {' + '.join(str(head) for _, head in heads)}"
+    return " + ".join(f"{names[kind, layer]}.{head}" for kind, (layer, head) in zip(kinds, heads, strict=True))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen
-from mhacli.render.checkpoint.effect import AT_POSITION, effect_grids, effect_words, measured_words
+from mhacli.render.checkpoint.effect import effect_grids, effect_words, measured_words
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
-from mhacli.text.escape import token_label
 
 _SIDE = 720.0
 """The size of the map of heads."""
@@ -27,12 +26,9 @@ def effects_sheet(record: Record) -> Sheet:
             code="self-check",
             exit_code=EXIT_CHECK,
         )
-    title = f"effect on {'the output' if summary.target is None else measured_words(summary)}"
-    if summary.measured in AT_POSITION:
-        title += f" at {summary.position} “{token_label(record.sequences[0].tokens[summary.position])}”"
     maps = effect_grids(record)
     return Sheet(
-        title=title,
+        title=f"effect on {measured_words(record, summary)}",
         body=[*(grids([("", [of])], _SIDE) for of in maps), *([legend(maps, maps[0].meaning)] if maps else [])],
         caption=[part.plain for part in effect_words(record, Screen(10_000, False))],
     )
