@@ -1,14 +1,13 @@
 """Runs user code in a child process, because the code may print, hang, crash or exit; describes errors of user code.
 
-Only the end of the printed output is kept. After a timeout the child is killed with all its descendants, and it never outlives
-this process. Nothing here loads torch.
+Only the end of the printed output is kept. The child is killed with all its descendants when its job ends or takes too long, and
+it does not outlive this process. Nothing here loads torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import gc
 import importlib
 import json
@@ -16,30 +15,23 @@ import linecache
 import os
 import re
 import resource
-import select
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
-import time
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from io import FileIO
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple
 
 from mhacli.errors import MhaError
 
-LOADING_LIMIT_S: Final = 120.0
-"""The limit for loading Python and torch; a cold disk took half of it."""
 KEPT_BYTES: Final = 64 << 10
-_MOST_ON_DISK: Final = 1 << 20
 _LOADING: Final = "loading torch"
-_TICK_S: Final = 0.05
-_DUMP_S: Final = 0.3
 _LAST_LINES: Final = 3
+_LONGEST_LIMIT_S: Final = 1e8
 _ROOT: Final = str(Path(__file__).parents[2])
 _PROGRAM: Final = (
     f"import sys; sys.path.insert(0, {_ROOT!r}); import mhacli; sys.path.remove({_ROOT!r}); "
@@ -48,288 +40,168 @@ _PROGRAM: Final = (
 """The program of the child. It imports mha from this very folder and then removes the folder from the user's import path."""
 _N_THREADS: Final = 2
 
-
-class ChildResult(NamedTuple):
-    """The result of a job, and the end of its printed output, stdout and stderr together."""
-
-    result: bytes
-    printed: str
-
-
-class Stage(Protocol):
-    """Reports the stage that begins."""
-
-    def __call__(self, stage: str, *, limited: bool = True) -> None:
-        """`stage` begins a sentence, such as `calling Attention`. The time limit applies to each limited stage, which runs user
-        code; unlimited stages run only code of mha."""
-
-
-Job = Callable[[dict[str, Any], Stage], bytes]
-"""The function run in the child, with the request and a stage reporter. Its `MhaError` is raised in the parent."""
+Stage = Callable[..., None]
+"""`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as `calling Attention`. The time
+limit applies to each limited stage, which runs user code; unlimited stages run only code of mha."""
 
 
 def run_in_child(
     job: str, request: Mapping[str, Any], *, time_limit_s: float, on_stage: Callable[[str], None] | None = None
-) -> ChildResult:
-    """The result of the job `module:function`, run in a child process with torch loaded.
+) -> tuple[bytes, str]:
+    """The result of the job `module:function`, run in a child process with torch loaded, and the end of its printed output.
 
-    `request` must be JSON-serialisable; `on_stage` is called when a stage begins. Raises the job's `MhaError`, and an
-    `MhaError` that names the stage if it exceeds `time_limit_s` or if the child ends early.
+    The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called when a stage begins. Raises the
+    job's `MhaError`, and an `MhaError` that names the stage if it exceeds `time_limit_s` or if the child ends early.
     """
-    with _started(json.dumps({"job": job, "request": request}).encode() + b"\n") as child:
-        return ChildResult(_result(child, time_limit_s, on_stage or _ignore_stage), child.printed.text())
-
-
-def _ignore_stage(stage: str) -> None:
-    """Ignores the stages."""
-
-
-# ---------------------------------------------------------------------------------------------------------- the process
-
-
-class _PrintedOutput:
-    """The output of a process in an unnamed file. Only its end is kept once it grows."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._fd, self._kept, self._is_cut = file.fileno(), b"", False
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)  # the file is truncated while the child writes
-
-    def bound(self) -> None:
-        """Truncates the file once it is too large."""
-        if os.fstat(self._fd).st_size > _MOST_ON_DISK:
-            self._kept, self._is_cut = self._end(), True
-            os.ftruncate(self._fd, 0)
-
-    def text(self) -> str:
-        """The last output in whole lines where possible; an ellipsis marks a cut."""
-        read = self._kept + self._end()
-        written = read[-KEPT_BYTES:]
-        if self._is_cut or len(written) < max(len(read), os.fstat(self._fd).st_size):
-            written = b"\xe2\x80\xa6\n" + (written.partition(b"\n")[2] or written)
-        return written.decode("utf-8", "backslashreplace")
-
-    def last_lines(self) -> str:
-        """The last lines, joined into one."""
-        lines = [line.strip() for line in self.text().splitlines() if line.strip()]
-        return " / ".join(line[:100] for line in lines[-_LAST_LINES:])
-
-    def _end(self) -> bytes:
-        size = os.fstat(self._fd).st_size
-        return os.pread(self._fd, KEPT_BYTES, max(0, size - KEPT_BYTES))
-
-
-class _Child(NamedTuple):
-    """The child process, the pipe with its messages, its output, and the file for its stack dump."""
-
-    process: subprocess.Popen[bytes]
-    messages: int
-    printed: _PrintedOutput
-    dump: IO[bytes]
-
-    def running_line(self) -> str | None:
-        """The line of user code in the stack dump."""
-        line = source_line_in_dump(os.pread(self.dump.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace"))
-        return None if line is None else line.text
-
-
-@contextlib.contextmanager
-def _started(request: bytes) -> Iterator[_Child]:
-    """The child process, with its job sent. On exit, it is killed with all its descendants."""
-    with contextlib.ExitStack() as stack:
-        output, dump = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        printed = _PrintedOutput(output)
-        (request_in, request_out), (messages_in, messages_out) = _pipe(stack), _pipe(stack)
-        fds = (request_in.fileno(), messages_out.fileno(), dump.fileno())
-        flags = ("-P", "-u")  # no imports from the working directory; unbuffered output
-        command = [sys.executable, *flags, "-c", _PROGRAM, *map(str, fds)]
+    words = json.dumps({"job": job, "request": request, "time_limit_s": min(time_limit_s, _LONGEST_LIMIT_S)})
+    process, messages = _started(words.encode() + b"\n")
+    printed = bytearray()
+    printing = threading.Thread(target=_keep_end, args=(process, printed), daemon=True)
+    printing.start()
+    stage, dump = _LOADING, ""
+    ending: tuple[str, Any] | None = None
+    with process, messages:
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=fds, start_new_session=True
-            )
-        except OSError as fault:
-            reason = fault.strerror or "unknown error"
-            raise MhaError(f"could not start a process to run the code: {reason}") from fault
-        try:
-            request_in.close()
-            messages_out.close()
-            with contextlib.suppress(BrokenPipeError):  # the child has ended, which `_result` reports
-                _write(request_out.fileno(), request)
-            yield _Child(process, messages_in.fileno(), printed, dump)
+            for line in messages:
+                kind, content = _parsed(line)
+                if kind in ("result", "error"):
+                    ending = kind, content
+                    break
+                if kind == "stage" and content != stage and on_stage is not None:
+                    on_stage(content)
+                stage = content if kind == "stage" else stage
+                dump += content if kind == "dump" else ""
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            printing.join(timeout=1)
+    if ending is None:
+        raise _early_end(stage, process.returncode, dump, time_limit_s, _text(printed))
+    kind, content = ending
+    if kind == "result":
+        return content.encode(), _text(printed)
+    if os.environ.get("MHA_DEBUG"):
+        raise RuntimeError(content["traceback"])
+    raise MhaError(**content["error"])
 
 
-def _pipe(stack: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
-    """The reading end and the writing end of a pipe, closed with the stack."""
+def _started(request: bytes) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """The child process, with its request sent, and its messages. Its stdin stays open as long as this process lives."""
     reading, writing = os.pipe()
-    return stack.enter_context(FileIO(reading, "r")), stack.enter_context(FileIO(writing, "w"))
-
-
-def _write(fd: int, message: bytes) -> None:
-    view = memoryview(message)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-# --------------------------------------------------------------------------------------------------------- the messages
-
-
-class _MessageParser:
-    """Parses the messages of the child: a JSON line each, followed by `n_bytes` of payload. `stage` is the current stage."""
-
-    def __init__(self) -> None:
-        self.stage = _LOADING
-        self._bytes, self._line = bytearray(), None
-
-    _line: dict[str, Any] | None
-
-    def fed(self, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The messages that are complete now. Raises `ValueError` for malformed ones."""
-        self._bytes += chunk
-        while True:
-            if self._line is None:
-                end = self._bytes.find(b"\n")
-                if end < 0:
-                    return
-                self._line = dict(json.loads(bytes(self._bytes[:end])))
-                del self._bytes[: end + 1]
-            n_bytes = int(self._line.get("n_bytes", 0))
-            if len(self._bytes) < n_bytes:
-                return
-            line, self._line = self._line, None
-            payload = bytes(self._bytes[:n_bytes])
-            del self._bytes[:n_bytes]
-            yield line, payload
-
-
-def _result(child: _Child, time_limit_s: float, on_stage: Callable[[str], None]) -> bytes:
-    """Waits for the result. Raises `MhaError` if the child ends in any other way."""
-    parser, limit_s = _MessageParser(), LOADING_LIMIT_S
-    on_stage(parser.stage)
-    began = time.monotonic()
-    while True:
-        exit_status = child.process.poll()  # polled before the pipe is read, so that no last message is missed
-        has_data = bool(select.select([child.messages], [], [], 0 if exit_status is not None else _TICK_S)[0])
-        chunk = os.read(child.messages, 1 << 20) if has_data else b""
-        for line, payload in _parsed(parser, chunk):
-            if "n_bytes" in line:
-                return payload
-            if "error" in line:
-                raise _error_of(line)
-            if line["stage"] != parser.stage:
-                on_stage(line["stage"])
-            parser.stage, limit_s = line["stage"], time_limit_s if line["limited"] else float("inf")
-            began = time.monotonic()
-        child.printed.bound()
-        if exit_status is not None and not chunk:
-            raise _end(child, parser.stage, exit_status)
-        if has_data and not chunk:  # the child closed its end and still runs
-            time.sleep(_TICK_S)
-        if time.monotonic() - began > limit_s:
-            raise _too_slow(child, parser.stage, limit_s)
-
-
-def _parsed(parser: _MessageParser, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    messages = os.fdopen(reading, "rb")
+    flags = ("-P", "-u")  # no imports from the working directory; unbuffered output
     try:
-        yield from parser.fed(chunk)
-    except (ValueError, TypeError, RecursionError) as fault:
-        raise MhaError(
-            f"{parser.stage} failed: the code wrote into the pipe through which mha reads its results",
-            code="crashed",
-        ) from fault
-
-
-def _error_of(line: Mapping[str, Any]) -> MhaError:
-    if os.environ.get("MHA_DEBUG") and line.get("traceback"):
-        raise RuntimeError(line["traceback"])
-    return MhaError(**line["error"])
-
-
-def _end(child: _Child, stage: str, exit_status: int) -> MhaError:
-    """The error for a child that ended without a result."""
-    if exit_status < 0:
-        cause = f"by {_signal_name(-exit_status)}"
-        advice = (
-            "the system does this to a process that takes too much memory" if -exit_status == signal.SIGKILL else None
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-c", _PROGRAM, str(writing)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[writing],
+            start_new_session=True,
         )
-    else:
-        cause, advice = f"with exit status {exit_status}", None
-    return MhaError(f"{stage} ended the process {cause}", hint=_hints(child, advice), code="crashed")
+    except OSError as fault:
+        messages.close()
+        raise MhaError(f"could not start a process to run the code: {fault.strerror}") from fault
+    finally:
+        os.close(writing)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the child has ended, which its messages show
+        process.stdin.write(request)
+    return process, messages
 
 
-def _too_slow(child: _Child, stage: str, limit_s: float) -> MhaError:
-    """The error for a stage that exceeds its time limit."""
-    if stage == _LOADING:
-        return MhaError(f"{stage} took longer than {limit_s:g} seconds", hint=_hints(child), code="too-slow")
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child.process.pid, signal.SIGUSR1)  # faulthandler dumps the stack
-    until = time.monotonic() + _DUMP_S
-    while child.running_line() is None and time.monotonic() < until:
-        time.sleep(0.01)
-    return MhaError(
-        f"{stage} took longer than {limit_s:g} seconds",
-        hint=_hints(child, "--time-limit SECONDS allows more"),
-        code="too-slow",
-    )
+def _keep_end(process: subprocess.Popen[bytes], printed: bytearray) -> None:
+    """Reads what a process prints, and keeps the end of it: one byte more than is shown, if there was more."""
+    assert process.stdout is not None
+    while chunk := process.stdout.read(KEPT_BYTES):
+        printed += chunk
+        del printed[: -KEPT_BYTES - 1]
 
 
-def _hints(child: _Child, advice: str | None = None) -> str | None:
-    lines = child.printed.last_lines()
-    return "; ".join(filter(None, [child.running_line(), advice, lines and f"it last printed: {lines}"])) or None
+def _text(printed: bytearray) -> str:
+    """The last output in whole lines where possible; an ellipsis marks a cut."""
+    if len(printed) > KEPT_BYTES:
+        return "…\n" + (printed.partition(b"\n")[2] or printed).decode("utf-8", "backslashreplace")
+    return printed.decode("utf-8", "backslashreplace")
 
 
-def _signal_name(number: int) -> str:
+def _parsed(line: bytes) -> tuple[str, Any]:
+    """The kind of a message and its content. A line that is no message belongs to a stack dump."""
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        kind, content = json.loads(line)
+    except (ValueError, TypeError):
+        return "dump", line.decode("utf-8", "replace")
+    return kind, content
+
+
+def _early_end(stage: str, exit_status: int, dump: str, time_limit_s: float, printed: str) -> MhaError:
+    """The error for a child that ended without a result."""
+    message, advice, code = f"{stage} ended the process with exit status {exit_status}", None, "crashed"
+    if dump.startswith("Timeout"):
+        message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
+        advice = "--time-limit SECONDS allows more"
+    elif exit_status < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        message = f"{stage} ended the process by {names.get(-exit_status, f'signal {-exit_status}')}"
+        if exit_status == -signal.SIGKILL:
+            advice = "the system does this to a process that takes too much memory"
+    line = source_line_in_dump(dump)
+    lines = [text.strip()[:100] for text in printed.splitlines() if text.strip()]
+    last = f"it last printed: {' / '.join(lines[-_LAST_LINES:])}" if lines else None
+    hint = "; ".join(filter(None, [line and line.text, advice, last]))
+    return MhaError(message, hint=hint or None, code=code)
 
 
 # --------------------------------------------------------------------------------------------------- inside the process
 
 
-class StageReporter:
-    """Sends stages and the end of the job to the parent process. `stage` is the current stage."""
+def main() -> None:
+    """Runs the job that the parent sends, then exits without waiting for threads of the user's code."""
+    messages = os.fdopen(int(sys.argv.pop()), "wb")
+    os.set_inheritable(messages.fileno(), False)
+    os.register_at_fork(after_in_child=messages.close)  # the parent reads on until this process ends
+    sent = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, args=(os.dup(0),), daemon=True).start()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no core dump
+    faulthandler.enable(messages, all_threads=False)
+    warnings.simplefilter("ignore")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    begun = _LOADING
 
-    def __init__(self, messages: int) -> None:
-        self._messages, self.stage = messages, _LOADING
+    def send(kind: str, content: object) -> None:
+        messages.write(json.dumps([kind, content]).encode() + b"\n")
+        messages.flush()
 
-    def __call__(self, stage: str, *, limited: bool = True) -> None:
-        """Sends the next stage; see `mhacli.usercode.process.Stage`."""
-        self.stage = stage
-        _write(self._messages, json.dumps({"stage": stage, "limited": limited}).encode() + b"\n")
+    def stage(text: str, *, limited: bool = True) -> None:
+        nonlocal begun
+        faulthandler.cancel_dump_traceback_later()
+        begun = text
+        send("stage", text)
+        if limited:  # a thread ends this process after the limit, even if native code holds the interpreter
+            faulthandler.dump_traceback_later(sent["time_limit_s"], exit=True, file=messages)
 
-    def result(self, result: bytes) -> None:
-        """Sends the result and ends the job."""
-        _write(self._messages, json.dumps({"n_bytes": len(result)}).encode() + b"\n" + result)
-
-    def error(self, fault: MhaError, trace: str) -> None:
-        """Sends the error and ends the job."""
-        fields = {name: getattr(fault, name) for name in ("message", "hint", "code", "exit_code", "path")}
-        _write(self._messages, json.dumps({"error": fields, "traceback": trace}).encode() + b"\n")
-
-
-def guard(request_in: int) -> None:
-    """Starts a guard process that kills this process group when the parent dies.
-
-    A thread could not: native code may hold the interpreter for ever. A double fork keeps the guard out of this process's
-    children, so that user code that waits for its children does not wait for the guard.
-    """
-    middle = os.fork()
-    if middle == 0:
-        if os.fork() == 0:
-            while os.read(request_in, 4096):
-                pass
-            os.killpg(0, signal.SIGKILL)
-        os._exit(0)
-    os.waitpid(middle, 0)
-    os.close(request_in)
+    try:
+        job = _loaded(sent["job"])
+        sys.dont_write_bytecode = True  # leaves no files beside the user's
+        send("result", job(sent["request"], stage).decode())
+    except BaseException as fault:
+        error = as_error(fault, begun)
+        fields = {name: getattr(error, name) for name in ("message", "hint", "code", "exit_code", "path")}
+        send("error", {"error": fields, "traceback": traceback.format_exc()})
+    os._exit(0)
 
 
-def load_job(job: str) -> Job:
+def _end_with_parent(stdin: int) -> None:
+    """Kills this process and its descendants when the parent ends."""
+    os.read(stdin, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _loaded(job: str) -> Callable[[dict[str, Any], Stage], bytes]:
     """The job's function. Torch is loaded first, without its warnings."""
     from mhacli.io.libraries import silent_stderr
     from mhacli.io.memory import uncollected
@@ -339,8 +211,7 @@ def load_job(job: str) -> Job:
         import torch
     torch.set_num_threads(min(_N_THREADS, torch.get_num_threads()))
     module, _, name = job.partition(":")
-    function: Job = getattr(importlib.import_module(module), name)
-    return function
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
 def as_error(fault: BaseException, stage: str) -> MhaError:
@@ -356,35 +227,6 @@ def as_error(fault: BaseException, stage: str) -> MhaError:
         hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
         code="internal",
     )
-
-
-def run(request: dict[str, Any], report: StageReporter) -> None:
-    """Runs the job and sends its result or error."""
-    try:
-        job = load_job(request["job"])
-        sys.dont_write_bytecode = True  # leaves no files beside the user's
-        report.result(job(request["request"], report))
-    except BaseException as fault:
-        report.error(as_error(fault, report.stage), traceback.format_exc())
-
-
-def main() -> None:
-    """Runs the job that the parent sends, then exits without waiting for threads of the user's code."""
-    request_in, messages_out, dump = map(int, sys.argv[1:])
-    del sys.argv[1:]
-    with open(request_in, "rb", closefd=False, buffering=0) as request_file:
-        request = json.loads(request_file.readline())
-    guard(request_in)
-    for fd in (messages_out, dump):
-        os.set_inheritable(fd, False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no core dump
-    faulthandler.enable(dump, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, dump, all_threads=False)
-    warnings.simplefilter("ignore")
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    run(request, StageReporter(messages_out))
-    os._exit(0)
 
 
 # -------------------------------------------------------------------------------------------------- errors in user code
@@ -459,8 +301,8 @@ def source_line(file: str, line: int) -> SourceLine:
 
 
 def source_line_in_dump(dump: str) -> SourceLine | None:
-    """The innermost line of user code in a `faulthandler` dump; None if there is none."""
-    for name, line in _FRAME.findall(dump):
+    """The innermost line of user code in the last thread of a `faulthandler` dump; None if there is none."""
+    for name, line in _FRAME.findall(dump.rpartition("hread 0x")[2]):
         file = name.encode().decode("unicode_escape") if "\\" in name else name  # non-ASCII characters are escaped
         if is_user_file(file) and os.path.isfile(file):
             return source_line(file, int(line))
@@ -476,17 +318,11 @@ _NO_CUDA: Final = re.compile(
     r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device"
     r"|NVIDIA driver on your system|Attempting to deserialize object on a CUDA device but"
 )
-_TWO_DEVICES: Final = re.compile(r"Expected all tensors to be on the same device.*\bcuda\b", re.S)
 
 
 def lacks_cuda(text: str) -> bool:
     """Whether an exception says that torch has no CUDA device."""
     return _NO_CUDA.search(text) is not None
-
-
-def is_on_cuda(text: str) -> bool:
-    """Whether an exception says that only some tensors are on a CUDA device."""
-    return _TWO_DEVICES.search(text) is not None
 
 
 def user_code_error(

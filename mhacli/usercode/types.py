@@ -12,24 +12,15 @@ from torch import Tensor, nn
 from mhacli.usercode.process import SourceLine
 
 
-class Guess(NamedTuple):
-    """A guessed argument: its `name`, its `value`, and a short reason (`why`)."""
-
-    name: str
-    value: object
-    why: str
-
-
 @dataclass(frozen=True)
 class Built:
     """The target, ready to be called.
 
     `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
     class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
-    arguments, defaults included; `given` names those from the user, and `guesses` holds those that mha had to guess.
-    `rebuild(changes)` builds the target again with some arguments changed, and raises what the constructor raises.
-    `documentation` holds the docstrings and comments of the class or function and of its file. `file` is its source file, None
-    if there is none.
+    arguments, defaults included; `given` names those from the user, and `guesses` those that mha had to guess, with the reason
+    of each. `rebuild(changes)` builds the target again with some arguments changed. `file` is its source file, None if there is
+    none.
     """
 
     name: str
@@ -38,9 +29,8 @@ class Built:
     module: nn.Module | None
     arguments: Mapping[str, Any]
     given: frozenset[str]
-    guesses: tuple[Guess, ...]
+    guesses: Mapping[str, str]
     rebuild: Callable[[Mapping[str, Any]], Built]
-    documentation: str = ""
     file: str | None = None
 
     @property

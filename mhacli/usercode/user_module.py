@@ -23,9 +23,9 @@ def load_user_attention(request: TargetRequest, stage: Stage) -> UserAttention:
 def load_built(request: TargetRequest, stage: Stage) -> Built:
     """The requested code, built, before it is known how to call it."""
     stage(f"importing {request.target}")
-    target = find_target(request.target)
+    thing = find_target(request.target)
     stage(f"building {request.target}")
-    built = build(target, request)
+    built = build(thing, request)
     stage(f"finding out how to call {request.target}")
     return limited(built, stage)
 
@@ -57,11 +57,10 @@ def limited(built: Built, stage: Stage) -> Built:
 
 def arguments_of(built: Built) -> tuple[Argument, ...]:
     """The arguments with which the code was built, and the origin of each."""
-    guessed = {guess.name: guess.why for guess in built.guesses}
     arguments = []
     for name, value in built.arguments.items():
         if any(other.startswith(f"{name}.") for other in built.arguments):
             continue  # a config, whose fields are listed one by one
-        origin = "guessed" if name in guessed else "given" if name in built.given else "default"
-        arguments.append(Argument(name, f"{value!r:.80}", origin, guessed.get(name, "")))  # type: ignore[arg-type]
+        origin = "guessed" if name in built.guesses else "given" if name in built.given else "default"
+        arguments.append(Argument(name, f"{value!r:.80}", origin, built.guesses.get(name, "")))  # type: ignore[arg-type]
     return tuple(arguments)

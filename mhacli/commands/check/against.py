@@ -27,8 +27,8 @@ from mhacli.commands.check.inputs import (
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.usercode.arguments import parameters_of, role_of
-from mhacli.usercode.build import is_factory
+from mhacli.usercode.arguments import role_of
+from mhacli.usercode.build import is_factory, parameters_of
 from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
 from mhacli.usercode.inputs import cast, cast_copy
 from mhacli.usercode.process import Stage
@@ -145,9 +145,9 @@ def _with_its_names(
     """The request with the first's arguments under the second's names, such as `num_heads` for `n_heads`. Arguments without
     such a name are dropped, and the second's own arguments have priority."""
     stage(f"importing {request.target}")
-    thing = find_target(request.target).thing
+    thing = find_target(request.target)
     is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
-    names = [p.name for p in parameters_of(thing).named] if is_built else []
+    names = list(parameters_of(thing)) if is_built else []
     roles = {role: name for name in reversed(names) if (role := role_of(name)) is not None}
     renamed = []
     for name, value in first_arguments:

@@ -77,9 +77,9 @@ def check(
 
 def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
     """The examination of named targets in a child process; `on_stage` is called at each stage."""
-    outcome = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
-    examination = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
-    return replace(examination, printed=outcome.printed)
+    result, printed = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
+    examination = decode(Examination, load_json(result, "the examination"), "the examination")
+    return replace(examination, printed=printed)
 
 
 def _no_stage(stage: str, *, limited: bool = True) -> None:

@@ -31,7 +31,7 @@ def example_of(text: str, built: Built) -> Callable[..., Any]:
     """An example as a function: a `lambda` in the user's words knows torch and the names of the target's file; else the name of a
     function."""
     if not text.lstrip().startswith("lambda"):
-        return find_target(text).thing  # type: ignore[no-any-return]
+        return find_target(text)  # type: ignore[no-any-return]
     module = inspect.getmodule(built.thing)
     names = {**(vars(module) if module is not None else {}), "torch": torch, "nn": nn, "F": functional}
     try:

@@ -296,7 +296,8 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         what = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
         hint = f"give a call that works: --example {shlex.quote(working_example(attention))}"
     if built.guesses and hint:
-        hint += "; mha guessed " + " ".join(f"--arg {guess.name}={guess.value!r:.20}" for guess in built.guesses[:4])
+        guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
+        hint += f"; mha guessed {' '.join(guessed[:4])}"
     return MhaError(
         f"{built.name} could not be called by {what}: {message}", hint=hint, code="cannot-examine", path=built.file
     )

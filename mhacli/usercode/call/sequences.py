@@ -269,7 +269,7 @@ def sequences_of_ids(
 def _of_module(name: str, module: nn.Module, slots: Sequence[CallParameter], fixed: Mapping[str, Any]) -> UserAttention:
     """A module that takes ids `[batch, token]`."""
     weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    built = Built(name, type(module), module, module, {}, frozenset(), (), lambda _: built)
+    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
     sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
     return UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=fixed)
 
