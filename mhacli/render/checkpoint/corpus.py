@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,7 +12,7 @@ from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSumma
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Row, Table
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import token_at
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, short_name
@@ -20,23 +21,30 @@ from mhacli.render.heads.view import sinks_text
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 
-MAX_CELLS, MAX_EFFECTS = 3, 8
+_MOST_CELLS, _MOST_EFFECTS = 3, 8
 """The largest number of cells of a head, and of effects listed."""
-INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
-_INTERVAL_NOTE = "interval: bootstrap of the mean"
 _UNITS: dict[str, Unit] = {row.field: "weight" for row in STATISTICS if row.unit in ("weight", "fraction")}
 _UNITS |= {"d_logit": "change", "d_output": "size"}
+_Named = tuple[str, CorpusHead]
+_Row = tuple[str, CorpusHead, Spread]
+"""The name of a head, such as `5.1`, the head, and the distribution of a statistic of it."""
+
+
+def _by_key(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record) -> Mapping[tuple[Any, ...], _Named]:
+    """The heads of some layers by layer, attention and number."""
+    names = {(of.inspected.layer, of.inspected.name): short_name(of.inspected, record.layers) for of in layers}
+    return {
+        (head.layer, head.attention, head.head): (f"{names[head.layer, head.attention]}.{head.head}", head)
+        for head in corpus.heads
+        if (head.layer, head.attention) in names
+    }
 
 
 def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
     """The sink tokens of all heads, by the documents that have them."""
     found = [
-        (
-            f"“{token_label(sink.token)}”",
-            sink.documents / corpus.n_documents,
-            f"{short_name(layer.inspected, record.layers)}.{head.head}",
-        )
-        for layer, head in _of_layers(corpus, layers)
+        (f"“{token_label(sink.token)}”", sink.documents / corpus.n_documents, name)
+        for name, head in _by_key(corpus, layers, record).values()
         for sink in head.sinks
     ]
     return sinks_text(found, "sinks by token", "layer.head ", screen.width, " of the documents")
@@ -50,69 +58,50 @@ def corpus_tables(
     screen: Screen,
 ) -> Iterator[RenderableType]:
     """The spread of statistics over documents, and the effect of removing heads; nothing for a record of no corpus."""
-    if record.corpus is not None:
-        yield Group(*table(_spread_table(record.corpus, record, listed), screen.width, _INTERVAL_NOTE))
-        yield from _effects(record.corpus, layers, record, options, screen)
+    if record.corpus is None:
+        return
+    heads = _by_key(record.corpus, layers, record)
+    of_types = [(*heads[head.layer, head.attention, head.head], _field(head)) for head in listed]
+    spreads = [(name, head, spread) for name, head, field in of_types if (spread := head.spread(field)) is not None]
+    yield Group(*table(_spreads(spreads), screen.width, "interval: bootstrap of the mean"))
+    for metric in ("d_logit", "d_output"):
+        found = [(name, head, spread) for name, head in heads.values() if (spread := head.spread(metric)) is not None]
+        if found:
+            chosen = [row for row in found if options.heads is None or row[1].head in options.heads]
+            yield Group(*table(_effects(chosen, metric, everything=options.everything), screen.width))
+            return
 
 
-def _spread_table(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStatistics]) -> Table[HeadStatistics]:
+def _spreads(rows: Sequence[_Row]) -> Table[_Row]:
     """A row per head: the fraction of documents with its type, and the distribution of the type's statistic."""
-    heads = {(corpus_head.layer, corpus_head.attention, corpus_head.head): corpus_head for corpus_head in corpus.heads}
-    names = {(layer.layer, layer.name): short_name(layer, record.layers) for layer in record.layers}
-
-    def of_corpus(head: HeadStatistics) -> CorpusHead:
-        return heads[head.layer, head.attention, head.head]
-
-    def spread(head: HeadStatistics) -> Spread | None:
-        return of_corpus(head).spread(_field(head))
-
-    def heading(head: HeadStatistics) -> str:
-        name = _field(head)
-        return words_of("columns", "statistic")[name].heading or name
-
-    columns: list[Column[HeadStatistics]] = [
-        Column(heading="layer", value=lambda head: names[head.layer, head.attention], unit="id"),
-        Column(heading="head", value=lambda head: head.head, unit="id"),
-        Column(
-            heading="agree",
-            value=lambda head: of_corpus(head).agree,
-            unit="percent",
-            meaning="documents where the head has this type",
-        ),
-        Column(heading="statistic", value=heading),
-        *_of_spread(spread),
+    words = words_of("columns", "statistic")
+    meaning = "documents where the head has this type"
+    columns: list[Column[_Row]] = [
+        Column(heading="head", value=lambda row: row[0]),
+        Column(heading="agree", value=lambda row: row[1].agree, unit="percent", meaning=meaning),
+        Column(heading="statistic", value=lambda row: words[row[2].statistic].heading or row[2].statistic),
+        *_distribution("mean"),
     ]
-    return Table(columns=columns, rows=listed, title="spread over documents")
+    return Table(columns=columns, rows=rows, title="spread over documents")
 
 
-def _of_spread(spread: Callable[[Row], Spread | None], heading: str = "mean") -> list[Column[Row]]:
+def _distribution(heading: str) -> Iterator[Column[_Row]]:
     """The columns of a distribution over documents: the mean, its interval, and where most documents lie."""
 
-    def cell(words: Callable[[Spread], str | None]) -> Callable[[Row], str | None]:
-        return lambda row: None if (found := spread(row)) is None else words(found)
+    def words(spread: Spread, *numbers: float | None) -> str | None:
+        unit = _UNITS.get(spread.statistic, "short")
+        texts = [shown(number, unit, 3 if unit == "weight" else None) for number in numbers]
+        return None if None in numbers else " to ".join(texts)
 
-    return [
-        Column(heading=heading, value=cell(lambda of: _number(of, of.mean)), unit="id"),
-        Column(heading=INTERVAL, value=cell(_interval), unit="id", drop=2),
-        Column(
-            heading=PART,
-            value=cell(lambda of: f"{_number(of, of.quantiles[0])} to {_number(of, of.quantiles[-1])}"),
-            unit="id",
-            drop=1,
-        ),
-    ]
-
-
-def _number(spread: Spread, number: float) -> str:
-    """A number of a distribution, in the form of its statistic."""
-    unit = _UNITS.get(spread.statistic, "short")
-    return shown(number, unit, 3 if unit == "weight" else None)
-
-
-def _interval(spread: Spread) -> str | None:
-    if spread.low is None or spread.high is None:
-        return None
-    return f"{_number(spread, spread.low)} to {_number(spread, spread.high)}"
+    yield Column(heading=heading, value=lambda row: words(row[2], row[2].mean), unit="id")
+    percent = f"{100 * CONFIDENCE:.0f} % interval"
+    yield Column(heading=percent, value=lambda row: words(row[2], row[2].low, row[2].high), unit="id", drop=2)
+    yield Column(
+        heading="5 to 95 % of documents",
+        value=lambda row: words(row[2], row[2].quantiles[0], row[2].quantiles[-1]),
+        unit="id",
+        drop=1,
+    )
 
 
 def _field(head: HeadStatistics) -> str:
@@ -122,64 +111,51 @@ def _field(head: HeadStatistics) -> str:
     return name if name and name != "at_offset" else "entropy_share"
 
 
-def _effects(
-    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, options: ViewOptions, screen: Screen
-) -> Iterator[RenderableType]:
-    """The effect of removing each head, or those of some numbers, the largest mean first; empty without removals."""
-    metric = next((name for name in ("d_logit", "d_output") if any(head.spread(name) for head in corpus.heads)), None)
-    if metric is None:
-        return
-    rows = [
-        (f"{short_name(layer.inspected, record.layers)}.{head.head}", head, change)
-        for layer, head in _of_layers(corpus, layers)
-        if (options.heads is None or head.head in options.heads) and (change := head.spread(metric)) is not None
-    ]
-    has_kl = metric == "d_logit"
-    columns: list[Column[tuple[str, CorpusHead, Spread]]] = [
-        Column(heading="removed", value=lambda row: row[0]),
-        *_of_spread(lambda row: row[2], words_of("columns", "effect")[metric].heading),
-    ]
-    if has_kl:
-        columns.append(Column(heading="KL", value=lambda row: _kl(row[1]), unit="number", meaning="divergence in nats"))
-    meaning = "change of the logit of the predicted token" if has_kl else "length of the change of the output"
-    notes = [f"{columns[1].heading} = {meaning}, at the first [MASK], else at the last token"]
-    notes += ["negative: the head supports the token"] if has_kl else []
-    removals = Table(
+def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_Row]:
+    """The effect of removing each head, the largest mean first."""
+    heading, meaning = words_of("columns", "effect")[metric].heading, "length of the change of the output"
+    columns: list[Column[_Row]] = [Column(heading="removed", value=lambda row: row[0]), *_distribution(heading)]
+    if metric == "d_logit":
+        meaning = "change of the logit of the predicted token (negative: the head supports it)"
+        columns.append(Column(heading="KL", value=_kl, unit="number", meaning="divergence in nats"))
+    return Table(
         columns=columns,
         rows=sorted(rows, key=lambda row: -abs(row[2].mean)),
         title="removing a head, mean over documents",
-        most=None if options.everything else MAX_EFFECTS,
+        most=None if everything else _MOST_EFFECTS,
+        legend=[f"{heading} = {meaning}, at the first [MASK], else at the last token"],
     )
-    yield Group(*table(removals, screen.width, *notes))
 
 
-def _kl(head: CorpusHead) -> float | None:
-    spread = head.spread("kl")
+def _kl(row: _Row) -> float | None:
+    spread = row[1].spread("kl")
     return None if spread is None else spread.mean
 
 
-def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]) -> Iterator[Text]:
+def cells_table(
+    record: Record, corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
+) -> Table[tuple[str, CorpusCell]]:
     """The cells of some heads with the largest ratio to uniform in the corpus, each with its document and positions."""
-    keys = {(head.layer, head.attention, head.head) for head in listed}
-    lines = [Text("stands out most: document, query → key", style="bold")]
-    for layer, head in _of_layers(corpus, layers):
-        if (head.layer, head.attention, head.head) in keys:
-            name = f"{layer.inspected.label}, head {head.head}"
-            lines += [Text(f"{name}: {_cell(cell)}") for cell in head.cells[:MAX_CELLS]]
-    yield Text("\n").join(lines)
 
+    def place(row: tuple[str, CorpusCell]) -> str:
+        cell = row[1]
+        query, key = (
+            token_at(token_label(cell.query_token), cell.query),
+            token_at(token_label(cell.key_token), cell.key),
+        )
+        return f"{query} → {key}"
 
-def _cell(cell: CorpusCell) -> str:
-    place = visible(named(cell.file, cell.place, cell.n_documents))
-    tokens = (
-        f"{token_at(token_label(cell.query_token), cell.query)} → {token_at(token_label(cell.key_token), cell.key)}"
-    )
-    return f"{place}, {tokens}: {shown(cell.share, 'weight', 2)}, × {shown(cell.lift, 'short')} of uniform"
+    def document(row: tuple[str, CorpusCell]) -> str:
+        return visible(named(row[1].file, row[1].place, row[1].n_documents))
 
-
-def _of_layers(corpus: CorpusSummary, layers: Sequence[LayerView]) -> Iterator[tuple[LayerView, CorpusHead]]:
-    views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    shown = {(*layer_key, head.head) for layer_key, layer in views.items() for head in layer.record.heads}
-    for head in corpus.heads:
-        if (head.layer, head.attention, head.head) in shown:
-            yield views[head.layer, head.attention], head
+    heads = _by_key(corpus, layers, record)
+    chosen = [heads[head.layer, head.attention, head.head] for head in listed]
+    columns: list[Column[tuple[str, CorpusCell]]] = [
+        Column(heading="head", value=lambda row: row[0]),
+        Column(heading="query → key", value=place),
+        Column(heading="weight", value=lambda row: row[1].share, unit="weight"),
+        Column(heading="× uniform", value=lambda row: row[1].lift, unit="short"),
+        Column(heading="document", value=document),
+    ]
+    rows = [(name, cell) for name, head in chosen for cell in head.cells[:_MOST_CELLS]]
+    return Table(columns=columns, rows=rows, title="cells that stand out most")

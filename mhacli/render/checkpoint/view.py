@@ -28,7 +28,7 @@ from mhacli.render.base.selection import (
 )
 from mhacli.render.base.terminal import bare, table
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.checkpoint.corpus import cells_view, corpus_sinks, corpus_tables
+from mhacli.render.checkpoint.corpus import cells_table, corpus_sinks, corpus_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
 from mhacli.render.heads.grids import head_map_view
@@ -142,7 +142,7 @@ def _strong_cells(
     if (options.layers is None and options.heads is None) or len(listed) > MAX_DRAWN:
         return
     if record.corpus is not None:
-        yield from cells_view(record.corpus, layers, listed)
+        yield Group(*table(cells_table(record, record.corpus, layers, listed), screen.width))
         return
     for layer, heads in _of_layers(layers, listed):
         yield Group(Text(layer.inspected.label, style="bold"), strong_places(layer.record, heads, options, screen))
