@@ -17,7 +17,6 @@ from mhacli.record.record import Record
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import chosen_heads, chosen_layers, require_inspected_heads
 from mhacli.text.escape import visible
-from mhacli.text.tokens import TokenSequence
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 
@@ -31,7 +30,7 @@ def pieces(record: Record, options: ViewOptions) -> Iterator[str]:
     names. Raises `MhaError` if the record has no pattern, and `UsageError` for a layer or head that it lacks.
     """
     if record.effect is not None:
-        yield from _effects(record) if record.effect.verified.ok else ()
+        yield from rows_csv(record.effects.to_dicts()) if record.effect.verified.ok else ()
         return
     layers = chosen_layers(record, options)
     kept = [layer for layer in layers if layer.has_pattern]
@@ -63,16 +62,16 @@ def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ())
     numbers = range(pattern.shape[1]) if record.survey is None else [head.head for head in record.heads]
     n_sequences = len(record.sequences)
     for b in chosen(options.sequences, n_sequences, n_sequences, True, "sequence").shown:
-        queries, keys, first = _words(record.sequences[b]), _words(record.keys[b]), record.first_key(b)
-        texts = slice(first, first + len(keys))
+        queries, keys = ([*map(cell_text, texts[b].tokens)] for texts in (record.sequences, record.keys))
+        own = slice(record.first_key(b), record.first_key(b) + len(keys))
         for place, h in enumerate(numbers):
             if not _is_chosen(h, options):
                 continue
             for i, query in enumerate(queries):
                 row = record.first_query(b) + i
-                weights = pattern[b, place, row, texts]
+                weights = pattern[b, place, row, own]
                 words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
-                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, texts].astype(int).tolist()
+                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, own].astype(int).tolist()
                 yield _lines([(*begin, b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
 
 
@@ -95,13 +94,6 @@ def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str
         if head.control is not None:
             values += [*(getattr(head.control, name) for name in (*kinds, *numbers)), *head.control.patterns]
         yield _lines([(*layer, *(getattr(head, name) for name in names), *values)])
-
-
-def _effects(record: Record) -> Iterator[str]:
-    """A row per removal, a column per field. Heads and spans removed together are JSON lists."""
-    columns = record.effects.columns()
-    yield _lines([tuple(columns)])
-    yield _lines([tuple(row.values()) for row in record.effects.to_dicts()])
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -131,10 +123,6 @@ def cell_text(text: str) -> str:
 
 _UNSAFE = ("=", "+", "-", "@", '"')
 """Characters that begin a formula in spreadsheets, and the one that begins a JSON string."""
-
-
-def _words(sequence: TokenSequence) -> list[str]:
-    return [cell_text(token) for token in sequence.tokens]
 
 
 def _lines(rows: list[tuple[object, ...]]) -> str:

@@ -15,7 +15,6 @@ from mhacli.record.checks import Check
 from mhacli.record.consistency import contradictions
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, TensorSummary, Timing
-from mhacli.settings import Config
 from mhacli.sites import positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
@@ -43,18 +42,17 @@ def type_text(head: HeadStatistics) -> str:
     `mixed (nearest: previous token, .21 of .40)`."""
     nearest = nearest_type(head)
     if nearest is None:
-        return words_of_type(head.kind).name + type_excess(head)
-    kind, excess = nearest
-    least = shown(CERTAIN_ENOUGH, "weight", 2)
-    return f"{words_of_type(head.kind).name} (nearest: {words_of_type(kind).name}, {shown(excess, 'weight', 2)} of {least})"
+        return type_name(head)
+    kind, excess = words_of_type(nearest[0]).name, shown(nearest[1], "weight")
+    return f"{type_name(head)} (nearest: {kind}, {excess} of {shown(CERTAIN_ENOUGH, 'weight')})"
 
 
-def type_excess(head: HeadStatistics) -> str:
-    """The excess beside a head's type in a narrow column; for a mixed head the nearest type; empty if unknown."""
-    nearest = nearest_type(head)
+def type_name(head: HeadStatistics, *, with_nearest: bool = False) -> str:
+    """A head's type with its excess, in a narrow column: `previous token .62`, `mixed`, or `with_nearest` `mixed (prev .21)`."""
+    name, nearest = words_of_type(head.kind).name, nearest_type(head)
     if nearest is not None:
-        return f" ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight', 2)})"
-    return "" if head.certainty is None or head.kind == "mixed" else f" {shown(head.certainty, 'weight', 2)}"
+        return f"{name} ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight')})" if with_nearest else name
+    return name if head.certainty is None or head.kind == "mixed" else f"{name} {shown(head.certainty, 'weight')}"
 
 
 def sparkline(counts: Sequence[float]) -> str:
@@ -97,7 +95,11 @@ def count_of(n: int, noun: str) -> str:
 def configuration(record: Record, width: int, *more: str) -> Text:
     """The configuration, the device, and `more`: in one line, or broken between parts if `width` is too small."""
     c, e = record.config, record.environment
-    parts = [f"mha {e.mha}", *_sizes(c), *_choices(record)]
+    parts = [f"mha {e.mha}", f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
+    parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
+    parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
+    parts += [f"d_input {c.d_input}"] if c.d_input != c.d_model else []
+    parts += _choices(record)
     parts += [f"init {c.init}"] if c.init != "xavier" and record.weights is None else []
     parts += [f"seed {c.seed}" if record.weights is None else f"weights {record.weights}", c.dtype]
     parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
@@ -129,13 +131,6 @@ def _lengths(sequences: Sequence[TokenSequence]) -> str:
     n_tokens = count_of(lengths[-1], "token")
     of_each = n_tokens if len(lengths) == 1 else f"{lengths[0]:,} to {n_tokens}"
     return of_each if len(sequences) == 1 else f"{count_of(len(sequences), 'sequence')} of {of_each}"
-
-
-def _sizes(c: Config) -> list[str]:
-    parts = [f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
-    parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
-    parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
-    return parts + ([f"d_input {c.d_input}"] if c.d_input != c.d_model else [])
 
 
 def _choices(record: Record) -> list[str]:

@@ -13,10 +13,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.record.heads import words_of_type
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
-from mhacli.render.base.format import count_of, flowing, type_excess
+from mhacli.render.base.format import count_of, flowing, type_name
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import short_name
@@ -299,7 +298,7 @@ def _type(record: Record, effect: Effect) -> str:
     names = [layer.name for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer)] or [""]
     for head in record.heads if effect.removed == "head" else ():
         if (head.layer or 0, head.attention, head.head) == (effect.layer, names[0], effect.head):
-            return words_of_type(head.kind).name + type_excess(head).partition(" (")[0]
+            return type_name(head)
     return ""
 
 

@@ -26,7 +26,7 @@ from mhacli.record.heads import (
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import fitted, flowing, sparkline, type_excess
+from mhacli.render.base.format import fitted, flowing, sparkline, type_name
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.render.base.terminal import table
@@ -224,7 +224,7 @@ def _type_text(head: HeadStatistics) -> str:
     """The sign and name of a type with its excess; a dash if no query sees several keys."""
     if _has_no_choice(head):
         return "–"
-    return f"{KIND_SIGNS[head.kind][0]} {words_of_type(head.kind).name}{type_excess(head)}"
+    return f"{KIND_SIGNS[head.kind][0]} {type_name(head, with_nearest=True)}"
 
 
 def _type_style(row: HeadRow) -> str:

@@ -80,10 +80,12 @@ def page(record: Record, options: ViewOptions) -> str:
     fixed = len(whole_page(beside, [page_part("explore.html"), *tables, _provenance(record)]).encode())
     room = inf if options.full else max(LIMIT_BYTES - _RESERVE - fixed, _LEAST_ROOM)
     data = page_data(heads, sequences, scale, room, hides_sinks=options.hide_sinks)
-    sentences = [*notes(record, options, heads, data)]
-    first = page_part("explore.html") if heads else _nothing_section(sentences.pop(0))
-    noted = [_notes_section(sentences)] if sentences else []
-    return whole_page(data, [first, *tables, *noted, _provenance(record)])
+    first, sentences = page_part("explore.html"), [*notes(record, options, heads, data)]
+    if not heads:
+        first = tag("section", tag("p", sentence(sentences.pop(0)), class_="warning"), id="nothing")
+    noted = tag("ul", *(tag("li", sentence(line)) for line in sentences))
+    of_notes = [tag("section", tag("h2", text("how it was drawn")), noted, id="notes")] if sentences else []
+    return whole_page(data, [first, *tables, *of_notes, _provenance(record)])
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
@@ -123,10 +125,6 @@ def _top(record: Record, title: str) -> list[Html]:
     ]
 
 
-def _nothing_section(why: str) -> Html:
-    return tag("section", tag("p", sentence(why), class_="warning"), id="nothing")
-
-
 def _documents(record: Record, options: ViewOptions) -> Html:
     """The distributions of statistics and effects over a corpus; empty without one."""
     if record.corpus is None:
@@ -136,11 +134,6 @@ def _documents(record: Record, options: ViewOptions) -> Html:
     views = corpus_tables(record, layers, heads, replace(options, everything=True), WIDE)
     shown = (preformatted(view, WIDE.width) for view in views)
     return tag("section", tag("h2", text("documents")), *shown, id="documents")
-
-
-def _notes_section(sentences: Sequence[str]) -> Html:
-    items = tag("ul", *(tag("li", sentence(line)) for line in sentences))
-    return tag("section", tag("h2", text("how it was drawn")), items, id="notes")
 
 
 def _provenance(record: Record) -> Html:

@@ -37,20 +37,19 @@ _NUMBER, _OVERHEAD = 5.1, 800
 _MOST_SINKS = 4
 _NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
-_EXPLAINED = {
-    "attention weight": "attention weight",
-    "weight": "attention weight",
-    "score": "attention scores",
-    "dot product": "attention scores",
-    "query": "query",
-    "key": "key",
-    "value": "value",
-    "head output": "head output",
-    "sinks": "sink",
-    "sink logit": "sink logit",
-    "softcap": "softcap",
-}
-"""The words that the script explains, and the terms of the glossary that they are."""
+_EXPLAINED = (
+    "attention weight",
+    "weight",
+    "score",
+    "query",
+    "key",
+    "value",
+    "head output",
+    "sinks",
+    "sink logit",
+    "softcap",
+)
+"""The words of the glossary that the script explains."""
 
 
 def page_data(
@@ -60,14 +59,14 @@ def page_data(
     texts: dict[tuple[str, ...], int] = {}
     layers = {id(head.record): head for head in heads}
     places = {key: place for place, key in enumerate(layers)}
-    concepts = words_of("glossary", "concept")
-    types = {head.statistics.kind for head in heads if head.statistics is not None}
-    terms = {word: concepts[term].explanation for word, term in _EXPLAINED.items()}
+    concepts = words_of("glossary", "concept").items()
+    concept_of = {word: concept for name, concept in concepts for word in (name, *concept.also)}
+    terms = {word: concept_of[word].explanation for word in _EXPLAINED}
+    types = [words_of_type(head.statistics.kind) for head in heads if head.statistics is not None]
     return {
         "schema": SCHEMA,
         "layers": [_layer(head, sequences, texts) for head in layers.values()],
-        "terms": terms
-        | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types},
+        "terms": terms | {kind.name: kind.explanation for kind in types},
         "texts": list(texts),
         "numbers": sequences,
         "heads": [_head(head, places[id(head.record)]) for head in heads],
@@ -217,13 +216,14 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
         return [texts.setdefault(text, len(texts)) for text in labels]
 
     config, layer = head.record.config, head.layer
-    if layer is None:
-        has_bias = config.positions == "alibi" or config.score_bias is not None
-    else:
+    has_bias, name = config.positions == "alibi" or config.score_bias is not None, ""
+    if layer is not None:
         has_bias = layer.bias or bool(layer.extras)
+        kind, call = f"{layer.kind}-" * (layer.kind != "self"), f"-call-{layer.call}" * (layer.call > 1)
+        name = f"{kind}{layer.layer}{call}"
     return {
         "label": "" if layer is None else layer.label,
-        "name": "" if layer is None else layer.label.replace("layer ", "").replace(" ", "-"),
+        "name": name,
         "verified": layer is None or layer.verified,
         "queries": places(head.record.sequences),
         "keys": places(head.record.keys),

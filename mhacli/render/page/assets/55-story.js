@@ -34,7 +34,7 @@ const numberAt = (name, query, key) => chosen.arrays[name]?.[query * wordsOf("ke
 function stepsOfMasked(query, key) {
   const qk = numberAt("qk", query, key);
   return [
-    qk === undefined ? `{dot product}: ${notHere("qk", "it")}` : `{dot product} = ${numberText(qk)}.`,
+    qk === undefined ? `dot product: ${notHere("qk", "it")}` : `dot product = ${numberText(qk)}.`,
     "This key is masked for this query: the {score} is −∞.",
     "The {weight} is exp(−∞) = 0, exactly.",
     "It adds nothing to the {head output}.",
