@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison, ProbeResult, place
+from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import count_of, filled, fitted, flowing
 from mhacli.render.base.options import Screen
+from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
@@ -28,7 +29,7 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     """The verdict, the mistakes, the construction and call, the probes, and the comparison."""
     blocks: list[RenderableType] = [_verdict(examination, on)]
     for finding in examination.findings[:_IN_FULL]:
-        blocks += [Text(""), _mistake(finding, examination), _grid(_finding(finding, on))]
+        blocks += [Text(""), _mistake(finding, examination), _grid(_finding(finding, on), on)]
     others = examination.findings[_IN_FULL:]
     if others:
         lines = [f"{visible(finding.code)}: {visible(finding.message)}" for finding in others]
@@ -41,7 +42,7 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     ]
     blocks += [
         Text(""),
-        _grid(rest),
+        _grid(rest, on),
         Text(""),
         Text(visible(examination.summary), style=_SIGNS[examination.verdict][1]),
     ]
@@ -283,11 +284,6 @@ def _printed(printed: str) -> list[str]:
     ]
 
 
-def _grid(lines: Iterator[Line] | Sequence[Line]) -> Table:
+def _grid(lines: Iterable[Line], on: Screen) -> RenderableType:
     """A table with labels on the left and wrapped text beside them."""
-    table = Table(box=None, padding=0, pad_edge=False, show_header=False)
-    table.add_column(width=_LABEL, no_wrap=True, style="dim")
-    table.add_column(overflow="fold", ratio=1)
-    for label, text in lines:
-        table.add_row(Text(label), text)
-    return table
+    return bare(pairs([(f"{label:<{_LABEL}}", text) for label, text in lines], style="dim", gap=0), on.width)

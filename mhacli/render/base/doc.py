@@ -78,6 +78,15 @@ class Table(Generic[Row]):
         return [*(f"{column.heading} = {column.meaning}" for column in explained), *self.legend]
 
 
+def pairs(
+    rows: Sequence[tuple[str, object]], *, style: str = "", gap: int = 2, title: str = ""
+) -> Table[tuple[str, object]]:
+    """Names in a style, and words beside them that may take several lines."""
+    name: Column[tuple[str, object]] = Column(heading="", value=lambda row: row[0], style=lambda row: style)
+    words: Column[tuple[str, object]] = Column(heading="", value=lambda row: row[1], least=20, wraps=True)
+    return Table(columns=[name, words], rows=rows, gap=gap, title=title)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
     """A matrix of numbers `[row, column]` with names along both axes. NaN is not a number; where `allowed` is false a cell is

@@ -69,13 +69,19 @@ def _drawn(of: Table[Row], rows: Selection, widths: dict[int, int]) -> Renderabl
         if above:
             drawn = _empty(of, widths)
             parts += [*above, drawn]
-        drawn.add_row(*(Text(column.text(row), column.style(row)) for column in columns))
+        drawn.add_row(*(_cell(column, row) for column in columns))
         if below:
             drawn = _empty(of, widths)
             parts += [*below, drawn]
     for row in of.foot:
         drawn.add_row(*(Text(column.text(row), "dim") for column in columns))
     return Group(*parts)
+
+
+def _cell(column: Column[Row], row: Row) -> Text:
+    """The cell of a row in the column's style, or with styles of its own."""
+    value = column.value(row)
+    return value if isinstance(value, Text) else Text(column.text(row), column.style(row))
 
 
 def _empty(of: Table[Row], widths: dict[int, int]) -> RichTable:

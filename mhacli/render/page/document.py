@@ -9,7 +9,7 @@ from typing import Any
 
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Table
+from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import (
     count_of,
     fitted,
@@ -138,14 +138,9 @@ def _documents(record: Record, options: ViewOptions) -> Html:
 
 def _provenance(record: Record) -> Html:
     """What made the page, and the checks of a checkpoint."""
-    pairs = provenance(record)
-    words: Column[int] = Column(heading="", value=lambda row: pairs[row][0])
-    line: Column[int] = Column(heading="", value=lambda row: pairs[row][1])
-    made = Table(columns=[words, line], rows=range(len(pairs)), title="what made this page")
+    made = table(pairs(provenance(record), title="what made this page"))
     checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE, in_detail=True), WIDE.width)]
-    return tag(
-        "section", tag("h2", text("provenance")), table(made), *(tag("p", each) for each in checks), id="provenance"
-    )
+    return tag("section", tag("h2", text("provenance")), made, *(tag("p", each) for each in checks), id="provenance")
 
 
 # --------------------------------------------------------------------------------------------------------------- notes
