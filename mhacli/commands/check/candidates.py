@@ -98,7 +98,7 @@ def _n_open(candidate: Candidate) -> int:
 
 def _causalities(examined: Examined) -> tuple[bool, ...]:
     """The answers that its behaviour leaves open: whether it masks the future itself."""
-    if examined.probed.facts.visible != "full":
+    if examined.probed.visible != "full":
         return (True, False) if examined.expects_causal else (False, True)
     if not examined.expects_causal:
         return (False, True)

@@ -54,6 +54,11 @@ class Diagnosis:
         """Whether the plain reference reproduces every output."""
         return self.candidate is not None and not self.mistakes and not self.unexplained
 
+    @property
+    def mask_form(self) -> MaskForm | None:
+        """The form of a mask that it obeys; None if it takes none, or reads it wrongly."""
+        return next((case.form for case in self.cases if case.kind == "mask"), None) if self.is_right else None
+
     def error(self, layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
         """The error of one more hypothesis."""
         self.n_hypotheses += 1
@@ -158,16 +163,16 @@ def _is_right_layer(result: Diagnosis, readings: Sequence[Candidate]) -> bool:
 def _has_own_pattern(result: Diagnosis, examined: Examined, readings: Sequence[Candidate]) -> bool:
     """Whether a custom pattern explains the outputs, such as a window. For attention meant to be causal, a pattern that shows
     the future does not count."""
-    facts, first = examined.probed.facts, result.cases[:1]
-    if facts.influence is None or facts.visible not in ("other", "itself only"):
+    probed, first = examined.probed, result.cases[:1]
+    if probed.influence is None or probed.visible not in ("other", "itself only"):
         return False
-    if examined.expects_causal and bool(facts.influence.triu(1).any()):
+    if examined.expects_causal and bool(probed.influence.triu(1).any()):
         return False
     if not first[0].output.isfinite().all():  # a NaN output would count as one that sees nothing
         return False
     choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
     for candidate in readings:
-        layer = replace(candidate.layer, causal=False, sees=facts.influence)
+        layer = replace(candidate.layer, causal=False, sees=probed.influence)
         error = result.error(layer, (), first)
         if error <= 1.0:
             result.cases = first

@@ -17,14 +17,14 @@ from torch import nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
-from mhacli.attention.mistakes.stages import ReferenceLayer
+from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, run
 from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import Asked, Claim, asker_of, claim_of, is_of_transformers
 from mhacli.commands.check.candidates import candidates
 from mhacli.commands.check.diagnose import Diagnosis, diagnose
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.hypotheses import error_of, recorded
-from mhacli.commands.check.inputs import Examined, arguments_without_effect, with_random_weights
+from mhacli.commands.check.inputs import Examined, arguments_without_effect, make_case, max_error, with_random_weights
 from mhacli.commands.check.probes import probe
 from mhacli.commands.check.result import (
     CheckRequest,
@@ -51,8 +51,6 @@ _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "p
 _MOST_PARTS = 4
 _SMALL = 5_000_000
 """Parameters of a model for which several threads would only wait."""
-_CRITICAL = ("batch independence", "finite")
-"""Probes that every right attention passes."""
 
 
 def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
@@ -157,15 +155,14 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
 def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
     """The report on one mode."""
     expects_causal = is_meant_causal(subject, request.of)
-    probed = probe(subject, request, stage, expects_causal=expects_causal)
+    probed = probe(subject, request.of.seed, stage)
     stage(f"comparing {request.of.target} with the reference", limited=False)
     examined = with_random_weights(subject, probed, request, expects_causal=expects_causal)
     diagnosis = diagnose(examined, candidates(examined))
     stage(f"giving {request.of.target} a text step by step", limited=False)
-    steps = examine_stepwise(examined, probed, diagnosis, request.of.seed, stage)
+    steps = examine_stepwise(examined, diagnosis, request.of.seed, stage)
     findings = (*findings_of(diagnosis, examined), *steps.findings)
-    fails = any(result.ok is False and result.name in _CRITICAL for result in probed.probes)
-    verdict: Verdict = "wrong" if findings else "right" if diagnosis.is_right and not fails else "unknown"
+    verdict: Verdict = "wrong" if findings else "right" if diagnosis.is_right else "unknown"
     departure = _departure(diagnosis, examined) if verdict == "unknown" else None
     passed = (*steps.names, *subject.unread)
     return Examination(
@@ -176,7 +173,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         arguments=arguments_of(subject.built),
         findings=findings,
         choices=_choices(diagnosis, examined) + steps.choices,
-        probes=probed.probes + steps.probes,
+        probes=(*probed.probes, *steps.probes),
         comparison=_comparison(diagnosis, subject),
         reason=_reason(diagnosis, examined, departure) if verdict == "unknown" else None,
         departure=departure,
@@ -203,7 +200,7 @@ def is_meant_causal(subject: UserAttention, request: TargetRequest) -> bool:
 
 def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
-    subject, facts, choices = examined.subject, examined.probed.facts, list[Choice]()
+    subject, choices = examined.subject, list[Choice]()
     if diagnosis.candidate is not None:
         choices += [*diagnosis.candidate.choices, *_weight_choices(diagnosis.layer)]
         if diagnosis.layer.causal and not examined.expects_causal and not diagnosis.mistakes:
@@ -211,12 +208,34 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     if examined.expects_causal and not examined.request.of.causal:
         source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
-    if facts.is_causal_by_mask and examined.expects_causal:
+    form = diagnosis.mask_form
+    if examined.expects_causal and examined.probed.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
-    if facts.empty_row in ("nan", "mean", "other"):
-        description = {"nan": "NaN", "mean": "the mean of the values"}.get(facts.empty_row, "another value")
-        choices.append(Choice("fully-masked-row", f"a query whose keys are all masked gives {description}"))
+    if (row := _empty_row(diagnosis, subject)) is not None:
+        choices.append(Choice("fully-masked-row", f"a query whose keys are all masked gives {row}"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
+
+
+def _empty_row(diagnosis: Diagnosis, subject: UserAttention) -> str | None:
+    """What a query whose keys are all masked gets, in words; None for no attention at all, and without a mask that it obeys."""
+    form = diagnosis.mask_form
+    if form is None or "query" not in form.axes:
+        return None
+    inputs = next(case.inputs for case in diagnosis.cases if case.form is form)
+    assert inputs.allowed is not None
+    allowed = inputs.allowed.clone()
+    allowed[..., 0, :] = False
+    try:
+        case = make_case("mask", "", subject, inputs._replace(allowed=allowed), form)
+    except Exception:  # user code may raise anything
+        return None
+    row = case.output[..., 0, :]
+    if row.isnan().any():
+        return "NaN"
+    for words, layer in ((None, diagnosis.layer), ("the mean of the values", replace(diagnosis.layer, hidden=-1e9))):
+        if max_error(run(RIGHT, layer, case.rows).out[..., 0, :], row) <= case.tolerance:
+            return words
+    return "another value"
 
 
 def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
@@ -248,7 +267,7 @@ def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> OutputCompariso
 def _reason(diagnosis: Diagnosis, examined: Examined, departure: FirstDifference | None) -> str:
     """Why there is no verdict: no attention, weights that cannot be read, the first site that differs, or a probe."""
     n_heads, d_in, likeliest = examined.request.n_heads, examined.subject.sizes.d_in, diagnosis.likeliest
-    if examined.probed.facts.visible == "itself only":
+    if examined.probed.visible == "itself only":
         return "no token attends to another: this is not attention"
     failed = [
         f"a probe fails, {result.name}: {result.message}" for result in examined.probed.probes if result.ok is False
@@ -274,7 +293,7 @@ def _reason(diagnosis: Diagnosis, examined: Examined, departure: FirstDifference
 def _next_steps(examined: Examined, departure: FirstDifference | None) -> tuple[str, ...]:
     """Suggestions if nothing matches."""
     request = examined.request
-    if examined.probed.facts.visible == "itself only":
+    if examined.probed.visible == "itself only":
         siblings = targets_beside(*split_target(request.of.target))
         others = [f"mha check {shlex.quote(other)}" for other in siblings]
         trace = f"mha trace {shlex.quote(request.of.target)} shows what it computes, step by step"

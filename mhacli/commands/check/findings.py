@@ -13,6 +13,7 @@ from mhacli.commands.check.candidates import stated_heads
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded, smallest
 from mhacli.commands.check.inputs import Examined, InputCase, output_for
+from mhacli.commands.check.probes import batch_leak
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
@@ -137,30 +138,30 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
 
 def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
     """The codes of mistakes that only measurements show, each with its evidence."""
-    subject, facts = examined.subject, examined.probed.facts
-    messages = {result.name: result.message for result in examined.probed.probes}
+    subject, probed = examined.subject, examined.probed
+    messages = {result.name: result.message for result in probed.probes}
     yield from _wrong_heads(diagnosis, examined)
     if diagnosis.n_nan_rows:
         rows = f"{diagnosis.n_nan_rows} rows of the output are NaN when padding stands on the left"
         yield "fully-masked-row", f"{rows}: its own causal mask leaves them no key"
-    if facts.is_random:
+    if probed.is_random:
         yield "dropout-in-eval", messages["determinism"]
-    elif facts.is_random_with_dropout:
+    elif probed.is_random_with_dropout:
         yield "dropout-in-eval", messages["dropout in eval"]
-    if facts.is_rescaled is False:
+    if probed.is_rescaled is False:
         yield "dropout-not-rescaled", messages["dropout in training"]
-    if facts.keeps_state:
+    if probed.keeps_state:
         yield "state-kept-between-calls", messages["determinism"]
-    leaks = any(result.name == "batch independence" and result.ok is False for result in examined.probed.probes)
-    if leaks and not (diagnosis.mistakes or facts.is_random or facts.keeps_state):
-        yield "batch-leak", messages["batch independence"]
     if not (diagnosis.is_right or diagnosis.mistakes):
+        leak = None if probed.is_random or probed.keeps_state else batch_leak(probed)
+        if leak is not None:
+            yield "batch-leak", leak
         unused = unused_projections(subject, examined.request.of.seed)
         if unused:
             yield "unused-parameters", f"no output depends on {first_names(unused, 4)}"
     is_unexplained = diagnosis.candidate is None and not subject.mask_forms
-    if examined.expects_causal and is_unexplained and (facts.largest_future or 0) > 0:
-        yield "causal-missing", messages["causality"]
+    if examined.expects_causal and is_unexplained and (probed.largest_future or 0) > 0:
+        yield "causal-missing", f"a later token changes an earlier output by up to {probed.largest_future:.0%}"
 
 
 def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
@@ -187,9 +188,9 @@ def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str
 def _first_that_varies(examined: Examined) -> Operation | None:
     """The first operation, on a line of user code, that gives another result in a second call with the same input; None if there
     is none, or if the code cannot be built with dropout."""
-    subject, facts = examined.subject, examined.probed.facts
+    subject, probed = examined.subject, examined.probed
     try:
-        module = subject.built.rebuild(dict.fromkeys(facts.dropout_names, 0.5)).module
+        module = subject.built.rebuild(dict.fromkeys(probed.dropout_names, 0.5)).module
         assert module is not None
         subject = subject.of(module.to(subject.dtype).eval(), subject.dtype)
         inputs = drawer_of(subject, examined.request.of.seed).inputs(with_context=False)

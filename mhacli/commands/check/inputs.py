@@ -180,7 +180,7 @@ def with_random_weights(
     subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool
 ) -> Examined:
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
-    module, facts = subject.built.module, probed.facts
+    module = subject.built.module
     if module is None:
         attributes = getattr(subject.built.call, "__dict__", {})
         stored = {
@@ -188,15 +188,15 @@ def with_random_weights(
         }
         weights = {name: t.detach().to("cpu", torch.float64) for name, t in (dict(subject.tensors) or stored).items()}
         return Examined(subject, None, weights, probed, request, expects_causal)
-    if facts.is_random or facts.keeps_state:
+    if probed.is_random or probed.keeps_state:
         try:
-            module = subject.built.rebuild(dict.fromkeys(facts.dropout_names, 0.0)).module or module
+            module = subject.built.rebuild(dict.fromkeys(probed.dropout_names, 0.0)).module or module
         except Exception:  # the constructor rejects it
             module = subject.built.module
     assert module is not None
     module = cast(randomised(module, request.of.seed), subject.dtype)
     randomised_subject = subject.of(module, subject.dtype)
-    subject = replace(randomised_subject, is_forgetful=bool(facts.keeps_state))
+    subject = replace(randomised_subject, is_forgetful=bool(probed.keeps_state))
     reference_module = cast_copy(module, torch.float64, "cpu")
     return Examined(subject, reference_module, {}, probed, request, expects_causal)
 

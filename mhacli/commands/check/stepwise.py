@@ -19,7 +19,6 @@ from mhacli.commands.check.behaviour import CODES, EFFECTS
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
-from mhacli.commands.check.probes import Probed
 from mhacli.commands.check.result import Finding, ProbeResult
 from mhacli.usercode.call.results import leaves
 from mhacli.usercode.call.sequences import SWITCH, cache_in
@@ -175,14 +174,14 @@ def _cache_classes(call: Callable[..., Any], names: Mapping[str, Any]) -> list[C
 # ------------------------------------------------------------------------------------------------------------ the comparison
 
 
-def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
+def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
     """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives. Empty
     if the subject takes no cache, if no way works, and if tokens see later ones."""
-    attention, facts, form = examined.subject, probed.facts, probed.facts.mask
-    takes_causal = facts.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
-    is_causal = takes_causal or (facts.influence is not None and not bool(facts.influence.triu(1).any()))
+    attention, probed, form = examined.subject, examined.probed, diagnosis.mask_form
+    takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
+    is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
     length = attention.sizes.q_len
-    if attention.mode == "cross" or facts.is_random or length < _FEWEST or not is_causal:
+    if attention.mode == "cross" or probed.is_random or length < _FEWEST or not is_causal:
         return Stepwise()
     mask = form if takes_causal else None
     conventions = _conventions(attention, mask, stage)
