@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhacli.commands.check.result import ProbeResult
 from mhacli.usercode.arguments import role_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.inputs import InputDrawer, cast, copied, map_rows
 from mhacli.usercode.types import Built, Inputs
 
@@ -72,7 +72,9 @@ class Probed:
 def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:
     """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
     the time limit."""
-    probed = Probed(subject, drawer_of(subject, seed), copied(subject.built.module))
+    n_heads = subject.n_heads if subject.is_function else None
+    drawer = InputDrawer(subject.sizes, seed=seed, n_heads=n_heads, dtype=subject.dtype, device=subject.device)
+    probed = Probed(subject, drawer, copied(subject.built.module))
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         probed.out(probed.inputs())
