@@ -27,7 +27,7 @@ class InputDrawer:
 
     `n_heads` is None for inputs `[batch, length, width]`. For a function of q, k and v it is the number of heads, and inputs
     are `[batch, head, length, width]`. With `separate_values`, inputs with a context also have separate values. Numbers are
-    standard normal, sampled on the CPU in `sample_dtype` and returned in `dtype` on `device`.
+    standard normal, sampled on the CPU in float64 and returned in `dtype` on `device`.
     """
 
     def __init__(
@@ -37,12 +37,11 @@ class InputDrawer:
         seed: int,
         n_heads: int | None = None,
         separate_values: bool = False,
-        sample_dtype: torch.dtype = torch.float64,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> None:
         self.sizes, self.n_heads, self.separate_values = sizes, n_heads, separate_values
-        self._seed, self._sample_dtype, self._dtype, self._device = seed, sample_dtype, dtype, device
+        self._seed, self._dtype, self._device = seed, dtype, device
         self.generator = torch.Generator().manual_seed(seed)
 
     def restart(self) -> None:
@@ -51,7 +50,7 @@ class InputDrawer:
 
     def numbers(self, *shape: int) -> Tensor:
         """Standard normal numbers."""
-        sample = torch.randn(shape, generator=self.generator, dtype=self._sample_dtype)
+        sample = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         return sample.to(device=self._device, dtype=self._dtype)
 
     def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:

@@ -8,20 +8,20 @@ share memory.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Final, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, get_testing_overrides
 
 from mhacli.errors import MhaError
 from mhacli.usercode.process import SourceLine
@@ -32,6 +32,7 @@ MAX_OPERATIONS: Final = 20_000
 _SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "register_hook", "set_"))
 """Functions that return a tensor without computing."""
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
+_MODULES = os.path.join(_TORCH, "nn", "modules")
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _WHOLE = ("scaled_dot_product_attention", "softmax")
 """Operations recorded even if code of mha calls them; mha's other operations only prepare the call."""
@@ -64,10 +65,10 @@ class _Watcher(TorchFunctionMode):
         """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not recorded."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with _entering_multi_head_attention(), self:
-                return func(*args, **kwargs)
+            with self:
+                return _ENTERED(*args, **kwargs)
         name = name_of(func)
-        inputs, arguments = arguments_of(name, func, args, kwargs)
+        inputs, arguments = arguments_of(func, args, kwargs)
         overwritten = _overwritten(name, inputs, kwargs)
         inputs = self._preserved(inputs, overwritten)
         result = func(*args, **kwargs)
@@ -146,22 +147,15 @@ def address_of(tensor: Tensor) -> int:
 def _user_line(files: frozenset[str]) -> SourceLine | None:
     """The innermost running line of user code; None if mha itself made the call."""
     frame: FrameType | None = sys._getframe(2)
-    frames = list(_outwards(frame))
-    for frame, file in frames:
+    caller = ""  # the innermost file outside torch
+    while frame is not None:
+        file = _real(frame.f_code.co_filename)
         if file in files:
             return SourceLine(file, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
-    for _, file in frames:
-        if file.startswith(os.path.join(_TORCH, "nn", "modules")):
-            return SourceLine()
-        if not file.startswith(_TORCH) and file != __file__:
-            return None if file.startswith(_OURS) else SourceLine()
-    return SourceLine()
-
-
-def _outwards(frame: FrameType | None) -> Iterable[tuple[FrameType, str]]:
-    while frame is not None:
-        yield frame, _real(frame.f_code.co_filename)
+        is_outside = file.startswith(_MODULES) or not file.startswith((_TORCH, __file__))
+        caller = caller or (file if is_outside else "")
         frame = frame.f_back
+    return None if caller.startswith(_OURS) else SourceLine()
 
 
 @lru_cache(maxsize=4096)
@@ -169,20 +163,11 @@ def _real(file: str) -> str:
     return os.path.realpath(file)
 
 
-@contextmanager
-def _entering_multi_head_attention() -> Iterator[None]:
-    """Lets `multi_head_attention_forward` run its own body under the mode, instead of passing the whole call to the mode."""
-    functions: Any = F
-    original, forward_code = functions.has_torch_function, F.multi_head_attention_forward.__code__
-
-    def has_torch_function(tensors: Any) -> bool:
-        return False if sys._getframe(1).f_code is forward_code else bool(original(tensors))
-
-    functions.has_torch_function = has_torch_function
-    try:
-        yield
-    finally:
-        functions.has_torch_function = original
+_FORWARD: Any = F.multi_head_attention_forward
+_ENTERED: Final = FunctionType(
+    _FORWARD.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, "forward", _FORWARD.__defaults__
+)
+"""`multi_head_attention_forward` that always runs its own body, instead of passing the whole call to the mode."""
 
 
 # -------------------------------------------------------------------------------------------------- names and arguments
@@ -205,35 +190,16 @@ _ALIASES: Mapping[str, str] = {
 """Aliases in torch and Python. On bool tensors `~`, `&` and `|` are logical operators."""
 _REVERSED = ("__rmatmul__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__")
 """Operators with swapped arguments."""
-_PARAMETERS: Mapping[str, str] = {
-    "softmax": "input dim dtype", "log_softmax": "input dim dtype", "linear": "input weight bias",
-    "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal",
-    "masked_fill": "input mask value", "masked_fill_": "input mask value", "where": "condition input other",
-    "dropout": "input p training inplace", "transpose": "input dim0 dim1", "transpose_": "input dim0 dim1",
-    "cat": "tensors dim", "stack": "tensors dim", "chunk": "input chunks dim", "split": "input split_size dim",
-    "tensor_split": "input sections dim", "unbind": "input dim", "tril": "input diagonal", "triu": "input diagonal",
-    "sum": "input dim keepdim", "mean": "input dim keepdim", "amax": "input dim keepdim", "max": "input dim keepdim",
-    "matmul": "input other", "bmm": "input mat2", "mm": "input mat2", "baddbmm": "input batch1 batch2",
-    "addmm": "input mat1 mat2", "add": "input other", "sub": "input other", "mul": "input other",
-    "div": "input other", "add_": "input other", "sub_": "input other", "mul_": "input other",
-    "div_": "input other", "pow": "input exponent", "unsqueeze": "input dim", "squeeze": "input dim",
-    "flatten": "input start_dim end_dim", "unflatten": "input dim sizes", "repeat_interleave": "input repeats dim",
-    "narrow": "input dim start length", "select": "input dim index", "getitem": "input index",
-    "setitem": "input index value", "movedim": "input source destination", "exp": "input", "sqrt": "input",
-    "rsqrt": "input", "einsum": "equation", "layer_norm": "input normalized_shape weight bias eps",
-    "clamp": "input min max", "roll": "input shifts dims", "index_select": "input dim index",
-    "gather": "input dim index", "eq": "input other", "ne": "input other", "lt": "input other", "le": "input other",
-    "gt": "input other", "ge": "input other",
-}  # fmt: skip
-"""The parameters of each function, in order, for positional arguments."""
-_SHAPE_PARAMETERS: Mapping[str, str] = {
-    "view": "shape", "reshape": "shape", "expand": "shape", "repeat": "repeats", "permute": "dims", "ones": "size",
-    "zeros": "size", "full": "size", "empty": "size", "tile": "dims",
-}  # fmt: skip
-"""Functions that take separate numbers or one list, with the name of that parameter."""
-_KEYWORD_ALIASES = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "axis0": "dim0", "axis1": "dim1", "self": "input",
-              "x": "input"}  # fmt: skip
-"""Alternative keywords that torch accepts."""
+
+
+@lru_cache(maxsize=4096)
+def _parameters(function: Any) -> tuple[str, ...]:
+    """The names of a torch function's parameters, which torch lists for functions without a signature; empty if unknown."""
+    try:
+        signature = inspect.signature(get_testing_overrides().get(function, function))
+    except (TypeError, ValueError):
+        return ()
+    return tuple("input" if name == "self" else name for name in signature.parameters if name != "out")
 
 
 def name_of(func: Any) -> str:
@@ -246,59 +212,27 @@ def name_of(func: Any) -> str:
     return _ALIASES.get(name, name)
 
 
-def arguments_of(
-    name: str, func: Any, args: Sequence[Any], keywords: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def arguments_of(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
     """The tensor arguments in parameter order, and the other arguments by name.
 
     An argument of unknown name is named by its position, "0" for the first. For operators with a number on the left, such as `1
     - x`, the number is `input`. `None` is kept; lists of tensors are flattened into the tensors.
     """
-    keyword_arguments = {
-        _KEYWORD_ALIASES.get(key, key): value for key, value in keywords.items() if key != "_stacklevel"
-    }
-    named: dict[str, Any] = {}
-    if name in _SHAPE_PARAMETERS:
-        rest = args[1:] if args and isinstance(args[0], Tensor) else args
-        named |= {"input": args[0]} if rest is not args else {}
-        named |= _shape(_SHAPE_PARAMETERS[name], rest)
-    else:
-        for position, value in enumerate(_in_order(name, func, args)):
-            names = _PARAMETERS.get(name, "").split()
-            named[names[position] if position < len(names) else str(position)] = value
-    named |= keyword_arguments
-    order = _PARAMETERS.get(name, "input").split()
-    values = sorted(named.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
-    inputs = [tensor for key, value in values if key != "out" for tensor in _tensors_in(value)]
-    properties = _of_property(name, getattr(func, "__self__", None))
-    return inputs, properties | {key: value for key, value in values if not list(_tensors_in(value)) and key != "out"}
-
-
-def _in_order(name: str, func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments in the order of the named function: operands from the left, `x.where(c, y)` as `where(c, x, y)`."""
-    if getattr(func, "__name__", "") in _REVERSED and len(args) == 2:
-        return args[::-1]
-    if name == "where" and func is torch.Tensor.where and len(args) > 1:
-        return (args[1], args[0], *args[2:])
-    if name == "einsum" and args and isinstance(args[0], Tensor):  # operands and axes alternate
-        return ("", *args)
-    return args
-
-
-def _shape(parameter: str, rest: Sequence[Any]) -> dict[str, Any]:
-    """Separate numbers, or one list, as a tuple. Tensors and dtypes are left unchanged."""
-    if not rest:
-        return {}
-    first = rest[0]
-    if isinstance(first, (tuple, list)):
-        return {parameter: tuple(first)} | {str(position): value for position, value in enumerate(rest[1:], 2)}
-    return {parameter: first if isinstance(first, (Tensor, torch.dtype)) else tuple(rest)}
-
-
-def _of_property(name: str, owner: Any) -> dict[str, Any]:
-    """The axes that `x.T` and `x.mT` exchange."""
-    is_property = name == "transpose" and getattr(owner, "__name__", "") in ("T", "mT", "H", "mH")
-    return {"dim0": -2, "dim1": -1} if is_property else {}
+    name, names = getattr(func, "__name__", ""), _parameters(func)
+    if name in _REVERSED:
+        args = args[::-1]
+    elif func is torch.Tensor.where and len(args) > 1:
+        args = (args[1], args[0], *args[2:])
+    if len(args) > len(names) > 1 and all(type(number) is int for number in args[len(names) - 1 :]):
+        args = (*args[: len(names) - 1], tuple(args[len(names) - 1 :]))  # a shape as separate numbers
+    named = {names[n] if n < len(names) else str(n): value for n, value in enumerate(args)}
+    named |= {"dim" if key == "axis" else key: value for key, value in keywords.items()}
+    ordered = [*(key for key in names if key in named), *(key for key in named if key not in names)]
+    tensors = {key: list(_tensors_in(named[key])) for key in ordered if key not in ("out", "_stacklevel")}
+    others = {key: named[key] for key in tensors if not tensors[key]}
+    if getattr(getattr(func, "__self__", None), "__name__", "") in ("T", "mT", "H", "mH"):
+        others |= {"dim0": -2, "dim1": -1}
+    return [tensor for found in tensors.values() for tensor in found], others
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

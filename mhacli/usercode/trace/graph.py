@@ -244,9 +244,10 @@ def is_transpose(operation: Operation) -> bool:
     """Whether an operation swaps the last two axes."""
     n, arguments = operation.output.ndim, operation.arguments
     if operation.name == "permute":
-        return [int(dim) % n for dim in arguments.get("dims", ())] == [*range(n - 2), n - 1, n - 2]
-    dims = (arguments.get("dim0", -1), arguments.get("dim1", -2))
-    return operation.name == "transpose" and n > 1 and {int(dim) % n for dim in dims} == {n - 2, n - 1}
+        dims = arguments.get("dims", arguments.get("dim", ()))
+        return [int(dim) % n for dim in dims] == [*range(n - 2), n - 1, n - 2]
+    swapped = (arguments.get("dim0", -1), arguments.get("dim1", -2))
+    return operation.name == "transpose" and n > 1 and {int(dim) % n for dim in swapped} == {n - 2, n - 1}
 
 
 def _name_operands(graph: Graph) -> None:
