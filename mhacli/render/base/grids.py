@@ -138,7 +138,7 @@ def grids(
     if has_numbers:
         parts = [part for g in panels for part in _split(g, screen.width, everything=everything)]
     else:
-        parts = [_pooled(g, screen, everything=everything) for g in panels]
+        parts = [_pooled(g, screen, everything=everything, is_alone=len(panels) == 1) for g in panels]
     tops: dict[str, float] = {}
     for g in parts:
         tops[g.scale] = max(g.top, tops.get(g.scale, 0.0))
@@ -187,12 +187,15 @@ def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool) -> list[list[
     return rows
 
 
-def _pooled(g: Grid, screen: Screen, *, everything: bool) -> Grid:
-    """The grid with as many rows and columns as fit."""
+def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Grid:
+    """The grid with as many rows and columns as fit; one that does not is pooled so that two stand side by side."""
     lines = len(g.rows) if everything else MAX_LINES * (2 if screen.colour else 1)
-    room = screen.width - max(_forms(g, has_numbers=False)[-1].label, 13)
+    names = max(_forms(g, has_numbers=False)[-1].label, 13)
+    room = screen.width - names
     if g.smaller is None or (len(g.rows) <= lines and len(g.columns) <= room):
         return g
+    if not is_alone:
+        room = (screen.width - _GAP) // 2 - names
     return g.smaller(lines, max(1, room))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from rich.cells import cell_len
@@ -16,6 +16,12 @@ from mhacli.render.base.options import Selection, balanced
 
 _MOST, _LEGEND = 500, 3
 """The widest cell, and the most lines below a table."""
+
+
+def spaced(sections: Iterable[RenderableType]) -> RenderableType:
+    """The sections with a blank line between."""
+    first, *others = sections
+    return Group(first, *(part for section in others for part in (Text(""), section)))
 
 
 def table(of: Table[Row], width: int, *notes: str, has_all: bool = False) -> Iterator[RenderableType]:

@@ -14,6 +14,7 @@ from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import type_text
+from mhacli.render.base.grids import MAX_LINES
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, first_produced, names_of, rows_in
 from mhacli.render.heads.drawable import DrawableHead
@@ -21,7 +22,7 @@ from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, where
 from mhacli.text.tokens import TokenSequence
 
-MAX_DRAWN = 8
+MAX_DRAWN = 16
 HINT = "--layer N --head H draws a pattern"
 
 
@@ -49,10 +50,13 @@ def patterns_view(
     kept = [layer for layer in layers if layer.has_pattern]
     n_heads = len(sequences) * sum(len(_chosen(layer, options)) for layer in kept)
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
-    heads = (head for layer in kept for b in sequences for head in _of_layer(layer, b, options))
+    heads = (head for layer in kept for b in sequences for head in _of_layer(layer, b, options, is_alone=n_heads == 1))
     drawn = [*islice(heads, n_heads if is_requested else MAX_DRAWN)]
     maps = [cells for _, cells in drawn]
-    yield from patterns(drawn, largest_of_maps(maps), options, screen, n_more=n_heads - len(drawn))
+    if options.view == "auto" and options.rows is None and not is_requested:
+        options = replace(options, view="heatmap")
+    most = None if is_requested else MAX_LINES
+    yield from patterns(drawn, largest_of_maps(maps), options, screen, most=most, n_more=n_heads - len(drawn))
     if any(cells.is_followed(row) for cells in maps for row in range(len(cells.weights))):
         yield Text("a → b: after query a the model generated token b", style="dim")
     if options.words:
@@ -65,8 +69,11 @@ def _chosen(layer: LayerView, options: ViewOptions) -> list[tuple[int, HeadStati
     return [(place, head) for place, head in heads if options.heads is None or head.head in options.heads]
 
 
-def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[tuple[str, HeadMap]]:
-    """The requested heads of a layer, each with its title and its map, of words on request."""
+def _of_layer(
+    layer: LayerView, sequence: int, options: ViewOptions, *, is_alone: bool
+) -> Iterator[tuple[str, HeadMap]]:
+    """The requested heads of a layer, each with its title and its map, of words on request. A head that `is_alone` has its type
+    in words."""
     view, inspected, text = layer.record, layer.inspected, layer.record.sequences[sequence]
     produced = first_produced(inspected.kind, None if view.model is None else view.model.generated, sequence)
     rows = None if options.rows is None else rows_in(options.rows, text, produced)
@@ -80,7 +87,7 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
         name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
         drawable = DrawableHead(view, place, head.head, head, inspected)
         cells = replace(pattern_map(drawable, sequence), produced=produced)
-        title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]} {type_text(head)}"
+        title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]}" + (f" {type_text(head)}" if is_alone else "")
         yield title, cells if rows is None else cells.of_rows(rows)
 
 

@@ -26,22 +26,13 @@ from mhacli.render.base.selection import (
     short_name,
     survey_of,
 )
-from mhacli.render.base.terminal import bare, table
+from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.corpus import cells_table, corpus_sinks, corpus_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
-from mhacli.render.heads.grids import head_map_view
 from mhacli.render.heads.table import heads_table, statistics
-from mhacli.render.heads.view import (
-    corner_view,
-    requested_queries,
-    sinks_are,
-    sinks_text,
-    strong_places,
-    strongest_keys,
-    token_name,
-)
+from mhacli.render.heads.view import cells_view, sinks_are, sinks_text, strong_places, token_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
 
@@ -74,14 +65,26 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     else:
         sections += [overview, Group(numbers, drawn)]
     sections += corpus_tables(record, layers, listed, options, screen)
-    sections += _strong_cells(record, layers, listed, options, screen) if has_all or record.corpus is not None else ()
+    of_layers = [*_of_layers(layers, listed)]
+    is_chosen = (options.layers is not None or options.heads is not None) and len(listed) <= MAX_DRAWN
+    if record.corpus is not None and is_chosen:
+        sections.append(Group(*table(cells_table(record, record.corpus, layers, listed), screen.width)))
+    elif has_all and is_chosen:
+        for layer, of_layer in (each for each in of_layers if each[1]):
+            title = Text(layer.inspected.label, style="bold")
+            sections.append(Group(title, strong_places(layer.record, of_layer, options, screen)))
     sections += token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()
     if any("span_mass" in layer.record.arrays for layer in layers):
         sections.append(span_view(record, layers, sequences.shown, options, screen))
-    sections += _maps(layers, sequences.shown, options, screen)
-    sections += _cells(layers, listed, sequences.shown, options, screen)
+    n_drawn = max(1, MAX_DRAWN // max(1, len(options.maps)))
+    if options.everything or options.layers is not None:
+        n_drawn = len(of_layers)
+    for layer, of_layer in of_layers[:n_drawn]:
+        sections += cells_view(layer.record, of_layer, options, screen, layer.inspected.label)
+    if options.maps and len(of_layers) > n_drawn:
+        sections.append(hidden(len(of_layers) - n_drawn, "layer", "--all or --layer"))
     sections.append(checks)
-    return Group(*[part for section in sections for part in (Text(""), section)][1:])
+    return spaced(sections)
 
 
 def listed_heads(
@@ -126,65 +129,10 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
 def _of_layers(
     layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
 ) -> Iterator[tuple[LayerView, list[HeadStatistics]]]:
-    """The layers with listed heads, each with these heads."""
+    """The layers, each with its listed heads."""
     for layer in layers:
-        heads = [
-            head for head in listed if (head.layer, head.attention) == (layer.inspected.layer, layer.inspected.name)
-        ]
-        if heads:
-            yield layer, heads
-
-
-def _strong_cells(
-    record: Record, layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
-) -> Iterator[RenderableType]:
-    """The strongest keys and cells of a few chosen heads."""
-    if (options.layers is None and options.heads is None) or len(listed) > MAX_DRAWN:
-        return
-    if record.corpus is not None:
-        yield Group(*table(cells_table(record, record.corpus, layers, listed), screen.width))
-        return
-    for layer, heads in _of_layers(layers, listed):
-        yield Group(Text(layer.inspected.label, style="bold"), strong_places(layer.record, heads, options, screen))
-
-
-def _maps(
-    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
-) -> Iterator[RenderableType]:
-    """The maps of the requested heads, in the chosen layers or in as many as fit on a screen."""
-    maps = [
-        (layer, place, b)
-        for layer in layers
-        for place, head in enumerate(layer.record.heads)
-        if head.head in options.maps
-        for b in sequences
-    ]
-    limit = len(maps) if options.everything or options.layers is not None else MAX_DRAWN
-    for layer, place, b in maps[:limit]:
-        yield head_map_view(layer.record, place, b, options, screen, layer=layer.inspected.label)
-    if len(maps) > limit:
-        yield hidden(len(maps) - limit, "map", "--all or --layer")
-
-
-def _cells(
-    layers: Sequence[LayerView],
-    listed: Sequence[HeadStatistics],
-    sequences: Sequence[int],
-    options: ViewOptions,
-    screen: Screen,
-) -> Iterator[RenderableType]:
-    """The kept cells of the listed heads: a block of their patterns, and the top keys of some queries."""
-    most = len(listed) if options.everything or options.layers is not None else MAX_DRAWN
-    for layer, heads in _of_layers(layers, listed[:most]):
-        block, numbers = layer.inspected.survey.kept.corner, [head.head for head in heads]
-        if block is None or "corner" not in layer.record.arrays:
-            continue
-        for b in sequences:
-            yield from corner_view(layer.record, block, numbers, b, options, screen, layer=layer.inspected.label)
-    for layer, heads in _of_layers(layers, listed):
-        for b in sequences if "top_keys" in layer.record.arrays else ():
-            if requested_queries(layer.record, b):
-                yield Group(*strongest_keys(layer.record, heads, b, screen, layer=layer.inspected.label))
+        name = (layer.inspected.layer, layer.inspected.name)
+        yield layer, [head for head in listed if (head.layer, head.attention) == name]
 
 
 # -------------------------------------------------------------------------------------------------------- grid of heads
@@ -192,66 +140,43 @@ def _cells(
 
 def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
     """A grid with a row per layer and a column per head, grouped by the kind of layer, and the number of heads by type. A layer
-    without attention has its type in place of heads."""
-    rows = [*_rows(record, layers)]
+    without attention has its type in place of heads, and one that is not verified a !."""
+    kinds = [*dict.fromkeys(layer.inspected.kind for layer in layers)]
+    rows: list[tuple[int, int, str, Sequence[HeadStatistics], str]] = []
+    for layer in layers:
+        of = layer.inspected
+        name = short_name(of, record.layers) + ("" if of.verified else " !")
+        rows.append((kinds.index(of.kind), of.layer, name, layer.record.heads, ""))
+    if record.model is not None and len(layers) == len(record.layers):
+        group = int(kinds[0] == "encoder" and len(kinds) > 1)
+        rows += [(group, of.layer, str(of.layer), (), f"– {visible(of.type)}") for of in record.model.without]
+    rows.sort(key=lambda row: row[:2])
     n_heads = max(layer.inspected.n_heads for layer in layers)
     signs = [[(" ", Style.null())] * n_heads for _ in rows]
-    without = {}
-    for place, (_, row) in enumerate(rows):
-        if isinstance(row, str):
-            without[place] = f"– {row}"
-            continue
-        for head in row.record.heads:
-            signs[place][head.head] = type_sign(head.kind)
-    heading = max(len("layer"), *(cell_len(name) for name, _ in rows))
+    heads = [(place, head) for place, row in enumerate(rows) for head in row[3]]
+    for place, head in heads:
+        signs[place][head.head] = type_sign(head.kind)
+    width = max(len("layer"), *(cell_len(name) for _, _, name, _, _ in rows))
     shown = Grid(
         values=np.zeros((len(rows), n_heads)),
         allowed=np.ones((len(rows), n_heads), bool),
-        rows=[f"{name:>{heading}}" for name, _ in rows],
+        rows=[f"{name:>{width}}" for _, _, name, _, _ in rows],
         columns=[str(head) for head in range(n_heads)],
         top=1.0,
         corner="layer",
         signs=signs,
-        beside=[Column(heading="", value=lambda row: without.get(row, ""))] if without else [],
+        beside=[Column(heading="", value=lambda row: rows[row][4])] if any(row[4] for row in rows) else [],
         has_all_rows=True,
     )
-    heads = [head for layer in layers for head in layer.record.heads]
-    return Group(*grids([shown], screen, form="shades"), _legend(heads, screen))
-
-
-def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, LayerView | str]]:
-    """Row names with their layers, or the type of a layer without attention, in model order. A layer that is not verified has
-    a !."""
-    missing = [] if record.model is None else [*record.model.without]
-    for kind in dict.fromkeys(layer.inspected.kind for layer in layers):
-        rows: list[tuple[int, str, LayerView | str]] = []
-        for layer in layers:
-            if layer.inspected.kind == kind:
-                doubt = "" if layer.inspected.verified else " !"
-                rows.append((layer.inspected.layer, short_name(layer.inspected, record.layers) + doubt, layer))
-        if kind != "encoder" and len(layers) == len(record.layers):
-            rows += [(without.layer, str(without.layer), visible(without.type)) for without in missing]
-            missing = []
-        for _, name, row in sorted(rows, key=lambda row: row[0]):
-            yield name, row
-
-
-def _legend(heads: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """The signs in the grid, with the number of heads of each type."""
-    n_of = Counter(head.kind for head in heads)
-    parts = [
-        Text.assemble(type_sign(kind), f" {words_of_type(kind).name} {n_of[kind]}") for kind in KIND_SIGNS if n_of[kind]
-    ]
-    return flowing(parts, screen.width)
+    n_of = Counter(head.kind for _, head in heads)
+    types = [kind for kind in KIND_SIGNS if n_of[kind]]
+    legend = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name} {n_of[kind]}") for kind in types]
+    return Group(*grids([shown], screen, form="shades"), flowing(legend, screen.width))
 
 
 # ---------------------------------------------------------------------------------------------------------------- spans
 
-_MAX_ROWS, _NAME_WIDTH, _LIFT_WIDTH = 24, 12, 6
-_SPANS = (
-    "the attention weight of all tokens of a span together for a token of another, averaged over {over} · ×: its ratio to that "
-    "of uniform attention over the same keys, so that long spans are not favoured · attention is not causation"
-)
+_MAX_ROWS, _NAME_WIDTH = 24, 12
 _SpanRow = tuple[str, str, np.ndarray, np.ndarray]
 """A layer or head, the attending span, its weights `[span]`, and those of uniform attention; NaN without queries."""
 
@@ -259,7 +184,7 @@ _SpanRow = tuple[str, str, np.ndarray, np.ndarray]
 def span_view(
     record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """Rows per layer or chosen head, one for each attending span, and a column per attended span."""
+    """Rows per layer or chosen head, one for each attending span, and the weight of each attended span."""
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
     rows: list[_SpanRow] = []
     for layer in layers:
@@ -268,27 +193,31 @@ def span_view(
     columns: list[Column[_SpanRow]] = [
         Column(heading="layer", value=lambda row: row[0], unit="id"),
         Column(heading="from", value=lambda row: row[1]),
-        *(_span_column(f"to {name}", key, options.precision) for key, name in enumerate(names)),
+    ]
+    for span, name in enumerate(names):
+        columns += _span_columns(f"to {name}", span, options.precision)
+    over = ["the tokens of a row", *["heads"] * (options.heads is None), *["sequences"] * (len(sequences) > 1)]
+    legend = [
+        f"the weight of all tokens of a span together, averaged over {' and '.join(over)}",
+        "×: its ratio to uniform attention over the same keys, which favours no long span",
     ]
     most = None if options.everything else _MAX_ROWS
-    of_spans = Table(columns=columns, rows=rows, most=most, has_ends=True, title="between spans")
-    over = [
-        "the tokens of a row",
-        *([] if options.heads is not None else ["heads"]),
-        *(["sequences"] if len(sequences) > 1 else []),
-    ]
-    return Group(*table(of_spans, screen.width), Text(_SPANS.format(over=" and ".join(over)), style="dim"))
+    of = Table(columns=columns, rows=rows, most=most, has_ends=True, title="between spans", legend=legend)
+    return Group(*table(of, screen.width))
 
 
-def _span_column(heading: str, key: int, digits: int) -> Column[_SpanRow]:
-    def ratio(row: _SpanRow) -> float | None:
-        return row[2][key] / row[3][key] if row[3][key] > 0 else None
+def _span_columns(heading: str, span: int, digits: int) -> Iterator[Column[_SpanRow]]:
+    """The attention weight of an attended span, and its ratio to that of uniform attention."""
 
-    def cell(row: _SpanRow) -> str | None:
-        weight = shown(row[2][key], "weight", digits)
-        return f"{weight} {'×' + shown(ratio(row), 'short'):>{_LIFT_WIDTH}}" if np.isfinite(row[2][key]) else None
+    def weight(row: _SpanRow) -> float | None:
+        return float(row[2][span]) if np.isfinite(row[2][span]) else None
 
-    return Column(heading=heading, value=cell, unit="id")
+    def ratio(row: _SpanRow) -> str:
+        number, uniform = weight(row), row[3][span]
+        return f"×{shown(number / uniform, 'short')}" if number is not None and uniform > 0 else "×–"
+
+    yield Column(heading=heading, value=weight, unit="weight", digits=digits)
+    yield Column(heading="", value=ratio, unit="id")
 
 
 def _span_rows(

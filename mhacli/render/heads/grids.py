@@ -74,8 +74,11 @@ def patterns(
             yield from table(_top_keys(title, cells, options), screen.width)
         return
     scale = options.map_scale or usual_scale(cells.keys for _, cells in drawn)
+    panels = [_pattern_grid(title, cells, options, scale=scale, top=largest) for title, cells in drawn]
+    if any(PADDING in panel.columns for panel in panels):
+        panels = [replace(panel, meaning=f"{_MEANING} ({PADDING} padding)") for panel in panels]
     yield from grids(
-        [_pattern_grid(title, cells, options, scale=scale, top=largest) for title, cells in drawn],
+        panels,
         screen,
         form=_FORMS.get(options.view, "auto"),
         everything=options.everything,
@@ -103,7 +106,7 @@ def _pattern_grid(title: str, cells: HeadMap, options: ViewOptions, *, scale: Sc
         whole,
         rows=names,
         corner="query",
-        meaning=_MEANING + f" ({PADDING} padding)" * (PADDING in whole.columns),
+        meaning=_MEANING,
         marked=(strongest[:, None] == keys) & whole.allowed & np.isfinite(whole.values),
         beside=[*_beside(cells, options.precision)],
         has_all_rows=options.everything or cells.rows is not None,

@@ -63,7 +63,7 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
         *_layer_column(record, listed, options),
         Column(heading="head", value=lambda row: "" if row[1] else row[0].head, unit="id"),
         Column(
-            heading="head type",
+            heading="type",
             value=lambda row: row[1] or _type_text(row[0]),
             least=_WIDEST_TYPE,
             style=_type_style,
@@ -97,18 +97,17 @@ def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iter
         return
     head, uniform = of.rows[0], of.foot[0]
     numbers = [column for column in of.columns if column.unit not in ("word", "id") and column.drop < _ON_REQUEST]
-    words = [f"{column.heading} {column.text(head)} ({column.text(uniform)})" for column in numbers]
-    name = f"head {head[0].head}: {_type_text(head[0])}"
-    known = {row.words.heading for row in STATISTICS}
-    conditions = [f"{column.heading} = {column.meaning}" for column in numbers if column.heading not in known]
-    notes = [Text(note, style="dim") for note in (*conditions, _IN_A_ROW)]
-    parts = [Text(name, style=_type_style(head)), *map(Text, words), *notes]
-    yield flowing(parts, screen.width)
+    words, compared = list[str](), "uniform "
+    for column in numbers:
+        words.append(f"{column.meaning or column.heading} {column.text(head)} ({compared}{column.text(uniform)})")
+        compared = ""  # the first one says what stands in brackets
+    name = Text(f"head {head[0].head}: {_type_text(head[0])}", style=_type_style(head))
+    yield flowing([name, *map(Text, words), Text(_MORE, style="dim")], screen.width)
 
 
-_ON_REQUEST = 4
+_ON_REQUEST = 3
 """The columns that the numbers of a single head in a row leave out drop earlier than this."""
-_IN_A_ROW = "in brackets uniform attention · more: --verbose, mha explain"
+_MORE = "more: --verbose, mha explain"
 
 
 def _means(row: HeadRow) -> Averages:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.heads import SINK_LIFT, Corner, HeadsSummary, HeadStatistics, in_order
+from mhacli.record.heads import SINK_LIFT, HeadsSummary, HeadStatistics, in_order
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
@@ -27,7 +27,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
-from mhacli.render.base.terminal import bare, table
+from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.grids import grid_of, head_map_view
 from mhacli.render.heads.head_map import cell_map, where
@@ -41,35 +41,21 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     """The complete output of `mha heads`. Raises `UsageError` for a head or sequence out of range."""
     survey = survey_of(record)
     listed = in_order(record.heads, options.sort)
+    places_of(record, [*options.maps, *(options.heads or ())])
     if options.heads is not None:
-        places_of(record, options.heads)
         listed = tuple(head for head in listed if head.head in options.heads)
     of_heads = heads_table(record, listed, options)
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), _checks(record, survey, options, screen))
-    drawn = sequences_to_draw(options, len(record.sequences))
-    sequences = drawn.shown
-    sections: list[RenderableType] = [
-        Group(configuration(record, screen.width), _summary(record, survey, screen)),
-        *(token_tables(record, drawn, options, screen) if options.tokens or options.verbose else ()),
-        strong_places(record, listed, options, screen),
-        *(
-            head_map_view(record, place, b, options, screen)
-            for place in places_of(record, options.maps)
-            for b in sequences
-        ),
-    ]
-    if survey.kept.corner is not None:
-        chosen_heads = [head.head for head in listed]
-        sections += [
-            Group(*corner_view(record, survey.kept.corner, chosen_heads, b, options, screen)) for b in sequences
-        ]
-    sections += [Group(*strongest_keys(record, listed, b, screen)) for b in sequences if requested_queries(record, b)]
     sinks = sinks_line(record, listed, survey.sink_share, screen)
+    sections: list[RenderableType] = [Group(configuration(record, screen.width), _summary(record, survey, screen))]
+    if options.tokens or options.verbose:
+        sections += token_tables(record, sequences_to_draw(options, len(record.sequences)), options, screen)
+    sections.append(strong_places(record, listed, options, screen))
+    sections += cells_view(record, listed, options, screen)
     sections.append(Group(*statistics(of_heads, options, screen), sinks))
     sections.append(_checks(record, survey, options, screen))
-    spaced = [part for section in sections for part in (Text(""), section)]
-    return Group(*spaced[1:])
+    return spaced(sections)
 
 
 # ---------------------------------------------------------------------------------------------------------- overview
@@ -205,24 +191,33 @@ _ROUNDING = 1e-5
 """A smaller rest of a row is a rounding error."""
 
 
-def corner_view(
-    record: Record,
-    corner: Corner,
-    heads: Sequence[int],
-    sequence: int,
-    options: ViewOptions,
-    screen: Screen,
-    *,
-    layer: str = "",
+def cells_view(
+    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen, layer: str = ""
 ) -> Iterator[RenderableType]:
-    """The kept block of the pattern of each head, cell by cell, as far as it fits. `layer` is the layer's name, if there are
-    several."""
+    """The requested maps of a layer, and of the listed heads the kept block of the pattern, and the top keys of the requested
+    queries. `layer` is its name, if there are several."""
+    for b in sequences_to_draw(options, len(record.sequences)).shown:
+        for place, head in enumerate(record.heads):
+            if head.head in options.maps:
+                yield head_map_view(record, place, b, options, screen, layer=layer)
+        if listed and "corner" in record.arrays:
+            yield Group(*_corner_view(record, listed, b, options, screen, layer))
+        if listed and "top_keys" in record.arrays and requested_queries(record, b):
+            yield Group(*_strongest_keys(record, listed, b, screen, layer))
+
+
+def _corner_view(
+    record: Record, listed: Sequence[HeadStatistics], sequence: int, options: ViewOptions, screen: Screen, layer: str
+) -> Iterator[RenderableType]:
+    """The kept block of the pattern of each head, cell by cell, as far as it fits."""
+    corner = survey_of(record).kept.corner
+    assert corner is not None, "its cells were kept"
     arrays, queries = record.arrays, slice(corner.first_query, corner.first_query + corner.n_queries)
     visible = arrays["visible"][sequence]
     first_query = corner.first_query - record.first_query(sequence)
     first_key = corner.first_key - record.first_key(sequence)
     last_key, blocks = first_key + corner.n_keys - 1, []
-    for place in places_of(record, heads):
+    for place in places_of(record, [head.head for head in listed]):
         weights, entropy = arrays["corner"][sequence, place], arrays["entropy"][sequence, place, queries]
         has_keys = visible[min(place, len(visible) - 1), queries] > 0
         is_broken = has_keys & np.isnan(entropy)  # a cell is NaN where masked, and in rows of NaN
@@ -242,10 +237,10 @@ def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
     return [(number, q) for number, q in enumerate(record.survey.kept.queries) if 0 <= q - first < n_tokens]
 
 
-def strongest_keys(
-    record: Record, listed: Sequence[HeadStatistics], sequence: int, screen: Screen, *, layer: str = ""
+def _strongest_keys(
+    record: Record, listed: Sequence[HeadStatistics], sequence: int, screen: Screen, layer: str
 ) -> Iterator[RenderableType]:
-    """The top keys of the requested queries in every head. `layer` is an optional name."""
+    """The top keys of the requested queries in every head."""
     for number, query in requested_queries(record, sequence):
         columns: list[Column[HeadStatistics]] = [
             Column(heading="head", value=lambda head: head.head, unit="id"),

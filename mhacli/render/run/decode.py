@@ -11,7 +11,7 @@ from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, filled, new_tokens_text
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
-from mhacli.render.base.terminal import table
+from mhacli.render.base.terminal import spaced, table
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import largest_weight
 from mhacli.render.run.trace import header
@@ -56,7 +56,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         drawn = [each for b in sequences for h in heads for each in maps_of_head(record, b, h)]
         sections.append(Group(*patterns(drawn, largest_weight(record), options, screen)))
     sections += [_costs(record, decoding, screen), self_check_line(check, compared)]
-    return Group(*[part for section in sections for part in (section, Text(""))][:-1])
+    return spaced(sections)
 
 
 def step_table(

@@ -12,8 +12,9 @@ from mhacli.record.checks import SelfCheck
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import configuration, count_of, rough_note, texts_in_words
+from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
-from mhacli.render.base.terminal import bare, table
+from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
@@ -60,7 +61,7 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     if options.timings or options.verbose:
         sections.append(_timings(record, screen))
     sections.append(self_check_line(record.self_check))
-    return Group(*[part for section in sections for part in (section, Text(""))][:-1])
+    return spaced(sections)
 
 
 def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
@@ -125,6 +126,8 @@ def _patterns(
     limit = len(heads) if is_chosen else MAX_HEADS
     drawn = [each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)]
     n_more = (len(heads) - limit) * len(sequences) if len(heads) > limit else 0
+    if record.facts.q_len > MAX_ROWS:
+        room = MAX_LINES
     most = None if is_chosen else room
     yield from patterns(drawn, largest_weight(record), options, screen, most=most, n_more=n_more)
     if "dropped" in record.arrays:
