@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from html import escape
 from importlib.util import find_spec
 
 from rich.cells import cell_len
@@ -35,6 +34,7 @@ from mhacli.render.figures.svg import (
     written,
 )
 from mhacli.render.heads.drawable import drawable_heads
+from mhacli.render.page.elements import text
 from mhacli.render.run.decode import step_table
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, header
@@ -97,9 +97,9 @@ def document(sheet: Sheet, metadata: Mapping[str, object]) -> str:
     width, height = max(width, body.width) + 2 * _MARGIN, body.height + 2 * _MARGIN
     whole = element(
         "svg",
-        element("title", escape(sheet.title, quote=False), id="title"),
-        element("desc", escape(". ".join(sheet.caption or sheet.about or [sheet.title]), quote=False), id="desc"),
-        element("metadata", escape(json.dumps(metadata), quote=False)),
+        element("title", text(sheet.title), id="title"),
+        element("desc", text(". ".join(sheet.caption or sheet.about or [sheet.title])), id="desc"),
+        element("metadata", text(json.dumps(metadata))),
         rectangle(0, 0, width, height, PAPER),
         placed(body, _MARGIN, _MARGIN),
         xmlns="http://www.w3.org/2000/svg",

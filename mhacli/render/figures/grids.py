@@ -89,41 +89,39 @@ def _cells_of(every: Sequence[Grid], side: float) -> _Cells:
     if is_image or width < _LEAST_NUMBERED:
         return _Cells(width, height, 0.0, is_image)
     number = min(11.0, 3 + width / 5)
-    widest = max(len(_number_and_words(of, *at)[0]) for of in every for at in np.ndindex(of.values.shape))
+    widest = max(len(_words(of, *at)[0]) for of in every for at in np.ndindex(of.values.shape))
     needed = mono_width("0" * widest, number) + 5
     return _Cells(max(width, needed), height, number, False) if needed <= _WIDEST else _Cells(width, height, 0.0, False)
 
 
 def _drawn(of: Grid, cells: _Cells) -> str:
-    """The cells of a grid in a frame."""
-    colours = _colours_of(of)
-    n_rows, n_columns = of.values.shape
-    if cells.is_image:
-        content = image(colours, (cells.width, cells.height))
-    else:
-        content = "".join(_cell(of, at, colours[at].tolist(), cells) for at in np.ndindex(of.values.shape))
-    frame = rectangle(0, 0, n_columns * cells.width, n_rows * cells.height, "none", stroke=FAINT, stroke_width=0.8)
-    return content + frame
+    """The cells of a grid in a frame, each with its tooltip, and its number if it fits."""
+    shades = levels(of.values, of.allowed, of.scale, of.top)
+    colours: Array = np.array(ramp_of(of).colours, np.uint8)[np.clip(shades, 0, None)]
+    colours[shades == NOT_A_NUMBER] = UNKNOWN
+    if of.taken is not None:
+        colours[of.taken] = SINK
+    colours[shades == FORBIDDEN] = _BLANK if of.scale == "change" else _MASKED
+    n_rows, n_columns = shades.shape
+    content = image(colours, (cells.width, cells.height)) if cells.is_image else ""
+    for row, column in np.ndindex(shades.shape) if not cells.is_image else ():
+        number, words = _words(of, row, column)
+        tooltip = of.about(row, column) if of.about else f"{of.rows[row]} → {of.columns[column]}: {words}"
+        if not tooltip:
+            continue
+        x, y, colour = column * cells.width, row * cells.height, colours[row, column].tolist()
+        crisp = {"tooltip": tooltip, "shape_rendering": "crispEdges"}
+        content += rectangle(x, y, cells.width, cells.height, hex_of(colour), **crisp)
+        if cells.number:  # it ignores the pointer, so that the tooltip shows
+            ink, at = ink_on(colour) if of.allowed[row, column] else SOFT, x + cells.width / 2
+            y += cells.height / 2 + 0.35 * cells.number
+            content += written(at, y, number, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
+    return content + rectangle(
+        0, 0, n_columns * cells.width, n_rows * cells.height, "none", stroke=FAINT, stroke_width=0.8
+    )
 
 
-def _cell(of: Grid, at: tuple[int, ...], colour: Sequence[int], cells: _Cells) -> str:
-    """A cell with its tooltip, and its number if it fits. The number ignores the pointer, so that the tooltip shows."""
-    row, column = at
-    number, words = _number_and_words(of, row, column)
-    tooltip = of.about(row, column) if of.about else f"{of.rows[row]} → {of.columns[column]}: {words}"
-    if not tooltip:
-        return ""
-    x, y = column * cells.width, row * cells.height
-    crisp = "crispEdges"
-    shape = rectangle(x, y, cells.width, cells.height, hex_of(colour), tooltip=tooltip, shape_rendering=crisp)
-    if not cells.number:
-        return shape
-    ink = ink_on(colour) if of.allowed[row, column] else SOFT
-    x, y = x + cells.width / 2, y + cells.height / 2 + 0.35 * cells.number
-    return shape + written(x, y, number, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
-
-
-def _number_and_words(of: Grid, row: int, column: int) -> tuple[str, str]:
+def _words(of: Grid, row: int, column: int) -> tuple[str, str]:
     """The number in a cell, `0` if masked, unlike `.00`, and what its tooltip says: all digits of a float32."""
     value = float(of.values[row, column])
     if not of.allowed[row, column]:
@@ -135,29 +133,17 @@ def _number_and_words(of: Grid, row: int, column: int) -> tuple[str, str]:
     return shown(value, of.unit, of.digits), f"{value:.6g}"
 
 
-def _colours_of(of: Grid) -> Array:
-    """The colours of the cells, `[row, column, 3]`."""
-    cells = levels(of.values, of.allowed, of.scale, of.top)
-    colours: Array = np.array(ramp_of(of).colours, np.uint8)[np.clip(cells, 0, None)]
-    colours[cells == NOT_A_NUMBER] = UNKNOWN
-    if of.taken is not None:
-        colours[of.taken] = SINK
-    colours[cells == FORBIDDEN] = _BLANK if of.scale == "change" else _MASKED
-    return colours
-
-
 # --------------------------------------------------------------------------------------------------------------- names
 
 
 def _row_names(names: Sequence[str], pitch: float) -> Piece:
     """The names of rows, right aligned; where they have no room, of every 2nd, 5th, 10th … row."""
-    size, every = _size_of(pitch), _every(2 * ROOMY, pitch)
-    texts = {row: fitted(names[row], _LONGEST) for row in range(0, len(names), every)}
+    size = _size_of(pitch)
+    texts = {row: fitted(names[row], _LONGEST) for row in range(0, len(names), _every(2 * ROOMY, pitch))}
     width = max(mono_width(text, size) for text in texts.values()) + 5
-    content = "".join(
-        written(width - 5, (row + 0.5) * pitch + 0.35 * size, text, size, text_anchor="end")
-        for row, text in texts.items()
-    )
+    content = ""
+    for row, text in texts.items():
+        content += written(width - 5, (row + 0.5) * pitch + 0.35 * size, text, size, text_anchor="end")
     return Piece(content, width, len(names) * pitch)
 
 
@@ -172,12 +158,11 @@ def _column_names(names: Sequence[str], pitch: float) -> Piece:
     content = ""
     for column in range(0, len(names), every):
         x, y = (column + 0.5) * pitch, height - 5
-        if is_level:
-            content += written(x, y, texts[column], size, text_anchor="middle")
-        else:
+        how = {"text_anchor": "middle"}
+        if not is_level:
             x += 0.35 * size
-            turn = f"rotate(-90 {value_text(x)} {value_text(y)})"
-            content += written(x, y, texts[column], size, transform=turn)
+            how = {"transform": f"rotate(-90 {value_text(x)} {value_text(y)})"}
+        content += written(x, y, texts[column], size, **how)
     return Piece(content, len(names) * pitch + (widest / 2 if every > 1 else 0.0), height)
 
 

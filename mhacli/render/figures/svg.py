@@ -10,7 +10,6 @@ import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from typing import Any
 
@@ -20,6 +19,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from mhacli.record.arrays import Array
+from mhacli.render.page.elements import Html, tag
+from mhacli.render.page.elements import text as escaped
 
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 INK, SOFT, FAINT, PAPER = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff"
@@ -42,12 +43,9 @@ class Piece:
 def element(name: str, *children: str, tooltip: str = "", **attributes: Any) -> str:
     """An SVG element with SVG children. Attribute values are escaped, `font_size` becomes `font-size`, and None is
     omitted."""
-    written = "".join(
-        f' {key.replace("_", "-")}="{value_text(value)}"' for key, value in attributes.items() if value is not None
-    )
-    title = f"<title>{escape(tooltip, quote=False)}</title>" if tooltip else ""
-    content = title + "".join(children)
-    return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
+    title = [tag("title", escaped(tooltip))] if tooltip else []
+    values = {key: value if value is None else value_text(value) for key, value in attributes.items()}
+    return tag(name, *title, *map(Html, children), **values)
 
 
 def value_text(value: str | float) -> str:
@@ -56,9 +54,7 @@ def value_text(value: str | float) -> str:
     >>> value_text(12.50)
     '12.5'
     """
-    if isinstance(value, str):
-        return escape(value, quote=True)
-    return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
+    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def rectangle(x: float, y: float, width: float, height: float, fill: str, **more: Any) -> str:
@@ -68,7 +64,7 @@ def rectangle(x: float, y: float, width: float, height: float, fill: str, **more
 
 def written(x: float, y: float, text: str, size: float, *, fill: str = INK, **more: Any) -> str:
     """A line of text with its baseline at `y`. Spaces are kept."""
-    return element("text", escape(text, quote=False), x=x, y=y, font_size=size, fill=fill, **more, **_KEPT)
+    return element("text", escaped(text), x=x, y=y, font_size=size, fill=fill, **more, **_KEPT)
 
 
 def mono_width(text: str, size: float) -> float:
