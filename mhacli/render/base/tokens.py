@@ -23,14 +23,13 @@ _LEAST_TOKEN, _MOST_BYTES = 12, 18
 def token_tables(
     record: Record, sequences: Selection, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The tables of the chosen sequences, each with its context."""
+    """The tables of the chosen sequences, each with its context, in the order of execution."""
+    sides = [False] if record.context is None else [False, True]
     for place, index in enumerate(sequences.shown):
         if sequences.hidden and place == sequences.before:
             yield hidden(sequences.hidden, "sequence", "--all or --sequence")
-        tables = [token_table(record, index, options, screen)]
-        if record.context is not None:
-            tables.append(token_table(record, index, options, screen, of_context=True))
-        yield from tables if record.model is None else reversed(tables)  # an encoder runs first
+        for of_context in sides if record.model is None else sides[::-1]:  # an encoder runs first
+            yield _token_table(record, index, options, screen, of_context=of_context)
 
 
 def hidden(count: int, noun: str, option: str) -> Text:
@@ -38,8 +37,8 @@ def hidden(count: int, noun: str, option: str) -> Text:
     return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", style="dim")
 
 
-def token_table(
-    record: Record, index: int, options: ViewOptions, screen: Screen, *, of_context: bool = False
+def _token_table(
+    record: Record, index: int, options: ViewOptions, screen: Screen, *, of_context: bool
 ) -> RenderableType:
     """The tokens of a sequence with index, id and characters, including padding.
 
@@ -49,29 +48,24 @@ def token_table(
     n_tokens, longest = len(family[index].tokens), max(len(other.tokens) for other in family)
     first = record.config.first_column(n_tokens, longest)
     tokens = Table(
-        columns=_columns(record, index, of_context),
+        columns=_columns(record, family[index], None if of_context else index),
         rows=range(-first, longest - first),
         most=None if options.everything else MAX_TOKEN_ROWS,
         has_ends=True,
     )
-    padding = f" + {longest - n_tokens} padding" if n_tokens < longest else ""
-    title = f"{_text_name(record, index, of_context)}: {count_of(n_tokens, 'token')}{padding}, "
-    size = len(record.vocabulary) if record.model is None else f"{record.model.n_vocabulary:,}"
-    words = Text(title, style="bold").append(f"vocabulary of {size}", style="not bold")
-    return Group(words, *table(tokens, screen.width))
-
-
-def _text_name(record: Record, index: int, of_context: bool) -> str:
     if record.model is None:
-        return f"{'context' if of_context else 'sequence'} {index}"
-    half = "" if record.context is None else "encoder" if of_context else "decoder"
-    number = f"sequence {index}" if len(record.sequences) > 1 else ""
-    return f"{half} {number}".strip() or "text"
+        name, size = f"{'context' if of_context else 'sequence'} {index}", str(len(record.vocabulary))
+    else:
+        half = "" if record.context is None else "encoder" if of_context else "decoder"
+        name = f"{half} sequence {index}" if len(record.sequences) > 1 else half
+        name, size = name.strip() or "text", f"{record.model.n_vocabulary:,}"
+    padding = f" + {longest - n_tokens} padding" if n_tokens < longest else ""
+    words = Text(f"{name}: {count_of(n_tokens, 'token')}{padding}, ", style="bold")
+    return Group(words.append(f"vocabulary of {size}", style="not bold"), *table(tokens, screen.width))
 
 
-def _columns(record: Record, index: int, of_context: bool) -> list[Column[int]]:
-    """The columns of a token at an index, the index first. Padding, whose index is outside, has only the index."""
-    sequence = (record.keys if of_context else record.sequences)[index]
+def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list[Column[int]]:
+    """The columns of a token, its index first, of the sequence at an `index` or of a context. Padding has only the index."""
     pieces, inside = sequence.pieces, range(len(sequence.tokens))
 
     def of_token(heading: str, value: Callable[[int], object], **how: Any) -> Column[int]:
@@ -86,18 +80,19 @@ def _columns(record: Record, index: int, of_context: bool) -> list[Column[int]]:
         start, end = sequence.offsets[i]
         return None if pieces and start == end else f"{start}–{end}"
 
-    def token_text_at(i: int) -> str:
+    def word(i: int) -> str:
         is_listed = i in inside and 0 <= sequence.ids[i] < len(record.vocabulary)
         is_unknown = is_listed and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]
         return token_text(sequence, i) + (f" {UNKNOWN}" if is_unknown else "")
 
-    number: Column[int] = Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer")
-    token: Column[int] = Column(
-        heading="token", value=token_text_at, least=_LEAST_TOKEN, style=lambda i: "bold" if i in inside else "dim"
-    )
-    columns = [number, of_token("id", lambda i: sequence.ids[i], unit="id"), token]
-    if not pieces:  # ids of a checkpoint stand beside the index, those of mha after the token
-        columns[1:] = reversed(columns[1:])
+    columns: list[Column[int]] = [
+        Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer"),
+        Column(heading="token", value=word, least=_LEAST_TOKEN, style=lambda i: "bold" if i in inside else "dim"),
+    ]
+    number = of_token("id", lambda i: sequence.ids[i], unit="id")
+    columns.insert(
+        1 if pieces else 2, number
+    )  # ids of a checkpoint stand beside the index, those of mha after the token
     if any(piece.name != token for piece, token in zip(pieces, sequence.tokens, strict=False)):
         columns.append(of_token("piece", lambda i: fitted(token_label(pieces[i].name), _MOST_BYTES), drop=2))
     if pieces:
@@ -108,11 +103,11 @@ def _columns(record: Record, index: int, of_context: bool) -> list[Column[int]]:
     if sequence.token_type_ids:
         columns.append(of_token("type", lambda i: sequence.token_type_ids[i], unit="integer"))
     if record.model is not None:
-        generated = None if of_context else record.model.generated
-        begin = len(sequence.tokens) if generated is None else generated.prompt_lens[index]
+        generated = record.model.generated
+        begin = len(sequence.tokens) if generated is None or index is None else generated.prompt_lens[index]
         notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
         if any(notes):
-            note: Column[int] = Column(
+            note = Column[int](
                 heading="", value=lambda i: notes[i] if i in inside else "masked", style=lambda i: "cyan"
             )
             columns.append(note)
