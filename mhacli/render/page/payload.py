@@ -239,11 +239,9 @@ def _why_absent(head: DrawableHead, name: str) -> str:
     """Why the record lacks one of `PARTS`, and the option that keeps it."""
     if "pattern" not in head.record.arrays:
         return "the record holds sums; mha run keeps single cells of texts that fit"
-    if head.layer is None:
-        return f"{name} was not kept; --keep qk,scores,pattern,z,out,v keeps it"
-    if name == "v":
+    if head.layer is not None and name == "v":
         return "the record of a checkpoint does not hold it"
-    return f"{name} was not kept; --keep qk,scores,pattern,z and --keep-limit make room"
+    return f"{name} was not kept; --keep {','.join(('pattern', *PARTS))} and --keep-limit make room"
 
 
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:

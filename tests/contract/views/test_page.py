@@ -336,6 +336,14 @@ def test_a_token_shows_what_it_attends_to_and_a_click_keeps_it(show: Open) -> No
         page.option("queries", 4).hover()
         page.wait_for_picture()
         assert [words[-1] for words in page.tokens("keys")] == [short(weight) for weight in weights[4, :5]] + ["–"] * 8
+        left, right = (page.tab.get_by_role("listbox", name=side).bounding_box() for side in ("queries", "keys"))
+        rows, columns = (
+            slice(round(left["y"]), round(left["y"] + 300)),
+            slice(round(left["x"] + left["width"]), round(right["x"])),
+        )
+        assert len(np.unique(page.picture()[rows, columns].reshape(-1, 3), axis=0)) > 9, (
+            "lines are drawn between the lists"
+        )
         page.option("queries", 2).click()
         page.tab.mouse.move(1, 1)
         page.wait_for_picture()
