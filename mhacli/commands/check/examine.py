@@ -19,7 +19,7 @@ import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, run
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import Asked, Claim, asker_of, claim_of, is_of_transformers
+from mhacli.commands.check.behaviour import Asker, asker_of, is_claimed_causal, is_of_transformers
 from mhacli.commands.check.candidates import candidates
 from mhacli.commands.check.diagnose import Diagnosis, diagnose
 from mhacli.commands.check.findings import findings_of
@@ -84,10 +84,11 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         n_parameters = sum(parameter.numel() for parameter in model.module.parameters()) if model.module else 0
         with one_thread() if n_parameters < _SMALL else nullcontext():
             is_decoder = model.has_source and request.states_causal is None
-            claim = claim_of(built.module, causal=True if is_decoder else request.states_causal)
-            asker = asker_of(model, claim, request.seed, stage)
+            claim = True if is_decoder else request.states_causal
+            claim = is_claimed_causal(built.module) if claim is None else claim
+            asker = asker_of(model, request.seed, stage, is_causal=claim)
             asker.all()
-        return replace(_of_behaviour(request.of.target, asker.asked, model), arguments=arguments_of(built))
+        return replace(_of_behaviour(request.of.target, asker), arguments=arguments_of(built))
     with one_thread():  # faster for such small products
         subjects = find_modes(built, request.of)
         return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
@@ -96,7 +97,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
 def _examined_checkpoint(model: str | nn.Module, name: str, request: CheckRequest, stage: Stage) -> Examination:
     from mhacli.commands.check.checkpoint import ask_checkpoint  # loads what only checkpoints need
 
-    return _of_behaviour(name, *ask_checkpoint(model, request, stage))
+    return _of_behaviour(name, ask_checkpoint(model, request, stage))
 
 
 def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
@@ -116,22 +117,22 @@ def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
     )
 
 
-def _of_behaviour(target: str, asked: Asked, model: Sequences) -> Examination:
+def _of_behaviour(target: str, asker: Asker) -> Examination:
     """The report on a model that takes token ids: its behaviour."""
-    open_ones = [behaviour for behaviour in asked.behaviours if behaviour.ok is None]
-    verdict = "wrong" if asked.findings else "consistent" if asked.holds else "unknown"
+    open_ones = [behaviour for behaviour in asker.behaviours if behaviour.ok is None]
+    verdict: Verdict = "wrong" if asker.findings else "consistent" if asker.holds else "unknown"
     return Examination(
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=verdict,
         target=target,
-        called=model.called,
+        called=asker.of.called,
         arguments=(),
-        findings=asked.findings,
+        findings=tuple(asker.findings),
         choices=(),
         probes=(),
         comparison=None,
         reason="; ".join(f"{b.name}: {b.reason}" for b in open_ones[:1]) if verdict == "unknown" else None,
-        n_parameters=sum(parameter.numel() for parameter in model.module.parameters()) if model.module else 0,
-        behaviour=asked.behaviours,
+        n_parameters=0 if asker.module is None else sum(p.numel() for p in asker.module.parameters()),
+        behaviour=asker.behaviours,
     )
 
 
@@ -145,11 +146,10 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     is_causal = (is_meant_causal(subject, request.of) or "causal" in choices) and "causal-by-mask" not in choices
     is_known = request.not_causal or report.verdict == "right"
     stated = True if is_causal else False if is_known else None
-    asker = asker_of(sequences, Claim(stated), request.seed, stage)
+    asker = asker_of(sequences, request.seed, stage, is_causal=stated)
     asker.all()
-    asked = asker.asked
-    verdict = "wrong" if asked.findings else report.verdict
-    return replace(report, verdict=verdict, findings=asked.findings, behaviour=asked.behaviours)
+    verdict = "wrong" if asker.findings else report.verdict
+    return replace(report, verdict=verdict, findings=tuple(asker.findings), behaviour=asker.behaviours)
 
 
 def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:

@@ -145,7 +145,7 @@ class Place:
     the model whose outputs differ while its inputs agree, and the first attention whose outputs differ."""
 
     cut: int | None
-    position: int
+    position: int | None
     module: str | None
     attention: str | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,15 +115,16 @@ def doctor(
         about = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": device}
         about["platform"] = f"{platform.system()} {platform.machine()}"
         return Report(checks, libraries, about, devices, seed=seed, time_s=perf_counter() - began)
-    from mhacli.commands.check import examine_checkpoint, examine_model
-
+    subject: Any = model
     if isinstance(model, str):
-        settings = ModelSettings(path=model, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype)
-        examined, checks, notes = examine_checkpoint(settings, texts, seed=seed, report_progress=report_progress)
+        subject = ModelSettings(path=model, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype)
     elif device == "auto" and dtype is None:
-        examined, checks, notes = examine_model(model, tokenizer, texts, seed=seed)
+        subject = copy.deepcopy(model)
     else:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
+    from mhacli.commands.check import examine_checkpoint
+
+    examined, checks, notes = examine_checkpoint(subject, tokenizer, texts, seed=seed, report_progress=report_progress)
     import torch
 
     from mhacli.attention.devices import environment
