@@ -109,35 +109,29 @@ def _sites(
     d: RecordDiff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The sites of a layer that differ, or the first of each of several layers; with `everything` all sites."""
-    rows = []
+    is_brief, rows = len(layers) > 1 and not options.everything, []
     for layer in layers:
         sites = [site for site in layer.sites if options.everything or site.status not in ("identical", "skipped")]
-        if len(layers) > 1 and not options.everything:
-            sites = [site for site in sites if site.departs][:1] or sites[:1]
-        rows += [(layer, site) for site in sites]
+        sites.sort(key=lambda site: is_brief and not site.departs)
+        rows += [(layer, site) for site in (sites[:1] if is_brief else sites)]
     columns: list[Column[tuple[LayerDifference, Difference]]] = [
-        Column(heading="site", value=lambda row: _site_name(row[1].site)),
+        Column(heading="site", value=lambda row: _site_name(row[1].site), style=lambda row: "red" * row[1].departs),
         column("diff", "largest", lambda row: row[1].largest, "number"),
         column("diff", "relative", lambda row: row[1].relative, "number"),
         Column(heading="where", value=lambda row: "; ".join(_remarks(row[1], row[0])), least=24, wraps=True),
     ]
-    title = "sites, in order of execution"
-    if not options.everything:
-        title = (
-            "first site that differs in each layer" if len(layers) > 1 else "sites that differ, in order of execution"
-        )
     if len(layers) > 1:
         columns.insert(0, Column(heading="layer", value=lambda row: visible(row[0].label)))
-    if {site.status for _, site in rows} != {"beyond"}:
-        columns.insert(-1, Column(heading="", value=lambda row: _status(row[1])))
+    title = f"sites{' that differ' * (not options.everything)}, in the order of execution"
+    title = "the first site of each layer that differs" if is_brief else title
     n_more = sum(len(layer.sites) for layer in layers) - len(rows)
+    notes = [f"{count_of(n_more, 'more site')} (--all)"] if n_more else []
     if rows:
-        notes = [f"{count_of(n_more, 'more site')} (--all)"] if n_more else []
         yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
     elif not layers:
         yield Text("the records have no layer in common", style="yellow")
     yield from _alone("only in", *d.only.values())
-    for layer in layers if len(layers) == 1 or options.everything else ():
+    for layer in () if is_brief else layers:
         yield from _alone(f"{layer.label} only in".lstrip(), *(map(_site_name, names) for names in layer.only.values()))
 
 
@@ -145,17 +139,10 @@ def _site_name(site: str) -> str:
     return "mask" if site == "allowed" else visible(site)
 
 
-def _status(site: Difference) -> str:
-    """The word for how a site compares."""
-    if site.seen == "shape" and site.status == "identical":
-        return "same shape"
-    if site.status in ("skipped", "shape"):
-        return "–" if site.status == "skipped" else "OTHER SHAPE"
-    return words_of("columns", "diff")[site.status].heading
-
-
 def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
-    """How a site differs if no size tells, where, and why nothing was compared."""
+    """How a site differs if no size tells, where, and why nothing was compared; or how equal it is."""
+    if site.status in ("identical", "within"):
+        yield words_of("columns", "diff")[site.status].heading if site.seen != "shape" else "same shape"
     if site.n_only_a or site.n_only_b:
         yield f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B"
     elif site.n_nonfinite:
