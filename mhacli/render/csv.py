@@ -79,21 +79,21 @@ def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str
     """A row per head: its type, its statistics, and those of uniform attention. Missing values are empty. If they were requested,
     also what its removal changes, and its type and statistics on random tokens."""
     numbers = [f.name for f in fields(Averages) if f.name != "patterns"]
-    patterns = [f"pattern_{index + 1}" for index in range(len(heads[0].patterns))]
-    names = ["head", "kind", "certainty", "max_score"]
-    begin = ["layer", *(["attention"] if has_layers else [])]
-    both_names = (*numbers, *patterns, *(f"uniform_{name}" for name in (*numbers, *patterns)))
-    removals, kinds = [row.field for row in removal_columns(heads)], names[1:]
-    controls = [*kinds, *numbers, *patterns] if heads[0].control is not None else []
-    yield _lines([(*begin, *names, *both_names, *removals, *(f"control_{name}" for name in controls))])
+    kinds, removals = ["kind", "certainty", "max_score"], [row.field for row in removal_columns(heads)]
+
+    def values(of: Averages, names: Sequence[str], prefix: str = "") -> dict[str, Any]:
+        patterns = {f"{prefix}pattern_{index}": weight for index, weight in enumerate(of.patterns, 1)}
+        return {prefix + name: getattr(of, name) for name in names} | patterns
+
+    rows = []
     for head in heads:
-        both = (head, head.uniform or Averages(patterns=(None,) * len(patterns)))
-        values = [value for of in both for value in (*(getattr(of, name) for name in numbers), *of.patterns)]
-        layer = (head.layer, *([cell_text(head.attention)] if has_layers else []))
-        values += [getattr(head, name) for name in removals]
-        if head.control is not None:
-            values += [*(getattr(head.control, name) for name in (*kinds, *numbers)), *head.control.patterns]
-        yield _lines([(*layer, *(getattr(head, name) for name in names), *values)])
+        row = {"layer": head.layer, "attention": head.attention} if has_layers else {"layer": head.layer}
+        row |= {"head": head.head, **values(head, [*kinds, *numbers])}
+        row |= values(head.uniform or Averages(patterns=(None,) * len(head.patterns)), numbers, "uniform_")
+        row |= {name: getattr(head, name) for name in removals}
+        row |= {} if head.control is None else values(head.control, [*kinds, *numbers], "control_")
+        rows.append(row)
+    yield from rows_csv(rows)
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from mhacli.render.base.selection import LayerView, first_produced, names_of, ro
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, where
-from mhacli.text.tokens import TokenSequence
+from mhacli.text.tokens import AttentionKind, TokenSequence
 
 MAX_DRAWN = 16
 HINT = "--layer N --head H draws a pattern"
@@ -74,14 +74,8 @@ def _of_layer(
 ) -> Iterator[tuple[str, HeadMap]]:
     """The requested heads of a layer, each with its title and its map, of words on request. A head that `is_alone` has its type
     in words."""
-    view, inspected, text = layer.record, layer.inspected, layer.record.sequences[sequence]
-    produced = first_produced(inspected.kind, None if view.model is None else view.model.generated, sequence)
-    rows = None if options.rows is None else rows_in(options.rows, text, produced)
-    if options.words:
-        rows = None if rows is None else words_with(text, rows)
-        if produced is not None:  # the word before the first generated word
-            produced = sum(word[0] <= produced for word in text.words) - 1
-        view = merge_words(view)
+    inspected, view = layer.inspected, merge_words(layer.record) if options.words else layer.record
+    rows, produced = queries_of(layer.record, inspected.kind, sequence, options)
     doubt = "" if inspected.verified else " · NOT verified"
     for place, head in _chosen(layer, options):
         name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
@@ -89,6 +83,20 @@ def _of_layer(
         cells = replace(pattern_map(drawable, sequence), produced=produced)
         title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]}" + (f" {type_text(head)}" if is_alone else "")
         yield title, cells if rows is None else cells.of_rows(rows)
+
+
+def queries_of(
+    record: Record, kind: AttentionKind, sequence: int, options: ViewOptions
+) -> tuple[tuple[int, ...] | None, int | None]:
+    """The requested queries of a text (None: all), and the first whose next token was generated, if any; of words on request."""
+    text, generated = record.sequences[sequence], None if record.model is None else record.model.generated
+    produced = first_produced(kind, generated, sequence)
+    rows = None if options.rows is None else rows_in(options.rows, text, produced)
+    if options.words:
+        rows = None if rows is None else words_with(text, rows)
+        if produced is not None:  # the word before the first generated word
+            produced = sum(word[0] <= produced for word in text.words) - 1
+    return rows, produced
 
 
 # ---------------------------------------------------------------------------------------------------------------- words

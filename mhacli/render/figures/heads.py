@@ -15,8 +15,8 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import count_of, fitted, type_text
 from mhacli.render.base.options import ViewOptions, chosen
-from mhacli.render.base.selection import first_produced, names_of, rows_in
-from mhacli.render.checkpoint.patterns import WORDS_CAPTION, merge_words, words_with
+from mhacli.render.base.selection import names_of
+from mhacli.render.checkpoint.patterns import WORDS_CAPTION, merge_words, queries_of, words_with
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
@@ -73,16 +73,11 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
 
 def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> HeadMap:
     """A head in at most `most` cells per side. Raises `UsageError` for rows of a head stored in blocks."""
-    rows, text = None, head.record.sequences[sequence]
-    if options.rows is not None:
-        generated = None if head.record.model is None else head.record.model.generated
-        produced = None if head.layer is None else first_produced(head.layer.kind, generated, sequence)
-        rows = rows_in(options.rows, text, produced)
-        if not rows:
-            raise UsageError(f"--from names no query of {head.label}")
+    rows, _ = queries_of(head.record, "self" if head.layer is None else head.layer.kind, sequence, options)
+    if rows == ():
+        raise UsageError(f"--from names no query of {head.label}")
     if options.words:
         head = replace(head, record=merge_words(head.record), statistics=_sinks_in_words(head))
-        rows = None if rows is None else words_with(text, rows)
     finest = head_map(head, sequence)
     if rows is None:
         return finest.fitting(most, most)

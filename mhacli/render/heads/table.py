@@ -23,7 +23,7 @@ from mhacli.record.heads import (
     require_order,
     words_of_type,
 )
-from mhacli.record.record import Record, layer_prefix
+from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import fitted, flowing, sparkline, type_name
@@ -182,38 +182,28 @@ def _pattern_column(number: int, pattern: str, digits: int) -> Column[HeadRow]:
 
 
 def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
-    """The column of attention weights by distance, if the record has them."""
+    """The column of attention weights by distance, relative to the largest, if the record has them."""
     steps = survey_of(record).steps if record.survey is not None or record.layers else ()
     if not steps:
         return
     ends = [f"{end:,}" if end - before == 1 else f"{before + 1:,}–{end:,}" for before, end in pairwise((-1, *steps))]
     distances = ", ".join(ends if len(ends) <= _FEW else ends[: _FEW - 1]) + f" … {ends[-1]}" * (len(ends) > _FEW)
-    places = _places(record)
+    views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
+    places = {head_key(head): (view.arrays, place) for view in views for place, head in enumerate(view.heads)}
+
+    def sparks(row: HeadRow) -> str:
+        arrays, place = places[head_key(row[0])]
+        profiles = arrays["uniform_profile" if row[1] else "profile"]
+        weights = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0).tolist()
+        return sparkline([weight if weight > _TOO_SMALL else 0.0 for weight in weights])
+
     yield Column(
         heading="distance →",
-        value=lambda row: _sparks(record, "uniform_profile" if row[1] else "profile", places[head_key(row[0])]),
+        value=sparks,
         drop=1,
         style=lambda row: "cyan",
         meaning=f"weight at distances {distances}",
     )
-
-
-def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
-    """The attention weights at each distance, over all sequences, relative to the largest."""
-    prefix, place = at
-    profiles = record.arrays[prefix + name]
-    weights = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)
-    return sparkline([float(weight) if weight > _TOO_SMALL else 0.0 for weight in weights])
-
-
-def _places(record: Record) -> Mapping[HeadKey, tuple[str, int]]:
-    """For each head the prefix of its layer's arrays, and its index on their head axis."""
-    views = [(layer_prefix(index), record.of_layer(index)) for index in range(len(record.layers))]
-    return {
-        head_key(head): (prefix, place)
-        for prefix, view in views or [("", record)]
-        for place, head in enumerate(view.heads)
-    }
 
 
 # --------------------------------------------------------------------------------------------------------- types and baselines

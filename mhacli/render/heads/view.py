@@ -132,17 +132,30 @@ def strong_places(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> RenderableType:
     """Per head the keys with most attention, the cells with the largest ratio to uniform, and the largest score."""
+
+    def cell_name(sequence: int, query: int, key: int, width: int = _TOKEN_WIDTH) -> str:
+        names = token_name(record.sequences, sequence, query, width), token_name(record.keys, sequence, key, width)
+        return " → ".join(names)
+
+    def standing_out(head: HeadStatistics) -> str:
+        cells = (cell for cell in head.largest[:_MOST] if cell.lift > 1)
+        return "\n".join(
+            f"{cell_name(cell.sequence, cell.query, cell.key, _SHORT_TOKEN)} "
+            f"{shown(cell.share, 'weight', options.precision)} ×{shown(cell.lift, 'short')}"
+            for cell in cells
+        )
+
+    def top_score(head: HeadStatistics) -> str | None:
+        at = head.max_score_at
+        return None if at is None else f"{shown(head.max_score, 'short')} at {cell_name(*at)}"
+
     columns: list[Column[HeadStatistics]] = [
         Column(heading="head", value=lambda head: head.head, unit="id"),
         Column(heading="receives most (× uniform)", value=lambda head: _receivers(record, head)),
-        Column(
-            heading="stands out (× uniform)",
-            value=lambda head: _standing_out(record, head, options.precision),
-            least=_LEAST,
-        ),
+        Column(heading="stands out (× uniform)", value=standing_out, least=_LEAST),
     ]
     if screen.width >= _WIDE:
-        columns.append(Column(heading="largest score", value=lambda head: _top_score(record, head)))
+        columns.append(Column(heading="largest score", value=top_score))
     most = None if options.everything else MAX_PLACES
     return Group(*table(Table(columns=columns, rows=listed, most=most), screen.width))
 
@@ -162,23 +175,6 @@ def _receivers(record: Record, head: HeadStatistics) -> str:
         name = token_name(record.keys, b, key - record.first_key(b), _SHORT_TOKEN)
         lines.append(f"{name} {shown(float(weights[b, key]), 'percent')} ×{shown(float(ratios[b, key]), 'short')}")
     return "\n".join(lines)
-
-
-def _standing_out(record: Record, head: HeadStatistics, digits: int) -> str:
-    return "\n".join(
-        f"{token_name(record.sequences, cell.sequence, cell.query, _SHORT_TOKEN)} → "
-        f"{token_name(record.keys, cell.sequence, cell.key, _SHORT_TOKEN)} "
-        f"{shown(cell.share, 'weight', digits)} ×{shown(cell.lift, 'short')}"
-        for cell in head.largest[:_MOST]
-        if cell.lift > 1
-    )
-
-
-def _top_score(record: Record, head: HeadStatistics) -> str | None:
-    if head.max_score is None or head.max_score_at is None:
-        return None
-    b, query, key = head.max_score_at
-    return f"{shown(head.max_score, 'short')} at {token_name(record.sequences, b, query)} → {token_name(record.keys, b, key)}"
 
 
 def token_name(texts: Sequence[TokenSequence], sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:

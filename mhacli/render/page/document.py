@@ -151,7 +151,12 @@ def notes(
 ) -> Iterator[str]:
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
-        yield _cell(data)
+        meaning = cell_meaning(max(each["block"] for each in data["maps"]))
+        exact = f"as the record holds it{', rounded to 32-bit floats' * (data['bits'] > 32)}"
+        if data["factor"] > 1:
+            limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
+            exact = f"a mean of the record's cells, {limit}; --full stores every cell"
+        yield f"{meaning}, {exact}"
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return
@@ -162,12 +167,3 @@ def notes(
         yield "mha heads stores means of blocks, which show sinks only at the first token; mha run stores every cell"
     if options.words:
         yield "tokens are drawn as they are; words are merged in the terminal only"
-
-
-def _cell(data: Mapping[str, Any]) -> str:
-    """What a cell is, and what the page has of the record's numbers."""
-    meaning = cell_meaning(max(each["block"] for each in data["maps"]))
-    if data["factor"] > 1:
-        limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
-        return f"{meaning}; the page has the means of blocks, {limit}, and --full stores every cell"
-    return f"{meaning}, as the record holds it{', rounded to 32-bit floats' * (data['bits'] > 32)}"
