@@ -19,7 +19,7 @@ def report_page(view: RenderableType, name: str, command: Sequence[str]) -> str:
     """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command."""
     top = tag("header", tag("h1", text(name)), tag("p", text(" ".join(command)), id="origin"))
     body = joined([top, tag("main", tag("section", elements.preformatted(view, PAPER.width)))])
-    return elements.whole(name, POLICY, elements.page_style(), body)
+    return elements.whole(name, POLICY, elements.page_part("10-page.css"), body)
 
 
 def report_figure(view: RenderableType, name: str, command: Sequence[str]) -> str:

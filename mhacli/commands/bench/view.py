@@ -218,7 +218,7 @@ def bench_page(benchmark: Benchmark) -> str:
     for family, rows in _families(benchmark.rows).items():
         parts.append(elements.table(Table(columns=columns, rows=rows, title=family)))
     body = tag("main", *(tag("section", part, class_="numbers") for part in parts))
-    return elements.whole("mha bench", POLICY, elements.page_style(), body)
+    return elements.whole("mha bench", POLICY, elements.page_part("10-page.css"), body)
 
 
 _COLOURS = (

@@ -122,7 +122,6 @@ def grids(
     in_one_row: bool = False,
     most: int | None = None,
     n_more: int = 0,
-    not_drawn: str = "not drawn (--all)",
 ) -> Iterator[Text]:
     """The lines of grids on a common scale, and what their shades and signs mean.
 
@@ -160,7 +159,7 @@ def grids(
         n_lines += len(lines)
     n_more += len(parts) - len(drawn)
     if n_more:
-        yield Text(f"⋮ {n_more} more {not_drawn}", style="dim")
+        yield Text(f"⋮ {n_more} more not drawn (--all or --head)", style="dim")
     caption = [*_caption(drawn, tops, screen)] if drawn else []
     if caption:
         yield flowing(caption, screen.width)

@@ -84,7 +84,6 @@ def patterns(
         everything=options.everything,
         most=most,
         n_more=n_more,
-        not_drawn="not drawn (--all or --head)",
     )
 
 

@@ -158,7 +158,7 @@ def page_style(*, has_effects: bool = False) -> str:
 
 
 def page_part(name: str) -> Html:
-    """A part of every page that the script fills, from an asset."""
+    """A part of pages, from an asset: a style sheet, or elements that the script fills."""
     return Html(_assets(name))
 
 
