@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.usercode.call.layouts import holds_weights
+from mhacli.usercode.call.layouts import weights_of
 from mhacli.usercode.call.results import OF_IDS, PATTERN_AXES, AxisNames
 from mhacli.usercode.call.signature import ROWS, CallParameter, CallRole, argument_names, signature_of
 from mhacli.usercode.call.user_attention import UserAttention, part_of
@@ -44,7 +44,7 @@ def attentions_of_example(like: UserAttention, example: Callable[..., Any]) -> I
     """The target, called as the example does, at lengths that may work."""
     if len(inspect.signature(example).parameters) == 1:
         made = _recorded(example, like.built)
-        yield from _attention(replace(like, example=example, is_resizable=False), made, made)
+        yield from _attention(replace(like, example=example), made, made)
         return
     for length in _LENGTHS:
         made, longer = (_recorded(example, like.built, n) for n in (length, length + _UNLIKE))
@@ -87,7 +87,7 @@ def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]
         raise MhaError(f"--example gives {built.name} no vectors", hint=hint, code="cannot-examine", path=built.file)
     parts = {part_of(slot): made[slot.name] for slot in slots}
     queries = parts.get("queries", made[slots[0].name])
-    is_function = len(parts) == 3 and not holds_weights(built)
+    is_function = len(parts) == 3 and not weights_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
     axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
     shape, of_keys = (dict(zip(axes, part.shape, strict=True)) for part in (queries, parts.get("keys", queries)))
@@ -159,22 +159,31 @@ def _mask_forms(made: dict[str, Any], slots: tuple[CallParameter, ...], q_len: i
             yield MaskForm(name, axes, kind, "hide")
 
 
+_TYPED = {"batch": "2", "q_len": "T", "k_len": "T"}
+_MADE = ("rope", "positions", "weight", "training")
+
+
+def arguments_text(attention: UserAttention, rows: Sequence[str]) -> str:
+    """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
+    arguments = [*rows, *(f"{name}={value!r}" for name, value in attention.fixed.items())]
+    for name, kind, value, _ in attention.extras:
+        made = "…" if kind in _MADE else _TYPED.get(kind, repr(0 if kind == "offset" else value))
+        arguments.append(f"{name}={made}")
+    return ", ".join(
+        [*arguments, *(f"{name}={'None' if form is None else '…'}" for name, form in attention.idle.items())]
+    )
+
+
 def example_text(attention: UserAttention) -> str:
-    """The call as an `--example`, with `…` for what takes more than a word."""
-    sizes, first = attention.sizes, signature_of(attention.built.call)[0].name
-    arguments: list[str] = []
+    """The call as an `--example`."""
+    first, rows = signature_of(attention.built.call)[0].name, list[str]()
     for slot in attention.slots:
-        width = sizes.d_in if part_of(slot) == "queries" else sizes.d_context
+        width = attention.sizes.d_in if part_of(slot) == "queries" else attention.sizes.d_context
         words = {"batch": 2, "head": attention.n_heads, "width": width}
         vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in attention.axes)})"
-        is_first = slot.name == first and not arguments
-        arguments.append(vectors if slot.by_place or is_first else f"{slot.name}={vectors}")
-    arguments += [f"{name}={'None' if form is None else '…'}" for name, form in attention.idle.items()]
-    arguments += [f"{name}={value!r}" for name, value in attention.fixed.items()]
-    for recipe in attention.extras:
-        value = {"offset": "0", "batch": "2", "q_len": "T", "k_len": "T"}.get(recipe.kind, "…")
-        arguments.append(f"{recipe.parameter}={value if recipe.value is None else repr(recipe.value)}")
-    return f"lambda m, T: m({', '.join(arguments)})"
+        is_first = slot.name == first and not rows
+        rows.append(vectors if slot.by_place or is_first else f"{slot.name}={vectors}")
+    return f"lambda m, T: m({arguments_text(attention, rows)})"
 
 
 def working_example(attention: UserAttention) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 
 from mhacli.errors import MhaError
 from mhacli.usercode.arguments import parse_value
-from mhacli.usercode.call.example import attentions_of_example, example_of, working_example
+from mhacli.usercode.call.example import arguments_text, attentions_of_example, example_of, working_example
 from mhacli.usercode.call.layouts import calls_to_try, forms_of
 from mhacli.usercode.call.results import HEAD_AXES, MERGED, AxisNames, leaves, output_in, path_text
 from mhacli.usercode.call.signature import MASKS, CallParameter, never_read, signature_of
@@ -229,30 +229,23 @@ def _in_float64(attention: UserAttention, seed: int) -> UserAttention:
 
 def _described(attention: UserAttention) -> str:
     """The call as one line of Python, with a comment on layouts."""
-    sizes = attention.sizes_of(_inputs(attention, 0))
-    arguments = [part_of(slot) if slot.name.startswith("args[") else slot.name for slot in attention.slots]
-    arguments += [f"{name}={value!r}" for name, value in attention.fixed.items()]
-    notes = []
+    built, sizes = attention.built, attention.sizes_of(_inputs(attention, 0))
+    rows = [part_of(slot) if slot.name.startswith("args[") else slot.name for slot in attention.slots]
+    masks = {form.parameter: form for form in (*attention.mask_forms, *attention.padding_forms)}
+    arguments = arguments_text(replace(attention, idle={**attention.idle, **masks}), rows)
+    path, axes = attention.output
+    notes = [] if attention.axes == attention.canonical else [f"rows [{_words(attention.axes)}]"]
     for recipe in attention.extras:
-        is_made = recipe.kind in ("rope", "positions", "weight", "offset", "training", "batch", "q_len", "k_len")
-        arguments.append(f"{recipe.parameter}={'…' if is_made or recipe.value is None else repr(recipe.value)}")
         if recipe.kind == "rope":
             table = attention.argument(recipe, sizes)
             first = table[0] if isinstance(table, tuple) else table
             kind = "complex" if first.is_complex() else "table" if first is table else "(cos, sin)"
             notes.append(f"{recipe.parameter}: {kind} {list(first.shape)}, base {ROPE_BASE:g}")
-    masks = (*attention.idle, *(form.parameter for form in (*attention.mask_forms, *attention.padding_forms)))
-    arguments += [f"{name}=…" for name in dict.fromkeys(masks)]
-    if attention.axes != attention.canonical:
-        notes.insert(0, f"rows [{_words(attention.axes)}]")
-    if not attention.is_resizable:
-        notes.append(f"only at length {attention.sizes.q_len}")
-    path, axes = attention.output
-    if axes != attention.axes:
-        notes.append(f"result [{_words(axes)}]")
-    name = "forward" if attention.built.module is not None else getattr(attention.built.call, "__name__", "__call__")
+    notes += [] if attention.is_resizable else [f"only at length {attention.sizes.q_len}"]
+    notes += [] if axes == attention.axes else [f"result [{_words(axes)}]"]
+    name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")
     comment = f"  # {'; '.join(notes)}" if notes else ""
-    return f"{name}({', '.join(arguments)}){path_text(path)}{comment}"
+    return f"{name}({arguments}){path_text(path)}{comment}"
 
 
 def _words(axes: AxisNames) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,7 +19,7 @@ HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
 MERGED = "head·width"
 """An axis with the heads side by side."""
-_OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "head", "width"))
+_OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 _OUTPUT_NAMES = re.compile(
     r"(attn|attention|self_attn|attention_)?_?"
     r"(out|outputs?|result|context(_layer|_vec\w*)?|hidden_states?|last_hidden_state|logits|z|y|x)"
@@ -41,23 +40,17 @@ def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Every tensor in nested tuples, lists, dicts and dataclasses, in order, with its path."""
     if isinstance(result, Tensor):
         yield path, result
-    elif len(path) < _DEEPEST:
-        for key, part in parts_of(result):
-            yield from leaves(part, (*path, key))
-
-
-def parts_of(result: Any) -> list[tuple[int | str | tuple[str], Any]]:
-    """The top-level parts of a result with the step to each; none of a tensor."""
+        return
+    named = getattr(result, "__dict__", {})
+    parts = [((name,), part) for name, part in named.items() if not name.startswith("_")]
     if isinstance(result, Mapping):
-        return [(key, part) for key, part in result.items() if isinstance(key, str)]
-    if isinstance(result, list | tuple) and not hasattr(result, "_fields"):
-        return list(enumerate(result))
-    names: Sequence[str] = getattr(result, "_fields", ())
-    if is_dataclass(result):
-        names = [field.name for field in fields(result)]
-    elif not names and not isinstance(result, Tensor):
-        names = [name for name in getattr(result, "__dict__", ()) if not name.startswith("_")]
-    return [((name,), getattr(result, name)) for name in names]
+        parts = [(name, part) for name, part in result.items() if isinstance(name, str)]
+    elif hasattr(result, "_fields"):
+        parts = [((name,), part) for name, part in zip(result._fields, result, strict=True)]
+    elif isinstance(result, tuple | list):
+        parts = list(enumerate(result))
+    for step, part in parts if len(path) < _DEEPEST else ():
+        yield from leaves(part, (*path, step))
 
 
 def path_text(path: Path) -> str:
@@ -86,15 +79,10 @@ def outputs_in(result: Any, shape: Sequence[int]) -> Tensor | None:
 
 def _fits(shape: Sequence[int], axes: AxisNames, sizes: CallSizes) -> bool:
     """Whether a tensor of this shape may have these axes. A width may have any size but 0."""
+    height, width = _grid(sizes.q_len) if "column" in axes else (sizes.q_len, 1)
+    expected = {"batch": sizes.batch, "head": sizes.n_heads, "row": height, "column": width}
     if len(shape) != len(axes) or 0 in shape:
         return False
-    expected = {"batch": sizes.batch, "row": sizes.q_len}
-    if MERGED in axes:
-        return shape[axes.index(MERGED)] % sizes.n_heads == 0
-    if axes == HEAD_AXES or sizes.n_heads > 1:
-        expected["head"] = sizes.n_heads
-    if "column" in axes:
-        expected["row"], expected["column"] = _grid(sizes.q_len)
     return all(expected.get(axis, size) == size for size, axis in zip(shape, axes, strict=True))
 
 
@@ -115,11 +103,10 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
         dim = have.index("row")
         tensor = tensor.flatten(dim, dim + 1)
         have = (*have[: dim + 1], *have[dim + 2 :])
-    for axis in set(have) - set(want):
-        dim = have.index(axis)
-        if tensor.shape[dim] != 1:
-            raise ValueError(f"{axis} must be 1 for a call without that axis, got {tensor.shape[dim]}")
-        tensor, have = tensor.squeeze(dim), have[:dim] + have[dim + 1 :]
-    for axis in [axis for axis in want if axis not in have]:
-        tensor, have = tensor.unsqueeze(0), (axis, *have)
-    return tensor.permute([have.index(axis) for axis in want])
+    if any(tensor.shape[dim] != 1 for dim, axis in enumerate(have) if axis not in want):
+        raise ValueError(f"{', '.join(have)} cannot be {', '.join(want)}, got {list(tensor.shape)}")
+    kept = [axis for axis in have if axis in want]
+    tensor = tensor.reshape([size for size, axis in zip(tensor.shape, have, strict=True) if axis in want])
+    tensor = tensor[(..., *[None] * (len(want) - len(kept)))]
+    names = [*kept, *(axis for axis in want if axis not in kept)]
+    return tensor.permute([names.index(axis) for axis in want])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -66,9 +67,9 @@ class UserAttention:
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It computes in `dtype` on `device`.
     `slots` are the parameters of queries, keys and values, and `axes` those of each input. `is_function`: q, k and v come split
     into `n_heads` heads, and nothing is projected; else `n_heads` is 1. `extras` are the other arguments, `fixed` those with a
-    value from the user, `idle` the required masks with the form of an open mask (None: pass None). `tensors` are the weights
-    passed to a function. With an `example`, a function of the callable and a length (`is_resizable`) or of the callable alone,
-    the call is the one that it makes, with other inputs and masks in it. `output` is the path and the axes of the output.
+    value from the user, `idle` the required masks with the form of an open mask (None: pass None). With an `example`, a function
+    of the callable and a length or of the callable alone, the call is the one that it makes, with other inputs and masks in it.
+    `output` is the path and the axes of the output.
 
     `mask_forms` are the accepted mask forms, with both meanings of True, the likeliest first; `padding_forms` the same for
     padding. `described` is the call as one line of Python. `untried` are the arguments that always keep their defaults, `unread`
@@ -87,9 +88,7 @@ class UserAttention:
     extras: tuple[ArgumentRecipe, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     idle: Mapping[str, MaskForm | None] = field(default_factory=dict)
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     example: Callable[..., Any] | None = None
-    is_resizable: bool = True
     output: tuple[Path, AxisNames] = ((), ROW_AXES)
     mask_forms: tuple[MaskForm, ...] = ()
     padding_forms: tuple[MaskForm, ...] = ()
@@ -98,6 +97,16 @@ class UserAttention:
     unread: tuple[str, ...] = ()
     mode: Mode | None = None
     is_forgetful: bool = False
+
+    @property
+    def is_resizable(self) -> bool:
+        """Whether it takes texts of any length."""
+        return self.example is None or len(inspect.signature(self.example).parameters) > 1
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights that are passed to a function, by parameter."""
+        return {recipe.parameter: recipe.value for recipe in self.extras if recipe.kind == "weight"}
 
     @property
     def n_rows(self) -> int:
@@ -169,9 +178,8 @@ class UserAttention:
                 raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
             path = found[0]
         out = tensors[path].detach()
-        if MERGED in axes:
-            dim = axes.index(MERGED)
-            out, axes = out.unflatten(dim, (sizes.n_heads, -1)), (*axes[:dim], "head", "width", *axes[dim + 1 :])
+        if axes[-1] == MERGED:
+            out, axes = out.unflatten(-1, (sizes.n_heads, -1)), (*axes[:-1], "head", "width")
         return rearranged(out, axes, self.canonical).contiguous().clone()
 
     def sizes_of(self, inputs: Inputs) -> CallSizes:
@@ -182,8 +190,7 @@ class UserAttention:
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
         """The same for another copy of the callable."""
         built = replace(self.built, call=call, module=call if isinstance(call, nn.Module) else None)
-        tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
-        return replace(self, built=built, dtype=dtype, tensors=tensors, is_forgetful=False)
+        return replace(self, built=built, dtype=dtype, is_forgetful=False)
 
     def _rows(self, inputs: Inputs) -> dict[str, Tensor]:
         """The token vectors of a call, by parameter; without those that self-attention may omit."""
@@ -205,7 +212,8 @@ class UserAttention:
         allowed, real = (None if each is None else each.to(self.device) for each in (inputs.allowed, inputs.real))
         if (allowed is not None and mask is None) or (real is not None and padding is None):
             raise ValueError("inputs with a mask must come with its form, got none")
-        masks = {name: None if form is None else self.open_mask(form, sizes) for name, form in self.idle.items()}
+        everything = torch.ones(1, 1, sizes.q_len, sizes.k_len, dtype=torch.bool, device=self.device)
+        masks = {name: form and self.write_mask(form, everything, None, sizes) for name, form in self.idle.items()}
         if real is not None and padding is not None:
             masks[padding.parameter] = self.write_mask(padding, None, real, sizes)
         if allowed is not None and mask is not None:
@@ -241,11 +249,6 @@ class UserAttention:
         marked = keep if form.true_means == "keep" else ~keep
         return marked.to({"01": self.dtype, "whole": torch.int64}.get(form.kind, torch.bool)).contiguous().clone()
 
-    def open_mask(self, form: MaskForm, sizes: CallSizes) -> Tensor:
-        """A mask in the given form that hides nothing."""
-        allowed = torch.ones(1, 1, sizes.q_len, sizes.k_len, dtype=torch.bool, device=self.device)
-        return self.write_mask(form, allowed, None, sizes).to(self.device)
-
     def argument(self, recipe: ArgumentRecipe, sizes: CallSizes, *, training: bool = False, start: int = 0) -> Any:
         """The argument for one call."""
         if recipe.kind == "rope":
@@ -254,7 +257,7 @@ class UserAttention:
             q_idx = torch.arange(start, start + sizes.q_len, device=self.device)
             return (q_idx[None], q_idx, q_idx.expand(sizes.batch, -1))[min(recipe.variant, 2)]
         if recipe.kind == "weight":
-            return self.tensors[recipe.parameter].clone()
+            return recipe.value.to(self.device, self.dtype, copy=True).contiguous()
         if recipe.kind == "offset":
             return torch.tensor(start, device=self.device) if recipe.variant else start
         numbers = {"training": training, "batch": sizes.batch, "q_len": sizes.q_len, "k_len": sizes.k_len}
