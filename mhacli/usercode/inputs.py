@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,8 +16,6 @@ from mhacli.usercode.types import Inputs, InputSizes
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
-MAX_COPIED = 100_000_000
-"""The most parameters that `copy_or_none` copies."""
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
@@ -103,7 +102,7 @@ class InputDrawer:
         if on_the_right:
             lengths = torch.tensor([max(1, k_len - 1 - row * max(1, k_len // 3)) for row in range(batch)])
             lengths[-1] = k_len if batch > 1 else lengths[-1]
-            return torch.arange(k_len)[None] < lengths[:, None]
+            return torch.arange(k_len) < lengths[:, None]
         real = torch.rand(batch, k_len, generator=self.generator) < 0.7
         real[0, 0], real[-1, 0] = True, batch == 1 or k_len == 1
         real[:, -1] |= ~real.any(dim=1)
@@ -146,16 +145,6 @@ def copied(obj: T) -> T:
         return obj
 
 
-def copy_or_none(module: Module | None) -> Module | None:
-    """A deep copy; None without a module, for a huge module, and if copying fails."""
-    if module is None or sum(parameter.numel() for parameter in module.parameters()) > MAX_COPIED:
-        return None
-    try:
-        return copy.deepcopy(module)
-    except Exception:  # user objects may raise anything
-        return None
-
-
 def cast(module: Module, dtype: torch.dtype, device: torch.device | str | None = None) -> Module:
     """Casts floating parameters and buffers in place to `dtype`, moves the module to `device` if given, and returns it.
 
@@ -184,14 +173,9 @@ def float64_copy(call: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.isroutine(call):
         return call
     copied_call = copy.deepcopy(call)
-    attributes = vars(copied_call).values() if hasattr(copied_call, "__dict__") else ()
-    roots = (
-        [copied_call]
-        if isinstance(copied_call, nn.Module)
-        else [part for part in attributes if isinstance(part, nn.Module)]
-    )
-    parts: list[Any] = [part for root in roots for part in cast(root, torch.float64).modules()]
-    for part in parts if isinstance(copied_call, nn.Module) else [copied_call, *parts]:
+    roots = [copied_call, *getattr(copied_call, "__dict__", {}).values()]
+    modules = [cast(root, torch.float64).modules() for root in roots if isinstance(root, nn.Module)]
+    for part in {copied_call, *itertools.chain(*modules)}:
         for name, value in list(getattr(part, "__dict__", {}).items()):
             if isinstance(value, Tensor):
                 part.__dict__[name] = value.to(cast_dtype(value, torch.float64))

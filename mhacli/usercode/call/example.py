@@ -14,17 +14,16 @@ from torch.nn import functional
 from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.call.layouts import weights_of
 from mhacli.usercode.call.results import OF_IDS, PATTERN_AXES, AxisNames
-from mhacli.usercode.call.signature import ROWS, CallParameter, CallRole, argument_names, signature_of
-from mhacli.usercode.call.user_attention import UserAttention, part_of
+from mhacli.usercode.call.signature import IN_ORDER, ROWS, CallParameter, signature_of
+from mhacli.usercode.call.user_attention import UserAttention, changed, part_of
 from mhacli.usercode.process import exception_text
 from mhacli.usercode.target import find_target
-from mhacli.usercode.types import Built, InputSizes, MaskForm, MaskKind
+from mhacli.usercode.types import Built, InputSizes, MaskForm
 
 _LENGTHS = (7, 8, 12, 16, 64)
 """The lengths to try, until a call works."""
 _UNLIKE = 3
 """A second length is larger by this, and shows which axes are lengths."""
-_IN_ORDER: Mapping[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
 
 
 def example_of(text: str, built: Built) -> Callable[..., Any]:
@@ -53,22 +52,21 @@ def attentions_of_example(like: UserAttention, example: Callable[..., Any]) -> I
 
 def _recorded(example: Callable[..., Any], built: Built, *length: int) -> dict[str, Any]:
     """The arguments of the call that an example makes, by name. Raises `MhaError` if it makes none."""
-    made: dict[str, Any] = {}
+    made: list[dict[str, Any]] = []
 
-    def record(*positional: Any, **keywords: Any) -> Any:
-        if not made:
-            made.update(zip(argument_names(built.call, len(positional)), positional, strict=True), **keywords)
-        return built.call(*positional, **keywords)
+    def note(arguments: dict[str, Any]) -> dict[str, Any]:
+        made.append(dict(arguments))
+        return arguments
 
     problem = f"does not call {built.name}"
     try:
         with torch.no_grad():
-            example(record, *length)
+            example(changed(built.call, note), *length)
     except Exception as fault:  # the user's code may raise anything; what it was given is known all the same
         problem = f"raises {exception_text(fault)}"
     if not made:
         raise MhaError(f"--example {problem}", code="cannot-examine", path=built.file)
-    return made
+    return made[0]
 
 
 def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]) -> Iterator[UserAttention]:
@@ -114,7 +112,7 @@ def _slots(made: dict[str, Any], built: Built) -> tuple[CallParameter, ...]:
     found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
     if not found:
         unnamed = [name for name in vectors if roles.get(name, "unknown") in ("unknown", "rest")]
-        found = dict(zip(unnamed, _IN_ORDER.get(len(unnamed), ("x",)), strict=False))
+        found = dict(zip(unnamed, IN_ORDER.get(len(unnamed), ("x",)), strict=False))
     return tuple(CallParameter(name, role, True) for name, role in found.items())
 
 
@@ -140,23 +138,24 @@ def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second
     return tuple(axes)
 
 
-def _mask_forms(made: dict[str, Any], slots: tuple[CallParameter, ...], q_len: int, k_len: int) -> Iterator[MaskForm]:
+def _mask_forms(
+    made: Mapping[str, Any], slots: tuple[CallParameter, ...], q_len: int, k_len: int
+) -> Iterator[MaskForm]:
     """The forms of the masks among the arguments, with both meanings of True."""
-    others = {name: value for name, value in made.items() if name not in {slot.name for slot in slots}}
-    for name, value in others.items():
-        if not isinstance(value, Tensor) or value.is_complex() or _is_vectors(value):
+    for name, value in made.items():
+        if not isinstance(value, Tensor) or name in {slot.name for slot in slots} or _is_vectors(value):
             continue
-        if not 0 < value.ndim <= 4 or value.shape[-1] != k_len:
+        if value.is_complex() or not 0 < value.ndim <= 4 or value.shape[-1] != k_len:
             continue
-        is_wide = value.ndim > 2 or (value.ndim == 2 and value.shape[0] == q_len)
+        is_wide = value.ndim > 2 or value.shape[:-1] == (q_len,)
         axes = PATTERN_AXES[-value.ndim :] if is_wide else ("batch", "key")[-value.ndim :]
         axes = ("batch", *axes[1:]) if value.ndim == 3 else axes
-        kind: MaskKind = "bool" if value.dtype == torch.bool else "whole"
-        if value.is_floating_point():
-            kind = "additive" if bool((value < 0).any()) else "01"
-        yield MaskForm(name, axes, kind)
-        if kind != "additive":
-            yield MaskForm(name, axes, kind, "hide")
+        if value.is_floating_point() and bool((value < 0).any()):
+            yield MaskForm(name, axes, "additive")
+            continue
+        kind = {torch.bool: "bool"}.get(value.dtype, "01" if value.is_floating_point() else "whole")
+        yield MaskForm(name, axes, kind)  # type: ignore[arg-type]
+        yield MaskForm(name, axes, kind, "hide")  # type: ignore[arg-type]
 
 
 _TYPED = {"batch": "2", "q_len": "T", "k_len": "T"}

@@ -18,7 +18,7 @@ from mhacli.errors import MhaError
 from mhacli.usercode.arguments import parse_value
 from mhacli.usercode.call.example import arguments_text, attentions_of_example, example_of, working_example
 from mhacli.usercode.call.layouts import calls_to_try, forms_of
-from mhacli.usercode.call.results import HEAD_AXES, MERGED, AxisNames, leaves, output_in, path_text
+from mhacli.usercode.call.results import HEAD_AXES, AxisNames, leaves, output_in, path_text
 from mhacli.usercode.call.signature import MASKS, CallParameter, never_read, signature_of
 from mhacli.usercode.call.user_attention import ROPE_BASE, ArgumentRecipe, UserAttention, drawer_of, part_of
 from mhacli.usercode.inputs import float64_copy, map_rows, seeded
@@ -96,7 +96,7 @@ def _with_output(attention: UserAttention, seed: int) -> UserAttention:
         result = attention.result(inputs)
     orders = [attention.axes]
     if attention.is_function and "head" in attention.axes:
-        orders += [HEAD_AXES, ("batch", "row", "head", "width"), ("batch", "row", MERGED)]
+        orders += [HEAD_AXES, ("batch", "row", "head", "width")]
     output = output_in(result, orders, attention.sizes_of(inputs))
     if output is None:
         shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]

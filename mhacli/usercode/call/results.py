@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,8 +17,6 @@ OF_IDS: AxisNames = ("batch", "row")
 ROW_AXES: AxisNames = ("batch", "row", "width")
 HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
-MERGED = "head·width"
-"""An axis with the heads side by side."""
 _OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 _OUTPUT_NAMES = re.compile(
     r"(attn|attention|self_attn|attention_)?_?"
@@ -41,14 +39,14 @@ def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(result, Tensor):
         yield path, result
         return
-    named = getattr(result, "__dict__", {})
-    parts = [((name,), part) for name, part in named.items() if not name.startswith("_")]
+    parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(result, Mapping):
         parts = [(name, part) for name, part in result.items() if isinstance(name, str)]
-    elif hasattr(result, "_fields"):
-        parts = [((name,), part) for name, part in zip(result._fields, result, strict=True)]
-    elif isinstance(result, tuple | list):
-        parts = list(enumerate(result))
+    elif isinstance(result, tuple | list) and not hasattr(result, "_fields"):
+        parts = enumerate(result)
+    else:
+        named = result._asdict() if hasattr(result, "_fields") else getattr(result, "__dict__", {})
+        parts = [((name,), part) for name, part in named.items() if not name.startswith("_")]
     for step, part in parts if len(path) < _DEEPEST else ():
         yield from leaves(part, (*path, step))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -54,10 +55,9 @@ class Sequences:
 
     `length` is the longest that is tried. Of token ids, `n_ids` is the number and `ids` are the ordinary ones; 0 and None for
     vectors. `masks` are the ways to say which tokens are real, by name; `hides_padding`: they are surely meant for it. `causal`
-    is the form of a causal mask that it is given, `targets` the argument that is given the ids again. `is_inside`: its output is
-    what its output layer reads. `positions` takes the numbers of positions, of which the first is `first_position`. `cache` is
-    the argument that takes what a call remembers, `offset` the one that says how many tokens came before, `switches` are the
-    keywords that make a call remember.
+    is the form of a causal mask that it is given. `is_inside`: its output is what its output layer reads. `positions` takes the
+    numbers of positions, of which the first is `first_position`. `cache` is the argument that takes what a call remembers,
+    `offset` the one that says how many tokens came before, `switches` are the keywords that make a call remember.
     """
 
     attention: UserAttention
@@ -68,7 +68,6 @@ class Sequences:
     masks: Mapping[str, MaskForm] = field(default_factory=dict)
     hides_padding: bool = True
     causal: MaskForm | None = None
-    targets: str | None = None
     is_inside: bool = False
     positions: str | None = None
     first_position: int = 0
@@ -90,7 +89,7 @@ class Sequences:
     @property
     def has_source(self) -> bool:
         """Whether it is an encoder with a decoder."""
-        return self.ids is not None and len(self.attention.slots) > 1
+        return self.ids is not None and self.attention.n_rows > 1
 
     def draw(self, seed: int, length: int) -> Text:
         """A random text of ordinary tokens."""
@@ -156,7 +155,6 @@ class Sequences:
         keys = None if source is None else source[..., None]
         allowed = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
         inputs = Inputs(rows, keys, allowed=allowed if self.causal else None, real=real if mask else None)
-        given = given if self.targets is None else {self.targets: x, **given}
         inside: list[Tensor] = []
 
         def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
@@ -184,6 +182,12 @@ class Sequences:
         wide = out.detach().to(torch.promote_types(out.dtype, torch.float32)).cpu()
         wide = wide.flatten(2) if wide.ndim > 2 else wide[..., None]
         return [row[is_real] for row, is_real in zip(wide, real.cpu(), strict=True)]
+
+    def tried(self, texts: Sequence[Text]) -> list[Tensor] | None:
+        """The outputs of each text in one pass; None if the call raises, or has no outputs of each token."""
+        with suppress(Exception), seeded(0, self.attention.device):  # the user's code may raise anything
+            return self.run(texts)
+        return None
 
     def at_longest(self, length: int | None) -> Sequences | None:
         """The same with the length of the longest text that works: the requested one, or half as long again and again."""
@@ -222,80 +226,62 @@ def sequences_of_ids(
     decoder = next((word for word in _DECODER if word in roles), None)
     switches = [word for word in roles if SWITCH.fullmatch(word)]
     others = {word: role for word, role in roles.items() if word not in (*switches, decoder)}
-    offset, cache, positions = (
-        next((word for word, role in others.items() if role == wanted), None)
-        for wanted in ("offset", "cache", "positions")
-    )
+    named = {role: word for word, role in reversed(others.items())}
+    offset = named.get("offset")
     slots = [CallParameter(parameters[0].name, "x", True, True)]
     if decoder is not None:
         slots = [slots[0]._replace(role="context", by_place=False), CallParameter(decoder, "x", True)]
     always = {**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed}
-    attention = _of_module(name, module, slots, always)
-    needed = [p.name for p in parameters[1:] if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
+    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
+    attention = UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=always)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = [word for word in needed if word in others and word != offset]
-    causal_masks, how = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in roles], ""
+    masks, how = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in roles], ""
     if example is not None:
-        found, causal_masks = next(attentions_of_example(attention, example), None), []
-        if found is None:
-            return None
-        attention = found
-    elif len(needed) > 1 or any(roles[word] not in MASKS for word in needed):
-        return None
+        shown = list(islice(attentions_of_example(attention, example), 1))
+        attention, needed, masks = shown[0] if shown else attention, [], []
     if not attention.is_resizable:
         length, how = attention.sizes.q_len, ", the only length that the example gives"
+    if len(needed) > 1 or any(roles[word] not in MASKS for word in needed):
+        return None
     sequences = Sequences(
         attention=attention,
-        called="",
+        called=f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]",
         length=attention.sizes.q_len,
         ids=torch.arange(min(table.num_embeddings for table in tables), device=attention.device),
         masks=_padding_masks(roles, module, of_tokens=decoder is not None, means=means),
-        positions=positions if decoder is None else None,
+        positions=named.get("positions") if decoder is None else None,
         first_position=_first_position(module),
-        cache=cache or next((word for word in _STATES if word in roles), None),
+        cache=named.get("cache") or next((word for word in _STATES if word in roles), None),
         offset=offset,
         switches=dict.fromkeys(switches, True),
     )
-    for means_of_mask, form in _causal_masks(causal_masks):
+    for meaning, form in _causal_masks(masks):
         masked = replace(sequences, causal=form)
         if _hides_last(masked) or (not how and _n_ids_read(masked)):
-            sequences, how = masked, f", {form.parameter}=a causal mask [token, token]: {means_of_mask}"
+            sequences, how = masked, f", {form.parameter}=a causal mask [token, token]: {meaning}"
     n_ids = _n_ids_read(sequences)
     if n_ids is None:
         return None
-    called = f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]{how})"
-    return _of_each_token(_of_vocabulary(replace(sequences, called=called), n_ids), roles).at_longest(length)
-
-
-def _of_module(name: str, module: nn.Module, slots: Sequence[CallParameter], fixed: Mapping[str, Any]) -> UserAttention:
-    """A module that takes ids `[batch, token]`."""
-    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
-    sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
-    return UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=fixed)
+    pads = [getattr(getattr(module, "config", None), "pad_token_id", None)]
+    pads += [table.padding_idx for table in tables if table.num_embeddings == n_ids]
+    ids = torch.tensor([i for i in range(n_ids) if i not in pads], device=attention.device)
+    pad = next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
+    sequences = replace(sequences, called=f"{sequences.called}{how})", n_ids=n_ids, ids=ids, pad=pad)
+    return _of_each_token(sequences, roles).at_longest(length)
 
 
 def _of_each_token(sequences: Sequences, roles: Mapping[str, str]) -> Sequences:
-    """With targets, or with what the output layer reads: the first that gives outputs of each token."""
-    x = sequences.draw(0, sequences.length).tokens.expand(_BATCH, -1)
-    targets = [word for word in _TARGETS if word in roles]
-    for way in (sequences, *(replace(sequences, targets=word) for word in targets)):
-        with suppress(Exception), seeded(0, x.device):  # labels may be of another kind
-            if way.call(x)[1] is not None:
-                return way
+    """With the ids for its targets too, or with what the output layer reads: the first that gives outputs of each token."""
+    targets = [CallParameter(word, "x", True) for word in _TARGETS if word in roles]
+    for slots in [(), *((target,) for target in targets)]:
+        attention = replace(sequences.attention, slots=(*sequences.attention.slots, *slots))
+        way = replace(sequences, attention=attention)
+        if way.tried([way.draw(0, way.length)] * _BATCH) is not None:
+            return way
     return replace(sequences, is_inside=True)
-
-
-def _of_vocabulary(sequences: Sequences, n_ids: int) -> Sequences:
-    """With the ordinary ids, and the id of padding."""
-    assert sequences.module is not None
-    config = getattr(sequences.module, "config", None)
-    tables = [part for part in sequences.module.modules() if isinstance(part, nn.Embedding)]
-    pads = [getattr(config, "pad_token_id", None)]
-    pads += [table.padding_idx for table in tables if table.num_embeddings == n_ids]
-    special = {*pads, *(getattr(config, f"{of}_token_id", None) for of in ("bos", "eos", "mask"))}
-    ids = torch.tensor([i for i in range(n_ids) if i not in special] or list(range(n_ids)))
-    pad = next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
-    return replace(sequences, n_ids=n_ids, ids=ids.to(sequences.attention.device), pad=pad)
 
 
 def _first_position(module: nn.Module) -> int:
@@ -323,28 +309,24 @@ def _padding_masks(
     return masks
 
 
-def _causal_masks(names: Sequence[str]) -> list[tuple[str, MaskForm]]:
+def _causal_masks(names: Sequence[str]) -> Iterator[tuple[str, MaskForm]]:
     """The causal masks that a call which needs one is given: the last that hides the future, else the first that works."""
-    axes = ("query", "key")
-    return [
-        (words, form)
-        for name in names[:1]
-        for words, form in (
-            ("True hides", MaskForm(name, axes, "bool", "hide")),
-            ("True keeps", MaskForm(name, axes, "bool", "keep")),
-            ("−∞ hides", MaskForm(name, axes, "additive")),
-        )
-    ]
+    for name in names[:1]:
+        yield "True hides", MaskForm(name, ("query", "key"), "bool", "hide")
+        yield "True keeps", MaskForm(name, ("query", "key"), "bool")
+        yield "−∞ hides", MaskForm(name, ("query", "key"), "additive")
 
 
 def _hides_last(sequences: Sequences) -> bool:
     """Whether the outputs of a short text stay when its last token changes, which its mask hides."""
-    ids = torch.zeros(2, _LEAST, dtype=torch.int64, device=sequences.attention.device)
-    ids[1, -1] = 1
-    with suppress(Exception), seeded(0, ids.device):  # a mask of another form
-        _, out = sequences.call(ids)
-        return out is not None and bool(out.isfinite().all()) and torch.allclose(out[0, :-1], out[1, :-1], atol=1e-5)
-    return False
+    text = sequences.draw(0, _LEAST)
+    tokens = text.tokens.clone()
+    tokens[-1] = 1 - tokens[-1].clamp(max=1)
+    outputs = sequences.tried([text, Text(tokens)])
+    if outputs is None:
+        return False
+    first, second = (output[:-1] for output in outputs)
+    return bool(first.isfinite().all()) and torch.allclose(first, second, atol=1e-5)
 
 
 def _n_ids_read(sequences: Sequences) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import dis
 import inspect
 import re
 import textwrap
@@ -18,6 +18,8 @@ CallRole = Literal[
 """The purpose of a parameter. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean over heads,
 `off` is a switch that stays off, `rest` are `*args`, `any` are `**kwargs`."""
 ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
+IN_ORDER: Mapping[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
+"""What one, two or three arguments without a known name are."""
 MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
 
 _WORDS: Mapping[CallRole, str] = {
@@ -108,18 +110,16 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def never_read(call: Callable[..., Any]) -> frozenset[str]:
-    """The parameters that the source never reads; none if the source cannot be parsed or uses `locals()`."""
-    try:
-        definition = ast.parse(source_of(called_function(call))).body[0]
-    except (SyntaxError, ValueError, RecursionError, IndexError):
+    """The parameters that the code never reads; none if it cannot be seen or uses `locals()`."""
+    code = getattr(inspect.unwrap(called_function(call)), "__code__", None)
+    if code is None:
         return frozenset()
-    if not isinstance(definition, ast.FunctionDef):
-        return frozenset()
-    signature = definition.args
-    names = {argument.arg for argument in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
-    nodes = [node for line in definition.body for node in ast.walk(line) if isinstance(node, ast.Name)]
-    read = {node.id for node in nodes if isinstance(node.ctx, ast.Load)}
-    return frozenset() if "locals" in read else frozenset(names - read - {"self"})
+    read: set[object] = set()
+    for each in dis.get_instructions(code):
+        if "LOAD" in each.opname and each.opname != "LOAD_CONST":
+            read.update(each.argval if isinstance(each.argval, tuple) else [each.argval])
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return frozenset() if "locals" in read else frozenset(names) - read - {"self"}
 
 
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
@@ -180,8 +180,7 @@ def _rows_by_place(parameters: list[CallParameter]) -> list[CallParameter]:
     n = 0
     while n < len(parameters) and parameters[n].required and parameters[n].role == "unknown":
         n += 1
-    by_number: dict[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
-    roles = by_number.get(n, ())
+    roles = IN_ORDER.get(n, ())
     return [p._replace(role=role) for p, role in zip(parameters, roles, strict=False)] + parameters[len(roles) :]
 
 

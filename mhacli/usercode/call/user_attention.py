@@ -7,15 +7,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from mhacli.usercode.call.results import (
     HEAD_AXES,
-    MERGED,
     PATTERN_AXES,
     ROW_AXES,
     AxisNames,
@@ -35,7 +36,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 _PARTS = {"x": "queries", "query": "queries", "value": "values"}
 ROPE_BASE = 10000.0
 """Source: Su et al. 2021, "RoFormer", section 3.2.2."""
-N_VARIANTS = 4
+N_VARIANTS = 3
 """The shapes of rotations that are tried."""
 
 
@@ -156,13 +157,14 @@ class UserAttention:
         """What the call returns, with the arguments that are `given` instead of its own; the first token has the position
         `start`."""
         sizes = self.sizes_of(inputs)
-        made = [recipe for recipe in self.extras if recipe.parameter not in given]
-        extras = {recipe.parameter: self.argument(recipe, sizes, training=training, start=start) for recipe in made}
+        own = [recipe for recipe in self.extras if recipe.parameter not in given]
+        extras = {recipe.parameter: self.argument(recipe, sizes, training=training, start=start) for recipe in own}
         arguments = {**self.fixed, **extras, **self._rows(inputs), **self._masks(inputs, mask, padding, sizes), **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
         with quietly(call, training=training):
             if self.example is not None:
-                shown = _as_shown(call, arguments, self, sizes.batch)
+                ready = partial(tree_map_only, Tensor, partial(self._ready, batch=sizes.batch))
+                shown = changed(call, lambda made: {**ready(made), **arguments})
                 return self.example(shown, *[sizes.q_len][: self.is_resizable])
             by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
             return call(*[arguments.pop(name) for name in by_place], **arguments)
@@ -178,8 +180,6 @@ class UserAttention:
                 raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
             path = found[0]
         out = tensors[path].detach()
-        if axes[-1] == MERGED:
-            out, axes = out.unflatten(-1, (sizes.n_heads, -1)), (*axes[:-1], "head", "width")
         return rearranged(out, axes, self.canonical).contiguous().clone()
 
     def sizes_of(self, inputs: Inputs) -> CallSizes:
@@ -204,6 +204,12 @@ class UserAttention:
             own = rearranged(inputs.queries if part is None else part, self.canonical, self.axes)
             rows[slot.name] = own.to(self.device, cast_dtype(own, self.dtype)).contiguous().clone()
         return rows
+
+    def _ready(self, tensor: Tensor, *, batch: int) -> Tensor:
+        """A tensor of an example on this device, in this dtype, with a part for each text of the batch if it has such parts."""
+        if tensor.ndim > 1 and tensor.shape[0] == self.sizes.batch != tensor.shape[1]:
+            tensor = tensor[:1].expand(batch, *tensor.shape[1:])
+        return tensor.to(self.device, cast_dtype(tensor, self.dtype))
 
     def _masks(
         self, inputs: Inputs, mask: MaskForm | None, padding: MaskForm | None, sizes: CallSizes
@@ -264,23 +270,19 @@ class UserAttention:
         return numbers.get(recipe.kind, recipe.value)
 
     def _rotation(self, recipe: ArgumentRecipe, start: int, end: int) -> Any:
-        """A table of rotations: complex, or cosines and sines of all columns with or without an axis in front, or in pairs."""
+        """A table of rotations: complex, or cosines and sines of all columns, or in pairs."""
         name, d_head = recipe.parameter.lower(), recipe.value
         column = torch.arange(0, d_head - 1, 2, dtype=torch.float64, device=self.device)
         position = torch.arange(start, end, dtype=torch.float64, device=self.device)
         half = torch.outer(position, ROPE_BASE ** (-column / d_head))
-        whole = torch.cat([half, half], -1)
+        turns = torch.polar(torch.ones_like(half), half)
+        whole = torch.cat([turns, turns], -1)
         if "cos" in name or "sin" in name:
-            angles = (whole, whole[None], whole[None, None], half)[recipe.variant]
-            return (angles.cos() if "cos" in name else angles.sin()).to(self.dtype)
-        variant = (1, 3, 2, 0)[recipe.variant] if "emb" in name else recipe.variant
-        if variant == 0:
-            is_float64 = self.dtype == torch.float64
-            return torch.polar(torch.ones_like(half), half).to(torch.complex128 if is_float64 else torch.complex64)
-        if variant == 2:
-            return torch.stack([half.cos(), half.sin()], -1).to(self.dtype)
-        angles = whole[None] if variant == 1 else whole
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+            shaped = (whole, whole[None], turns)[recipe.variant]
+            return (shaped.real if "cos" in name else shaped.imag).to(self.dtype)
+        pair = whole[None].real.to(self.dtype), whole[None].imag.to(self.dtype)
+        tables = [turns.to(cast_dtype(turns, self.dtype)), pair, torch.view_as_real(turns).to(self.dtype)]
+        return tables[(1, 0, 2)[recipe.variant] if "emb" in name else recipe.variant]
 
 
 def _lengths(real: Tensor | None, sizes: CallSizes) -> Tensor:
@@ -309,28 +311,15 @@ def quietly(call: Callable[..., Any], *, training: bool) -> Iterator[None]:
                 part.training = mode
 
 
-def _as_shown(
-    call: Callable[..., Any], given: Mapping[str, Any], attention: UserAttention, batch: int
-) -> Callable[..., Any]:
-    """The callable for an example: some of its arguments are replaced by those `given`, by name, and those with a part for each
-    text are made as long as the batch."""
+def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Any]:
+    """The callable with the arguments that `change` gives for those of each call, by name."""
 
-    def ready(argument: Any) -> Any:
-        if isinstance(argument, tuple | list) and type(argument) in (tuple, list):
-            return type(argument)(map(ready, argument))
-        if not isinstance(argument, Tensor):
-            return argument
-        if argument.ndim > 1 and argument.shape[0] == attention.sizes.batch != argument.shape[1]:
-            argument = argument[:1].expand(batch, *argument.shape[1:])
-        return argument.to(attention.device, cast_dtype(argument, attention.dtype))
-
-    def shown(*positional: Any, **keywords: Any) -> Any:
+    def made(*positional: Any, **keywords: Any) -> Any:
         names = argument_names(call, len(positional))
-        values = dict(zip(names, map(ready, positional), strict=True))
-        more = {**{name: ready(value) for name, value in keywords.items()}, **given}
-        return call(*[more.pop(name, value) for name, value in values.items()], **more)
+        arguments = change({**dict(zip(names, positional, strict=True)), **keywords})
+        return call(*[arguments.pop(name) for name in names], **arguments)
 
-    return shown
+    return made
 
 
 def drawer_of(attention: UserAttention, seed: int) -> InputDrawer:
