@@ -8,12 +8,11 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import ClassVar
 
 from rich.console import RenderableType
-from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,9 +21,11 @@ from textual.widgets import Footer
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated
+from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.terminal import table
 from mhacli.text.escape import visible
 from mhacli.viewer.heads import ENDS, HeadsScreen, Overview, key
 from mhacli.viewer.panes import Words
@@ -63,29 +64,27 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
         from mhacli.render.run.decode import decode_view
 
         yield decode_view(record, ViewOptions(everything=True), paper)
-        return
-    from mhacli.render.run.trace import header, walk
+    elif record.trace:
+        from mhacli.render.run.trace import walk
 
-    if record.trace:
         yield from walk(record, paper, in_detail=True)
     else:
-        yield header(record, paper)
         shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
-        yield Text(f"\nThis record holds no steps. {shows} shows those of a layer.")
+        yield Text(f"This record holds no steps. {shows} shows those of a layer.")
 
 
 def _origin(session: Session, width: int) -> Iterator[RenderableType]:
     """The provenance of the record, and the arrays that it lacks."""
-    yield _two_columns(provenance(session.record), "bold")
-    if session.record.not_kept:
-        yield Text(f"not kept: {', '.join(map(visible, session.record.not_kept))}")
+    missing = [("not kept", ", ".join(map(visible, session.record.not_kept)))] if session.record.not_kept else []
+    return _pairs([*provenance(session.record), *missing], width)
 
 
-def _two_columns(rows: Iterable[tuple[str, str]], style: str) -> RichTable:
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    for name, words in rows:
-        table.add_row(Text(name, style, no_wrap=True), Text(words))
-    return table
+def _pairs(rows: Sequence[tuple[str, str]], width: int, title: str = "") -> Iterator[RenderableType]:
+    name: Column[tuple[str, str]] = Column(heading="", value=itemgetter(0), style=lambda row: "bold cyan")
+    return table(
+        Table(columns=[name, Column(heading="", value=itemgetter(1), wraps=True, least=20)], rows=rows, title=title),
+        width,
+    )
 
 
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
@@ -104,8 +103,8 @@ def _help(session: Session, width: int) -> Iterator[RenderableType]:
     screens |= {"effects": EffectsScreen, "a text to read": TextScreen}
     for title, screen in screens.items():
         keys = [each for each in screen.BINDINGS if isinstance(each, Binding) and each.tooltip]
-        table = _two_columns([(each.key_display or "", each.tooltip) for each in keys], "bold cyan")
-        yield from (Text(title, style="bold"), Padding(table, (0, 0, 1, 1)))
+        yield from _pairs([(each.key_display or "", each.tooltip) for each in keys], width, title)
+        yield Text()
     yield Text(_EXPLAINED)
 
 
@@ -129,7 +128,8 @@ class Viewer(App[None]):
         scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-size: 1 1;
     }
     Words { height: auto; }
-    HeadScreen #top, Overview #top { height: 1; }
+    HeadScreen #top, Overview #top, #note { height: 1; }
+    #note { display: none; }
     #read-out, HeadScreen #legend { height: 2; }
     #signs, #numbers, #effects { max-height: 50%; }
     #pictures, #body { height: 1fr; }

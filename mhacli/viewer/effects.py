@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -11,13 +11,12 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
-from mhacli.record.effect import Effect, numbers_of
+from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.render.base.cells import cell, levels
 from mhacli.render.base.colours import CHANGES
 from mhacli.render.base.format import flowing
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint.effect import (
-    EffectRow,
     effect_rows,
     effect_words,
     largest_change,
@@ -28,7 +27,7 @@ from mhacli.render.checkpoint.effect import (
 )
 from mhacli.text.numbers import shown
 from mhacli.viewer.heads import HeadsScreen, key
-from mhacli.viewer.panes import Cell, Pane, Words, title_line
+from mhacli.viewer.panes import Cell, Lines, Pane, Words, named, title_line, wrapped
 from mhacli.viewer.session import Session
 
 _NUMBER = 6
@@ -45,11 +44,12 @@ class EffectsScreen(HeadsScreen):
         key("e", "app.back"),
     ]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, summary: EffectSummary) -> None:
         super().__init__(session)
-        self.main, self.numbers = Pane(lambda: None, self._go, id="effects"), Words(self._numbers, id="numbers")
-        self.main.title = "effects"
-        self.rows: list[EffectRow] = []
+        self.summary, self.largest = summary, largest_change(session.record)
+        self.places = self.removals = dict[tuple[int, int], Effect]()
+        self.lines: list[tuple[str, Sequence[Cell]]] = []
+        self.effects, self.numbers = Pane(self._effects, id="effects"), Words(self._numbers, id="numbers")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts on effects."""
@@ -57,59 +57,48 @@ class EffectsScreen(HeadsScreen):
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
-        yield from (self.top, self.main, self.numbers, self.footer)
+        yield from (self.top, self.effects, self.numbers, self.note, self.footer)
 
     def on_mount(self) -> None:
         """Takes the removals, with the cursor on the one with the largest change."""
-        summary = self.session.record.effect
-        if summary is not None and summary.verified.ok:
-            self.rows = [*self._rows()]
-            self.main.names, self.main.n_rows = [row.name for row in self.rows], len(self.rows)
-            self.main.styles.height = 2 + len(self.rows)
-            if not self.rows[0].tokens:
-                n_columns = max(len(row.effects) for row in self.rows)
-                self.main.headings = [f"{head:>{_NUMBER}}" for head in range(n_columns)]
-            self.main.cells = self._cells
-            self.action_largest(0)
+        for row, (name, effects, tokens) in enumerate(self._rows() if self.summary.verified.ok else ()):
+            self.removals |= {(row, column): effect for column, effect in enumerate(effects) if effect is not None}
+            self.lines.append((name, [*map(self._cell, effects, tokens)]))
+        self.effects.styles.height = 2 + len(self.lines)
+        self.action_largest(0)
 
-    def _rows(self) -> Iterator[EffectRow]:
-        """Heads by layer, edges by text in parts that fit, then joint removals."""
+    def _effects(self, width: int, height: int) -> tuple[str, Lines]:
+        """The heads by layer, or the tokens of edges, in the colours of what their removals change."""
+        if not self.lines:
+            return "effects", []
+        is_head = self.removals[self.at].removed == "head"
+        headings = (
+            [f"{head:>{_NUMBER}}" for head in range(max(len(cells) for _, cells in self.lines))] if is_head else []
+        )
+        return "effects", self.lines_of(self.lines, headings, width, height)
+
+    def _rows(self) -> Iterator[tuple[str, Sequence[Effect | None], Sequence[str]]]:
+        """The names, removals and words of heads by layer, of edges by text in lines, and of joint removals."""
         record = self.session.record
         for row in effect_rows(record):
-            room, step = self.app.size.width - cell_len(row.name) - 3, len(row.effects)
             if row.tokens:
-                step = max(1, room // (max(map(cell_len, row.tokens)) + 2))
-            for begin in range(0, len(row.effects), step):
-                part = slice(begin, begin + step)
-                yield EffectRow(row.name, row.effects[part], row.tokens[part])
+                for line in wrapped(
+                    tuple(f" {token}" for token in row.tokens), self.app.size.width - cell_len(row.name) - 3
+                ):
+                    yield row.name, row.effects[line.start : line.stop], row.tokens[line.start : line.stop]
+            else:
+                yield row.name, row.effects, [""] * len(row.effects)
         for effect in record.effects:
             if effect.removed in ("heads", "spans"):
-                yield EffectRow(removal_name(effect, record), (effect,))
+                yield removal_name(effect, record), [effect], [""]
 
-    def _change(self, effect: Effect | None) -> float:
-        """The change by a removal; NaN if it is not known."""
-        summary = self.session.record.effect
-        change = None if effect is None or summary is None else summary.change_of(effect)
-        return np.nan if change is None else change
-
-    def _cells(self, row: int) -> list[Cell]:
-        """Numbers, or the tokens of edges, in the colours of the changes, or without colours tokens behind signs."""
-        changes, tokens, cells = (
-            np.array([*map(self._change, self.rows[row].effects)]),
-            self.rows[row].tokens,
-            list[Cell](),
-        )
-        of_row = levels(changes, ~np.isnan(changes), "change", largest_change(self.session.record))
-        for place, level in enumerate(of_row.tolist()):
-            sign, style = cell(level, colour=self.session.colour, ramp=CHANGES)
-            number = "" if np.isnan(changes[place]) else shown(changes[place], "brief")
-            cells.append((f" {sign}{tokens[place]}" if tokens else f"{number:>{_NUMBER}}", style))
-        return cells
-
-    @property
-    def effect(self) -> Effect | None:
-        """The removal under the cursor."""
-        return self.rows[self.main.row].effects[self.main.column] if self.rows else None
+    def _cell(self, effect: Effect | None, token: str) -> Cell:
+        """The number of a removal, or the token of an edge, in the colour of its change, or without colours behind its sign."""
+        change = None if effect is None else self.summary.change_of(effect)
+        level = int(levels(np.array(change or 0.0), np.array(change is not None), "change", self.largest))
+        sign, style = cell(level, colour=self.session.colour, ramp=CHANGES)
+        number = "" if change is None else shown(change, "brief")
+        return f" {sign}{token}" if token else f"{number:>{_NUMBER}}", style
 
     def above(self, width: int) -> Iterable[Text]:
         """The answer, and what was measured and removed."""
@@ -117,38 +106,31 @@ class EffectsScreen(HeadsScreen):
 
     def _numbers(self, width: int) -> Iterator[Text]:
         """The numbers of the removal under the cursor, the scale, and the verification."""
-        record, effect, summary = self.session.record, self.effect, self.session.record.effect
-        if effect is not None and summary is not None:
+        record, effect = self.session.record, self.removals.get(self.at)
+        if effect is not None:
             yield Text(*title_line(removal_words(effect, record), width))
             columns = map(number_column, numbers_of(record.effects))
-            numbers = [Text.assemble((f"{of.heading} ", "dim"), (of.text(effect), "bold")) for of in columns]
-            yield flowing(numbers, width, "  ")
-            swatches, high = CHANGES.swatches(colour=self.session.colour), shown(largest_change(record), "number")
-            low = f"-{high} "
-            if summary.metric != "d_logit":  # no change is below 0
-                swatches, low = swatches[len(swatches) // 2 :], "0 "
-            yield flowing([Text.assemble(low, *swatches, f" {high}"), Text(meaning_of(summary), "dim")], width)
+            yield flowing([named(of.heading, of.text(effect)) for of in columns], width, "  ")
+            swatches, high = CHANGES.swatches(colour=self.session.colour), shown(self.largest, "number")
+            low = f"-{high}"
+            if self.summary.metric != "d_logit":  # no change is below 0
+                swatches, low = swatches[len(swatches) // 2 :], "0"
+            scale = Text.assemble(f"{low} ", *swatches, f" {high}")
+            yield flowing([scale, Text(meaning_of(self.summary), "dim")], width)
         yield effect_words(record, Paper(width, self.session.colour))[-1]
-
-    def _go(self, row: int, column: int) -> None:
-        self.main.row, self.main.column = row, column
-        self.draw()
 
     def action_largest(self, rank: int) -> None:
         """Moves to the removal with the largest change, or with the smallest."""
-        places = [
-            (row, column) for row, of in enumerate(self.rows) for column, effect in enumerate(of.effects) if effect
-        ]
-        ranked = sorted(places, key=lambda at: -abs(np.nan_to_num(self._change(self.rows[at[0]].effects[at[1]]))))
+        ranked = sorted(self.removals, key=lambda at: -abs(self.summary.change_of(self.removals[at]) or 0.0))
         if ranked:
-            self._go(*ranked[rank])
+            self.go(*ranked[rank])
 
     def action_open(self) -> None:
         """Opens the removed head."""
-        effect = self.effect
-        for place, head in self.session.heads.items():
-            layer = (None, None) if head.layer is None else (head.layer.kind, head.layer.layer)
-            if effect is not None and head.head == effect.head and layer in ((None, None), (effect.kind, effect.layer)):
-                self.open_head(place)
-                return
-        self.action_say("no single head was removed here")
+        effect = self.removals.get(self.at)
+        if effect is None or effect.head is None:
+            self.action_say("no single head was removed here")
+            return
+        has_layers = self.session.record.model is not None
+        self.session.choose(effect.head, ((effect.kind, effect.layer or 0),) if has_layers else None)
+        self.open_head(self.session.place)

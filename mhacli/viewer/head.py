@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial
-from itertools import pairwise
+from collections.abc import Iterator
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
-from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
@@ -19,13 +17,13 @@ from textual.containers import Container
 
 from mhacli.errors import first_names
 from mhacli.render.base import format as words
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, ends
-from mhacli.render.base.colours import EMPTY, NAN_SIGN, WEIGHTS, glyph
+from mhacli.render.base.cells import FORBIDDEN, cell, ends
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, WEIGHTS
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import HeadsScreen, doubts, key, kind_sign
+from mhacli.viewer.heads import HeadsScreen, doubts, key, kind_sign, kind_words
 from mhacli.viewer.matrix import KEY, QUERY, TAKEN_SIGN, TIGHT, Matrix, Picture
-from mhacli.viewer.panes import PLAIN, Cell, Pane, Words
+from mhacli.viewer.panes import CURSOR, PLAIN, Cell, Lines, Pane, Words, at, named, window, wrapped
 from mhacli.viewer.session import Session
 
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
@@ -35,6 +33,7 @@ _MOST_SINKS = 6
 _DECIMALS, _MOST_NAME = 5, 18
 """The decimals of weights in the list of top keys, and its widest name."""
 _AXES = ("query", "key")
+_GAP = Text("  ")
 _SEARCHED = "Tab other axis · Enter take · Esc go back"
 
 
@@ -63,30 +62,21 @@ class HeadScreen(HeadsScreen):
 
     def __init__(self, session: Session, picture: Picture) -> None:
         super().__init__(session)
-        self.main = self.matrix = Matrix(self._go, colour=session.colour)
-        self.list = Pane(self._fill_list, self._choose, id="list")
-        self.texts = [
-            Pane(partial(self._fill_text, axis), partial(self._go_to, axis), id=_AXES[axis]) for axis in (QUERY, KEY)
-        ]
+        self.matrix, self.list = Matrix(self, picture), Pane(self._top_keys, id="list")
+        self.keys, self.queries = (Pane(partial(self._text, axis), id=_AXES[axis]) for axis in (KEY, QUERY))
         self.read_out, self.legend = Words(self._read_out, id="read-out"), Words(self._legend, id="legend")
         self._most: int | None = None
         self._listed: list[int] = []
-        self._lines: list[list[range]] = [[], []]
         self._axis, self._typed, self._found = QUERY, "", list[int]()
         self._before: tuple[int, int] | None = None
         row = picture.weights.shape[QUERY] - 1
-        self.matrix.show(picture, row, next((column for column, _ in picture.top_keys(row)), 0))
+        self.at = row, next((column for column, _ in picture.top_keys(row)), 0)
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
         yield self.top
-        yield Container(self.matrix, self.list, self.texts[KEY], self.texts[QUERY], id="body")
-        yield from (self.read_out, self.legend, self.footer)
-
-    @property
-    def at(self) -> tuple[int, int]:
-        """The row and column of the cursor."""
-        return self.matrix.row, self.matrix.column
+        yield Container(self.matrix, self.list, self.keys, self.queries, id="body")
+        yield from (self.read_out, self.legend, self.note, self.footer)
 
     @property
     def picture(self) -> Picture:
@@ -97,59 +87,62 @@ class HeadScreen(HeadsScreen):
         """Draws the session's head, with the cursor on the same tokens as before if possible."""
         before, picture = self.picture, self.session.picture()
         if picture is not None and picture is not before:
-            places = [before.places(axis, self.at[axis]).start for axis in (QUERY, KEY)]
-            self.matrix.show(picture, *(picture.cell_of(axis, places[axis]) for axis in (QUERY, KEY)))
+            query, key_place = (before.places(axis, self.at[axis]).start for axis in (QUERY, KEY))
+            self.matrix.picture, self.at = picture, (picture.cell_of(QUERY, query), picture.cell_of(KEY, key_place))
         super().draw()
 
     def above(self, width: int) -> Iterator[Text]:
         """The head, its type, its sequence, and doubts."""
-        head, sequence, n_sequences = self.session.head, self.session.sequence, len(self.session.record.sequences)
-        kind = "no statistics" if head.statistics is None else words.type_text(head.statistics)
-        line = Text.assemble((head.label, "bold cyan"), "  ", kind_sign(head.statistics), f" {kind}")
+        head, n_sequences = self.session.head, len(self.session.record.sequences)
+        line = Text.assemble(
+            (head.label, "bold cyan"), "  ", kind_sign(head.statistics), f" {kind_words(head.statistics)}"
+        )
         if n_sequences > 1:
-            line.append(f"  sequence {sequence} of 0–{n_sequences - 1}", style="bold")
-        yield line.append_text(doubts(self.session))
+            line.append(f"  sequence {self.session.sequence} of 0–{n_sequences - 1}", style="bold")
+        yield line.append_text(doubts(head))
 
     # ---------------------------------------------------------------------------------------------------------- panes
 
-    def _fill_list(self) -> None:
-        """Lists the strongest keys of the row, as many as fit if no number was chosen, then what the others get."""
-        picture, pane, (row, column) = self.picture, self.list, self.at
-        keys, (width, height) = picture.top_keys(row), pane.size
-        most = self._most or (height - 1 if len(keys) < height else max(1, height - 2))
-        self._listed = [listed for listed, _ in keys[:most]]
-        noun = "key" if picture.base.block == 1 else "block"
-        pane.title = f"top {len(self._listed)} of {words.count_of(len(keys), noun)}"
+    def _top_keys(self, width: int, height: int) -> tuple[str, Lines]:
+        """The strongest keys of the row, as many as fit if no number was chosen, then what the others get."""
+        picture, (row, column) = self.picture, self.at
+        keys, label = picture.top_keys(row), min(_MOST_NAME, max(6, width - _DECIMALS - 12))
+        most = self._most or (height if len(keys) <= height else max(1, height - 1))
+        listed, others, lines = keys[:most], keys[most:], list[list[Cell]]()
+        self._listed = [place for place, _ in listed]
+        for place, weight in listed:
+            name = set_cell_size(words.fitted(picture.name(KEY, place), label), label)
+            number = f" {name} {shown(weight, 'weight', _DECIMALS):>{_DECIMALS + 2}} "
+            bar = "█" * round(np.nan_to_num(weight / (listed[0][1] or 1.0)) * (width - cell_len(number) - 1))
+            style = at(row, place) + (CURSOR if place == column else PLAIN)
+            lines.append([(set_cell_size(number + bar, width), style)])
+        if others:
+            rest = shown(sum(weight for _, weight in others), "weight", _DECIMALS)
+            lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
+        visible_lines = window(0, height, self._listed.index(column) if column in self._listed else 0, len(lines))
+        title = f"top {len(listed)} of {words.count_of(len(keys), picture.unit)}"
         if not keys:
-            pane.title = f"no {noun} but sinks" if picture.is_taken[row].any() else f"no visible {noun}"
-        lines = [*key_lines(picture, keys[:most], width)]
-        if len(keys) > most:
-            rest = shown(sum(weight for _, weight in keys[most:]), "weight", _DECIMALS)
-            lines.append(f"  {len(keys) - most} more get {rest}")
-        pane.n_rows, pane.cells = len(lines), lambda row: [(lines[row], PLAIN)]
-        pane.row, pane.column = (self._listed.index(column), 0) if column in self._listed else (0, -1)
+            title = f"no {picture.unit} but sinks" if picture.is_taken[row].any() else f"no visible {picture.unit}"
+        return title, [lines[number] for number in visible_lines]
 
-    def _fill_text(self, axis: int) -> None:
-        """Draws keys as their cells in the cursor's row, or queries as theirs in its column, each behind a sign."""
-        picture, pane, other = self.picture, self.texts[axis], 1 - axis
-        pane.title = f"{('queries of key', 'keys of query')[axis]} {picture.name(other, self.at[other])}"
-        levels, places = picture.levels(1), picture.places(axis, self.at[axis])
-        levels = levels[:, self.at[KEY]] if axis == QUERY else levels[self.at[QUERY]]
-        names, width = picture.words(axis), max(4, pane.size.width)
-        lines = self._lines[axis] = wrapped(names, width)
+    def _text(self, axis: int, width: int, height: int) -> tuple[str, Lines]:
+        """The lines around the cursor of keys as their cells in the cursor's row, or of queries as theirs in its column."""
+        picture, other = self.picture, 1 - axis
+        title = f"{('queries of key', 'keys of query')[axis]} {picture.name(other, self.at[other])}"
+        of_cells = np.take(picture.levels(1), self.at[other], axis=other)
+        names, places, width = picture.words(axis), picture.places(axis, self.at[axis]), max(4, width)
 
-        def cells(row: int) -> list[Cell]:
-            """The tokens of a line."""
-            looks = [
-                token_look(levels[picture.cell_of(axis, place)], colour=self.session.colour) for place in lines[row]
-            ]
-            signs = ["▸" if place in places else sign for place, (sign, _) in zip(lines[row], looks, strict=True)]
-            tokens = [words.fitted(names[place], width - 1) for place in lines[row]]
-            return [(sign + token, style) for sign, token, (_, style) in zip(signs, tokens, looks, strict=True)]
+        def token(place: int) -> Cell:
+            """A token in the colours of its cell, or without colours behind its sign."""
+            here = picture.cell_of(axis, place)
+            sign, style = cell(int(of_cells[here]), colour=self.session.colour)
+            style = EMPTY if of_cells[here] == FORBIDDEN else style
+            place_of = (here, self.at[KEY]) if axis == QUERY else (self.at[QUERY], here)
+            return ("▸" if place in places else sign) + words.fitted(names[place], width - 1), style + at(*place_of)
 
-        pane.n_rows, pane.cells = len(lines), cells
-        pane.row = next(row for row, line in enumerate(lines) if places.start in line)
-        pane.column = places.start - lines[pane.row].start
+        lines = wrapped(names, width)
+        row = next(row for row, line in enumerate(lines) if places.start in line)
+        return title, [map(token, lines[number]) for number in window(row - height // 2, height, row, len(lines))]
 
     def _read_out(self, width: int) -> Iterator[Text]:
         """The query, key and weight under the cursor, and the row's entropy, sink weight and sum; or why there are none."""
@@ -157,58 +150,77 @@ class HeadScreen(HeadsScreen):
             yield Text(self.session.why_nothing(), "bold yellow")
             return
         picture, (row, column) = self.picture, self.at
-        base, entropy, of_row = picture.base, picture.entropy(row), picture.base.weights[row]
-        weight, exact = weight_words(picture, row, column)
+        base, entropy, is_taken = picture.base, picture.entropy(row), picture.is_taken[row, column]
+        number = float(base.weights[row, column])
+        weight = "masked" if number == FORBIDDEN else "taken out" if is_taken else shown(number, "weight", 4)
+        exact = f" ({number:.6g})" if np.isfinite(number) and number > 0 else ""
         room = max(6, (width - cell_len(f"query   key   weight {weight}{exact}")) // 2)
-        query, key_name = (words.fitted(picture.name(axis, self.at[axis]), room) for axis in (QUERY, KEY))
-        yield _named(("query", query), ("key", key_name), ("weight", weight)).append(exact, "dim")
+        names = [named(_AXES[axis], words.fitted(picture.name(axis, self.at[axis]), room)) for axis in (QUERY, KEY)]
+        yield _GAP.join([*names, named("weight", weight).append(exact, "dim")])
         if entropy is None:
             yield Text("this query sees no key", "bold yellow")
             return
-        numbers = [("entropy with sinks" if picture.hides_sinks else "entropy", f"{shown(entropy, 'number')} nats")]
+        numbers = [
+            named("entropy with sinks" if picture.hides_sinks else "entropy", f"{shown(entropy, 'number')} nats")
+        ]
         if picture.hides_sinks:
-            numbers.append(("taken out", shown(float(base.sink_weights[row]), "weight", 4)))
+            numbers.append(named("taken out", shown(float(base.sink_weights[row]), "weight", 4)))
         if base.learned is not None:
-            numbers.append(("sink logit", shown(float(base.learned[row]), "weight", 4)))
-        yield _named(*numbers, ("row sum", shown(float(of_row[of_row != FORBIDDEN].sum()), "weight", 4)))
+            numbers.append(named("sink logit", shown(float(base.learned[row]), "weight", 4)))
+        yield _GAP.join([*numbers, named("row sum", shown(float(base.sums[row]), "weight", 4))])
 
-    def _legend(self, width: int) -> Iterable[Text]:
+    def _legend(self, width: int) -> Iterator[Text]:
         """The meaning of shades, and what was removed or not drawn."""
-        picture, factor, has_numbers = self.picture, self.matrix.factor, self.matrix.width >= TIGHT
+        picture, factor, base = self.picture, self.matrix.factor, self.picture.base
         weights, top = picture.map(factor).weights, picture.top(factor)
         of_scale = " … ".join(ends(picture.scale, top, largest=float(np.nanmax(weights, initial=0.0))))
-        swatches = WEIGHTS.swatches(8, colour=self.session.colour)
-        parts = [Text.assemble(f"scale {picture.scale}, {of_scale} ", *swatches), Text(sink_words(picture))]
-        if picture.head.record.config.train:
-            parts.append(Text("before dropout", "bold yellow"))
-        if (weights == FORBIDDEN).any():
-            parts.append(Text("0: masked" if has_numbers else "blank: masked", "dim"))
-        if factor == 1 and picture.is_taken.any():
-            parts.append(Text(f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out", "dim"))
-        if np.isnan(weights).any():
-            parts.append(Text(f"{NAN_SIGN}: not a number", "bold yellow"))
-        return [words.flowing(parts, width)]
+        parts = [Text.assemble(f"scale {picture.scale}, {of_scale} ", *WEIGHTS.swatches(8, colour=self.session.colour))]
+        sinks = (
+            [f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {shown(base.sink_mass, 'percent')}"]
+            if base.sinks
+            else []
+        )
+        if base.learned_mass is not None:
+            sinks.append(f"the sink logit, {shown(base.learned_mass, 'percent')}")
+        end = "taken out, rows renormalised" if picture.hides_sinks else "of a row on average"
+        parts.append(Text(f"sink: {' and '.join(sinks)} {end}" if sinks else "no sink"))
+        has_numbers = self.matrix.width >= TIGHT
+        notes = {
+            "before dropout": picture.head.record.config.train,
+            "0: masked" if has_numbers else "blank: masked": (weights == FORBIDDEN).any(),
+            f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": factor == 1 and picture.is_taken.any(),
+            f"{NAN_SIGN}: not a number": np.isnan(weights).any(),
+        }
+        yield words.flowing([*parts, *(Text(note, "dim") for note, holds in notes.items() if holds)], width)
 
     # -------------------------------------------------------------------------------------------------------- cursor
 
-    def _go(self, row: int, column: int) -> None:
-        """Moves the cursor to a cell of the finest map."""
-        self.matrix.row, self.matrix.column = row, column
-        self.draw()
+    def action_move(self, down: int, right: int, times: int = 1) -> None:
+        """Moves the cursor; an arrow in the list or a text goes to the key or query before or behind."""
+        (row, column), step = self.at, down + right
+        if times > 1 or self.focused not in (self.list, self.keys, self.queries):
+            self._go_near(row + down * times * self.matrix.factor, column + right * times * self.matrix.factor)
+        elif self.focused is self.list and self._listed:
+            place = self._listed.index(column) + step if column in self._listed else 0
+            self.go(row, self._listed[max(0, min(len(self._listed) - 1, place))])
+        elif self.focused is self.keys:
+            self._go_near(row, column + step)
+        elif self.focused is self.queries:
+            self._go_near(row + step, column)
 
-    def _go_to(self, axis: int, row: int, column: int) -> None:
-        """Moves the cursor to a token in a line of a text."""
-        self._to(axis, self._lines[axis][row][column])
+    def _go_near(self, row: int, column: int) -> None:
+        """Moves the cursor to the cell that is nearest to a place."""
+        n_rows, n_columns = self.picture.weights.shape
+        self.go(max(0, min(n_rows - 1, row)), max(0, min(n_columns - 1, column)))
 
-    def _to(self, axis: int, place: int) -> None:
+    def action_end(self) -> None:
+        """Moves the cursor to the last key that its query sees."""
+        self.go(self.at[QUERY], int(np.flatnonzero(self.picture.base.is_open[self.at[QUERY]]).max(initial=0)))
+
+    def _go_to(self, place: int) -> None:
         """Moves the cursor to a query or key by its position."""
-        at = self.picture.cell_of(axis, place)
-        self._go(*((at, self.matrix.column) if axis == QUERY else (self.matrix.row, at)))
-
-    def _choose(self, row: int, column: int) -> None:
-        """Moves the cursor to a key of the list."""
-        if row < len(self._listed):
-            self._go(self.matrix.row, self._listed[row])
+        there = self.picture.cell_of(self._axis, place)
+        self.go(*((there, self.at[KEY]) if self._axis == QUERY else (self.at[QUERY], there)))
 
     # ------------------------------------------------------------------------------------------------------ what is drawn
 
@@ -240,9 +252,9 @@ class HeadScreen(HeadsScreen):
 
     def action_copy(self) -> None:
         """Copies the row as JSON to the terminal's clipboard."""
-        text = json.dumps(self.picture.row_document(self.matrix.row), allow_nan=False)
+        text = json.dumps(self.picture.row_document(self.at[QUERY]), allow_nan=False)
         self.app.copy_to_clipboard(text)
-        name = self.picture.name(QUERY, self.matrix.row)
+        name = self.picture.name(QUERY, self.at[QUERY])
         self.action_say(f"copied query {name} as JSON by OSC 52: {len(text):,} bytes")
 
     # ------------------------------------------------------------------------------------------------------------ jumping
@@ -250,7 +262,7 @@ class HeadScreen(HeadsScreen):
     def action_jump(self) -> None:
         """Begins a search for a token or a position, among the keys if they are focused, else among the queries."""
         self._before = self.at
-        self._axis = KEY if self.focused in (self.texts[KEY], self.list) else QUERY
+        self._axis = KEY if self.focused in (self.keys, self.list) else QUERY
         self._find("")
 
     def on_key(self, event: events.Key) -> None:
@@ -264,11 +276,11 @@ class HeadScreen(HeadsScreen):
             self.action_jump()
         elif event.key in ("enter", "escape"):
             self._before = None
-            self.set_focus(self.texts[KEY] if self._axis == KEY else self.matrix)
+            self.set_focus(self.keys if self._axis == KEY else self.matrix)
             is_missed = event.key == "enter" and self._typed and not self._found
             self.action_say(f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missed else "")
             if event.key == "escape":
-                self._go(*before)
+                self.go(*before)
         elif event.key == "tab":
             self._axis = 1 - self._axis
             self._find(self._typed)
@@ -285,9 +297,9 @@ class HeadScreen(HeadsScreen):
         count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
         self.action_say(f"to a {_AXES[self._axis]}: {visible(typed)}  {count} · {_SEARCHED}")
         if self._found:
-            self._to(self._axis, self._found[0])
+            self._go_to(self._found[0])
         else:
-            self._go(*self._before)
+            self.go(*self._before)
 
     def action_match(self, step: int) -> None:
         """Goes to the next or previous match."""
@@ -295,73 +307,14 @@ class HeadScreen(HeadsScreen):
             self.action_say("no search yet: press /")
             return
         self._found = self._found[step:] + self._found[:step]
-        self._to(self._axis, self._found[0])
-
-
-@lru_cache(maxsize=8)
-def wrapped(tokens: Sequence[str], width: int) -> list[range]:
-    """The tokens of each line, every one behind a sign."""
-    used, begins = 0, [0]
-    for place, token in enumerate(tokens):
-        size = 1 + min(width - 1, cell_len(token))
-        if used and used + size > width:
-            begins.append(place)
-            used = 0
-        used += size
-    return [range(*ends) for ends in pairwise([*begins, len(tokens)])]
-
-
-def token_look(level: int, *, colour: bool) -> tuple[str, Style]:
-    """The sign before a token, and its style, for the level of its weight."""
-    if level < 0:
-        return NAN_SIGN if level == NOT_A_NUMBER else " ", EMPTY
-    return (" ", WEIGHTS.style(level)) if colour else (glyph(level), PLAIN)
+        self._go_to(self._found[0])
 
 
 def matches(picture: Picture, axis: int, typed: str, begin: int) -> list[int]:
     """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
     tokens, needle = picture.texts[axis].tokens, typed.casefold()
-    shown = zip(tokens, picture.words(axis), strict=True)
-    places = [place for place, names in enumerate(shown) if typed and any(needle in name.casefold() for name in names)]
+    names = zip(tokens, picture.words(axis), strict=True)
+    places = [place for place, name in enumerate(names) if typed and needle in "\n".join(name).casefold()]
     number = int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 10 else -1
     places += [number] if 0 <= number < len(tokens) and number not in places else []
     return sorted(places, key=lambda place: (place != number, (place - begin) % len(tokens)))
-
-
-# --------------------------------------------------------------------------------------------- words around the matrix
-
-
-def key_lines(picture: Picture, keys: list[tuple[int, float]], width: int) -> Iterator[str]:
-    """A line for each key of a row with its weight and a bar."""
-    largest = max((weight for _, weight in keys), default=0.0) or 1.0
-    label = min(_MOST_NAME, max(6, width - _DECIMALS - 12))
-    for column, weight in keys:
-        name = set_cell_size(words.fitted(picture.name(KEY, column), label), label)
-        number = f" {name} {shown(weight, 'weight', _DECIMALS):>{_DECIMALS + 2}} "
-        bar = "█" * round(np.nan_to_num(weight / largest) * (width - cell_len(number) - 1))
-        yield set_cell_size(number + bar, width)
-
-
-def _named(*numbers: tuple[str, str]) -> Text:
-    return Text("  ").join(Text.assemble((f"{name} ", "dim"), (number, "bold")) for name, number in numbers)
-
-
-def weight_words(picture: Picture, row: int, column: int) -> tuple[str, str]:
-    """The weight under the cursor, and with more digits; or why it has none."""
-    weight = float(picture.base.weights[row, column])
-    if weight == FORBIDDEN:
-        return "masked", ""
-    if picture.is_taken[row, column]:
-        return "taken out", ""
-    return shown(weight, "weight", 4), f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
-
-
-def sink_words(picture: Picture) -> str:
-    """The sink keys, their weight, and whether they are hidden."""
-    base, parts = picture.base, list[str]()
-    if base.sinks:
-        parts.append(f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {shown(base.sink_mass, 'percent')}")
-    if base.learned_mass is not None:
-        parts.append(f"the sink logit, {shown(base.learned_mass, 'percent')}")
-    end = "taken out, rows renormalised" if picture.hides_sinks else "of a row on average"
-    return f"sink: {' and '.join(parts)} {end}" if parts else "no sink"

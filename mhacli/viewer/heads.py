@@ -3,13 +3,13 @@ all heads, and the numbers of the head under the cursor."""
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import ClassVar
 
 from rich.cells import cell_len
-from rich.console import RenderableType
 from rich.segment import Segments
 from rich.style import Style
 from rich.text import Text
@@ -23,15 +23,18 @@ from mhacli.io.memory import uncollected
 from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, HeadStatistics, Statistic, words_of_type
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS, type_sign
+from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
-from mhacli.viewer.panes import FAR, PLAIN, Cell, Pane, Words, segments, title_line
+from mhacli.viewer.panes import ACCENT, CURSOR, PLAIN, Cell, Lines, Pane, Words, at, named, segments, title_line, window
 from mhacli.viewer.session import Place, Session
 
 _LEAST = (9, 4)
 """The least columns and lines of a picture with its title and the gap beside it."""
 _TOKENS = 100
 """The most tokens in the first line."""
+FAR, _WHEEL = 10**9, 3
+"""More places than any row has, and the places that the wheel moves."""
 _PAUSE_S = 0.05
 """The pause before numpy is imported, in which the first screen appears."""
 
@@ -50,8 +53,8 @@ ENDS = [
 
 
 class HeadsScreen(Screen[None]):
-    """A screen over the heads of a session, on whose `main` pane the keys act, with a message in its first line until the next
-    key."""
+    """A screen over the heads of a session with a cursor on a row and column, and a message in place of its keys until the
+    next."""
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -62,10 +65,10 @@ class HeadsScreen(Screen[None]):
         key("right", "move(0, 1)"),
         key("pageup", "page(-1, 0)", "PgUp PgDn", "a page up or down"),
         key("pagedown", "page(1, 0)"),
-        key("home", f"move(0, -{FAR})", "Home End", "the first or last of the row; with Ctrl, the first or last row"),
+        key("home", f"move(0, -1, {FAR})", "Home End", "the first or last of the row; with Ctrl, the first or last row"),
         key("end", "end"),
-        key("ctrl+home", f"move(-{FAR}, 0)"),
-        key("ctrl+end", f"move({FAR}, 0)"),
+        key("ctrl+home", f"move(-1, 0, {FAR})"),
+        key("ctrl+end", f"move(1, 0, {FAR})"),
         key("e", "effects", "e", "effects of removed heads or weights, in a record of mha effect", "effects"),
         key("e", "say('the record has no effects: mha effect … --save makes one that has')"),
         key("s", "scale", "s", "how shades follow attention weights: linear or log", "scale"),
@@ -75,19 +78,23 @@ class HeadsScreen(Screen[None]):
         key("full_stop", "sequence(1)", ", .", "the previous or next sequence"),
         key("comma", "sequence(-1)"),
     ]  # fmt: skip
-    main: Pane
 
     def __init__(self, session: Session) -> None:
         super().__init__()
-        self.session, self._message = session, ""
-        self.top, self.footer = Words(self._above, id="top"), Footer(compact=True)
+        self.session, self.message = session, ""
+        self.top, self.footer = Words(self.above, id="top"), Footer(compact=True)
+        self.note = Words(lambda width: [Text(self.message)], id="note")
+        self.at, self.rows, self.columns = (0, 0), range(0), range(0)
+        self.places: Collection[tuple[int, int]] = ()
+
+    def go(self, row: int, column: int) -> None:
+        """Moves the cursor."""
+        self.at = row, column
+        self.draw()
 
     @abstractmethod
     def above(self, width: int) -> Iterable[Text]:
         """The words at the top."""
-
-    def _above(self, width: int) -> Iterable[RenderableType]:
-        return [Text(self._message, "bold yellow")] if self._message else self.above(width)
 
     def draw(self) -> None:
         """Redraws the screen."""
@@ -100,7 +107,7 @@ class HeadsScreen(Screen[None]):
 
     def on_key(self, event: events.Key) -> None:
         """Clears the message."""
-        if self._message:
+        if self.message:
             self.action_say("")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -108,32 +115,64 @@ class HeadsScreen(Screen[None]):
         return action != "effects" or self.session.record.effect is not None
 
     def action_say(self, message: str) -> None:
-        """Shows a message in the first line until the next key."""
-        self._message = message
-        self.top.refresh(layout=True)
+        """Shows a message in place of the keys until the next key."""
+        self.message = message
+        self.note.display, self.footer.display = bool(message), not message
+        self.note.refresh()
 
-    @property
-    def pane(self) -> Pane:
-        """The pane on which the keys act."""
-        return self.focused if isinstance(self.focused, Pane) else self.main
-
-    def action_move(self, down: int, right: int) -> None:
-        """Moves the cursor by rows and columns."""
-        self.pane.move(down, right)
+    def action_move(self, down: int, right: int, times: int = 1) -> None:
+        """Moves the cursor by as many places in a direction, or as far as there are some."""
+        row, column = self.at
+        ahead = [at for at in self.places if (at[0] - row) * down + (at[1] - column) * right > 0]
+        ahead = sorted(at for at in ahead if (at[1] == column if down else at[0] == row))[:: down + right]
+        if ahead:
+            self.go(*ahead[:times][-1])
 
     def action_page(self, down: int, right: int) -> None:
-        """Moves the cursor by pages."""
-        self.pane.page(down, right)
+        """Moves the cursor by as many places as are visible."""
+        self.action_move(down, right, max(1, len(self.rows if down else self.columns) - 1))
 
     def action_end(self) -> None:
         """Moves the cursor to the end of its row."""
-        self.pane.go(self.pane.row, self.pane.last(self.pane.row))
+        self.action_move(0, 1, FAR)
+
+    def on_click(self, event: events.Click) -> None:
+        """Goes to what was clicked."""
+        if "at" in event.style.meta:
+            self.go(*event.style.meta["at"])
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Moves down a few rows, or right with shift."""
+        self.action_move(int(not event.shift), int(event.shift), _WHEEL)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Moves up a few rows, or left with shift."""
+        self.action_move(-int(not event.shift), -int(event.shift), _WHEEL)
+
+    def lines_of(
+        self, rows: Sequence[tuple[str, Sequence[Cell]]], headings: Sequence[str], width: int, height: int
+    ) -> Lines:
+        """The rows around the cursor, each behind its name, below headings. The first columns go until the cursor fits."""
+        (row, column), left, first = self.at, max(cell_len(name) for name, _ in rows) + 3, 0
+        while first < column and sum(cell_len(text) for text, _ in rows[row][1][first : column + 1]) > width - left:
+            first += 1
+        if headings:
+            yield [(" " * left + "".join(headings[first:]), PLAIN)]
+        self.rows = window(self.rows.start, height - bool(headings), row, len(rows))
+        for number in self.rows:
+            name, cells = rows[number]
+            line = [(f"{name:>{left - 2}}  ", ACCENT if number == row else PLAIN)]
+            for place, (text, style) in enumerate(cells):
+                style += at(number, place) + (CURSOR if (number, place) == self.at else PLAIN)
+                line += [(text, style)] * (place >= first)
+            yield line
 
     def action_effects(self) -> None:
         """Opens the effects of removals."""
         from mhacli.viewer.effects import EffectsScreen
 
-        self.app.push_screen(EffectsScreen(self.session))
+        if self.session.record.effect is not None:
+            self.app.push_screen(EffectsScreen(self.session, self.session.record.effect))
 
     def action_sequence(self, step: int) -> None:
         """Shows another sequence, around the ends."""
@@ -166,16 +205,17 @@ class HeadsScreen(Screen[None]):
             self.app.push_screen(HeadScreen(self.session, picture))
 
 
-def doubts(session: Session) -> Text:
-    """Why the numbers of the head under the cursor may be wrong."""
-    head, parts = session.head, []
-    if not head.record.self_check.ok:
-        parts.append("  self-check FAILED: press i")
-    if session.contradicts_itself():
-        parts.append("  the record contradicts itself: press i")
+def doubts(head: DrawableHead) -> Text:
+    """Why the numbers of a head may be wrong."""
+    words = "" if head.record.self_check.ok else "  self-check FAILED: press i"
     if head.layer is not None and not head.layer.verified:
-        parts.append("  not verified")
-    return Text("".join(parts), "bold yellow")
+        words += "  not verified"
+    return Text(words, "bold yellow")
+
+
+def kind_words(statistics: HeadStatistics | None) -> str:
+    """The type of a head with its excess."""
+    return "no statistics" if statistics is None else words.type_text(statistics)
 
 
 def kind_sign(statistics: HeadStatistics | None) -> tuple[str, Style]:
@@ -195,17 +235,17 @@ class Overview(HeadsScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._has_numpy = False
         self._numbers = sorted({number for _, number in session.heads})
         self._grid = 1, 1, 1
-        self.pictures, self.numbers = Words(self._pictures, id="pictures"), Words(self._about_head, id="numbers")
-        self.legend = Words(self._legend, id="legend")
-        self.main = Pane(self._fill, self._go, id="signs")
-        self.main.styles.height = 2 + len(session.rows)
+        self.pictures, self.legend = Words(self._pictures, id="pictures"), Words(self._legend, id="legend")
+        self.signs, self.numbers = Pane(self._signs, id="signs"), Words(self._about_head, id="numbers")
+        self.signs.styles.height = 2 + len(session.rows)
+        self.places = [(row, self._numbers.index(number)) for row, number in session.heads]
+        self.on_screen_resume()
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
-        yield from (self.top, self.pictures, self.main, self.numbers, self.legend, self.footer)
+        yield from (self.top, self.pictures, self.signs, self.numbers, self.legend, self.note, self.footer)
 
     def on_mount(self) -> None:
         """Draws the pictures after the first screen, because importing numpy takes long."""
@@ -214,55 +254,55 @@ class Overview(HeadsScreen):
     def _add_pictures(self) -> None:
         with uncollected():
             import mhacli.viewer.matrix  # noqa: F401
-        self._has_numpy = True
         self.draw()
 
-    def above(self, width: int) -> Iterable[Text]:
+    def above(self, width: int) -> Iterator[Text]:
         """The checkpoint or layer, the text, and doubts."""
-        record, text = self.session.record, self.session.record.sequences[self.session.sequence]
-        c, model = record.config, record.model
-        name = f"d_model {c.d_model} · {words.count_of(c.n_heads, 'head')} × d_head {c.d_head}"
-        if model is not None:
-            name = f"{visible(model.path.rstrip('/').rpartition('/')[2])} · {visible(model.family)}"
+        record, sequence = self.session.record, self.session.sequence
+        name = "a layer of mha" if record.model is None else visible(f"{record.model.path} · {record.model.family}")
         line = Text.assemble((name, "bold cyan"), (f"  {' · '.join(words.texts_in_words(record))}", "bold"))
-        line.append_text(doubts(self.session))
-        if len(record.sequences) > 1:
-            line.append(f"  sequence {self.session.sequence}:", style="bold")
-        for place in range(min(_TOKENS, len(text.tokens))):
-            line.append(f" {words.token_text(text, place)}", style="dim")
+        line.append_text(doubts(self.session.head))
+        line.append(f"  sequence {sequence}:" if len(record.sequences) > 1 else "", style="bold")
+        for place in range(min(_TOKENS, len(record.sequences[sequence].tokens))):
+            line.append(f" {words.token_text(record.sequences[sequence], place)}", style="dim")
         yield line
 
-    def _fill(self) -> None:
-        """Draws the signs of all heads."""
-        heads, pane, rows, width = self.session.heads, self.main, self.session.rows, len(str(self._numbers[-1])) + 1
-        of_layers = f" (columns) in {len(rows)} layers (rows)" if len(rows) > 1 else ""
-        pane.title = words.count_of(len(heads), "head") + of_layers
-        pane.names, pane.headings, pane.n_rows = rows, [f"{number:<{width}}" for number in self._numbers], len(rows)
-        pane.row, pane.column = self.session.place[0], self._numbers.index(self.session.place[1])
+    def on_screen_resume(self) -> None:
+        """Takes the head that was chosen on another screen."""
+        row, number = self.session.place
+        self.at = row, self._numbers.index(number)
 
-        def cells(row: int) -> list[Cell]:
-            """The signs of a layer."""
-            of_layer = [heads.get((row, number)) for number in self._numbers]
-            signs = [("", PLAIN) if head is None else kind_sign(head.statistics) for head in of_layer]
-            return [(f"{sign:<{width}}", style) for sign, style in signs]
+    def _signs(self, width: int, height: int) -> tuple[str, Lines]:
+        """The signs of all heads."""
+        names, numbers, size = self.session.rows, self._numbers, len(str(self._numbers[-1])) + 1
 
-        pane.cells = cells
+        def sign(row: int, number: int) -> Cell:
+            """The sign of a head; blank where there is none."""
+            head = self.session.heads.get((row, number))
+            sign, style = ("", PLAIN) if head is None else kind_sign(head.statistics)
+            return f"{sign:<{size}}", style
+
+        rows = [(name, [sign(row, number) for number in numbers]) for row, name in enumerate(names)]
+        title = words.count_of(len(self.session.heads), "head")
+        title += f" (columns) in {len(names)} layers (rows)" if len(names) > 1 else ""
+        return title, self.lines_of(rows, [f"{number:<{size}}" for number in numbers], width, height)
 
     def _pictures(self, width: int) -> Iterator[Segments]:
         """The heads of the layer, as large as all fit side by side and below each other."""
         row, height, n_heads = self.session.place[0], self.pictures.size.height - 1, len(self._numbers)
-        sizes = [(0, (1, 1, 1))]
-        for n_lines in range(1, n_heads + 1):
-            across = -(-n_heads // n_lines)
-            of_one = width // across, height // n_lines
-            if of_one[0] >= _LEAST[0] and of_one[1] >= _LEAST[1]:
-                sizes.append((min(of_one[0], 2 * of_one[1]), (across, *of_one)))
-        side, self._grid = max(sizes)
+
+        def size(across: int) -> tuple[int, int]:
+            """The columns and lines of a head."""
+            return max(1, width // across), max(1, height // -(-n_heads // across))
+
+        across = max(range(n_heads, 0, -1), key=lambda across: min(size(across)[0], 2 * size(across)[1]))
+        self._grid = across, *size(across)
         name = self.session.rows[row]
         lines: list[Iterable[Cell]] = [[title_line(f"layer {name}" if name else "pictures", width)]]
-        blocks = [self._picture((row, number)) for number in self._numbers] if side else []
-        for begin in range(0, len(blocks), self._grid[0]):
-            lines += map(chain.from_iterable, zip(*blocks[begin : begin + self._grid[0]], strict=True))
+        if self._grid[1] >= _LEAST[0] and self._grid[2] >= _LEAST[1]:
+            blocks = [self._picture((row, number)) for number in self._numbers]
+            for begin in range(0, n_heads, across):
+                lines += map(chain.from_iterable, zip(*blocks[begin : begin + across], strict=True))
         yield segments(lines, width)
 
     def _picture(self, place: Place) -> list[list[Cell]]:
@@ -273,7 +313,7 @@ class Overview(HeadsScreen):
             kind = "no statistics" if head.statistics is None else words_of_type(head.statistics.kind).name
             title = f"{head.head} {kind_sign(head.statistics)[0]} {kind}"
             lines.append([title_line(title, width - 1, is_chosen=place == self.session.place)])
-            picture = self.session.picture(place) if self._has_numpy else None
+            picture = self.session.picture(place) if "mhacli.viewer.matrix" in sys.modules else None
             if picture is not None:
                 lines += picture.thumbnail(height - 1, width - 1, colour=self.session.colour)
         lines += [[]] * (height - len(lines))
@@ -283,45 +323,42 @@ class Overview(HeadsScreen):
         """The type of the head under the cursor, and its statistics with uniform attention in parentheses."""
         head, statistics = self.session.head, self.session.head.statistics
         yield Text(*title_line(f"{head.label} · numbers (if uniform)", width))
-        kind = "no statistics" if statistics is None else words.type_text(statistics)
-        parts = [Text.assemble(kind_sign(statistics), (f" {kind}", "bold"))]
+        parts = [Text.assemble(kind_sign(statistics), f" {kind_words(statistics)}")]
         for statistic in (*STATISTICS, *OF_REMOVAL):
-            value, uniform = (_in_words(each, statistic) for each in (statistics, getattr(statistics, "uniform", None)))
+            value, uniform = (_in_words(of, statistic) for of in (statistics, getattr(statistics, "uniform", None)))
             if statistic.is_main and value:
-                beside = (f" ({uniform})" if uniform else "", "dim")
-                parts.append(
-                    Text.assemble(
-                        (f"{statistic.words.name or statistic.words.heading} ", "dim"), (value, "bold"), beside
-                    )
-                )
+                name = statistic.words.name or statistic.words.heading
+                parts.append(named(name, value).append(f" ({uniform})" if uniform else "", "dim"))
         yield words.flowing(parts, width, "  ")
 
     def _legend(self, width: int) -> Iterator[Text]:
         """The shading of pictures, and the signs of the types that occur."""
         session = self.session
         hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
-        parts = [Text(f"pictures: {session.scale_of(session.head)}, one scale for all heads{hidden}", "dim")]
+        about = Text(f"pictures: {session.scale_of(session.head)}, one scale for all heads{hidden}", "dim")
         kinds = {head.statistics.kind for head in session.heads.values() if head.statistics is not None}
-        for kind in KIND_SIGNS:
-            if kind in kinds:
-                parts.append(Text.assemble(type_sign(kind), f" {words_of_type(kind).name}"))
-        yield words.flowing(parts, width, "  ")
+        signs = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name}") for kind in KIND_SIGNS if kind in kinds]
+        yield words.flowing([about, *signs], width, "  ")
 
-    def _go(self, row: int, column: int) -> None:
+    def go(self, row: int, column: int) -> None:
         """Moves to a head; opens it if the cursor is there."""
-        if (row, self._numbers[column]) == self.session.place:
+        if (row, column) == self.at:
             self.action_open()
         else:
             self.session.place = row, self._numbers[column]
-            self.draw()
+            super().go(row, column)
 
     def on_click(self, event: events.Click) -> None:
         """Moves to the head whose picture was clicked, or opens it."""
         n_across, width, height = self._grid
-        across, down = event.x // width, (event.y - 1) // height
-        column = down * n_across + across
-        if event.widget is self.pictures and event.y > 0 and across < n_across and column < len(self._numbers):
-            self._go(self.session.place[0], column)
+        column = (event.y - 1) // height * n_across + event.x // width
+        if (
+            event.widget is self.pictures
+            and event.y > 0
+            and event.x < n_across * width
+            and (self.at[0], column) in self.places
+        ):
+            self.go(self.at[0], column)
 
     def action_open(self) -> None:
         """Opens the head under the cursor."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.style import Style
+from textual import events
 
 from mhacli.io.data import finite
 from mhacli.record.arrays import Array
@@ -20,7 +21,8 @@ from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import head_map
 from mhacli.text.escape import without_surrogates
 from mhacli.text.numbers import shown
-from mhacli.viewer.panes import ACCENT, CURSOR, DIM, PLAIN, Cell, Pane, window
+from mhacli.viewer.heads import HeadsScreen
+from mhacli.viewer.panes import ACCENT, CURSOR, DIM, PLAIN, Cell, Lines, Pane, window
 
 ROW_SCHEMA = "mha.row/1"
 QUERY, KEY = 0, 1
@@ -40,7 +42,7 @@ class Picture:
         self.head, self.sequence, self.scale, self.hides_sinks = head, sequence, scale, hides_sinks
         whole = head_map(head, sequence)
         self.base = whole.without_sinks() if hides_sinks else whole
-        self.texts = self.base.queries, self.base.keys
+        self.texts, self.unit = (self.base.queries, self.base.keys), "key" if self.base.block == 1 else "block"
         self.is_taken = np.zeros(self.base.weights.shape, dtype=bool)
         if hides_sinks and self.base.block == 1:
             columns = [place - self.base.first[KEY] for place in self.base.sinks]
@@ -134,11 +136,14 @@ class Picture:
         powers = range(max(self.weights.shape).bit_length(), 0, -1)
         return [*((1 << power, widths[0]) for power in powers), *((1, width) for width in widths)]
 
-    def fits(self, size: tuple[int, int], lines: int, columns: int) -> bool:
-        """Whether the whole map fits in cells of a size."""
-        factor, width = size
-        n_rows, n_columns = map(int, self.weights.shape)
-        return -(-n_rows // (factor * per_line(width))) <= lines and -(-n_columns // factor) * width <= columns
+    def largest(self, sizes: Sequence[tuple[int, int]], lines: int, columns: int) -> int:
+        """The place of the largest size in which all cells fit, or of the smallest size."""
+        n_rows, n_columns = self.weights.shape
+        for place, (factor, width) in reversed([*enumerate(sizes)]):
+            n_lines = -(-n_rows // (factor * per_line(width)))
+            if n_lines <= lines and -(-n_columns // factor) * width <= columns:
+                return place
+        return 0
 
     def cells(self, size: tuple[int, int], rows: range, columns: range, *, colour: bool) -> list[Cell]:
         """A line of cells of a size: one row, or two in cells that are half a character high."""
@@ -156,7 +161,7 @@ class Picture:
     def thumbnail(self, lines: int, columns: int, *, colour: bool) -> list[list[Cell]]:
         """The whole picture, in the largest cells that fit."""
         sizes = self.sizes(colour=colour)[:-1]
-        size = [size for size in sizes if size == sizes[0] or self.fits(size, lines, columns)][-1]
+        size = sizes[self.largest(sizes, lines, columns)]
         (n_rows, n_columns), step = self.levels(size[0]).shape, per_line(size[1])
         rows = (range(begin, min(begin + step, n_rows)) for begin in range(0, n_rows, step))
         return [self.cells(size, of_line, range(n_columns), colour=colour) for of_line in rows]
@@ -168,7 +173,7 @@ def per_line(width: int) -> int:
 
 
 def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell:
-    """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed."""
+    """An attention weight, without colour behind the sign of its shade if there is room; `0` if masked, `–` if removed."""
     number = shown(weight, "weight", _DECIMALS[width])
     if level == FORBIDDEN:
         number = "0" if weight == FORBIDDEN else TAKEN_SIGN
@@ -181,109 +186,89 @@ def _number_cell(level: int, weight: float, width: int, *, colour: bool) -> Cell
 
 # ------------------------------------------------------------------------------------------------------------- the pane
 
-_CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
+_CURSOR = Style(color=picked((255, 64, 64), 203, 9))
 """The cursor's colour among half blocks, which is not in the ramp."""
 _MOST_LABEL, _TICKS, _NAMED = 14, 10, 200
 
 
 class Matrix(Pane):
     """A picture in cells of the `chosen` size, or the largest that fit, with queries down and keys across. The cursor is on a
-    cell of the finest map."""
+    cell of the finest map, and a cell on the screen stands for `factor` × `factor` of them."""
 
-    def __init__(self, go: Callable[[int, int], None], *, colour: bool) -> None:
-        super().__init__(self._aim, go, id="matrix")
-        self.colour = colour
+    def __init__(self, screen: HeadsScreen, picture: Picture) -> None:
+        super().__init__(self._lines, id="matrix")
+        self.head_screen, self.picture = screen, picture
         self.chosen: int | None = None
-        self._zoom, self._zooms = -1, range(-1, 0)
-        self.width, self.headings = HALF, ["query"]
-
-    def show(self, picture: Picture, row: int, column: int) -> None:
-        """Takes a picture and a cell for the cursor."""
-        self.picture, self.row, self.column = picture, row, column
-        self.n_rows = picture.weights.shape[0]
+        self._zoom, self._zooms = 0, range(1)
+        self.factor, self.width, self._left = 1, HALF, 0
 
     def zoom(self, step: int) -> None:
         """Chooses larger or smaller cells, if there are any; with 0 those that fit."""
-        if step == 0:
-            self.chosen = None
-        elif self._zoom + step in self._zooms:
-            self.chosen = self._zoom = self._zoom + step
+        self._zoom = max(self._zooms.start, min(self._zooms.stop - 1, self._zoom + step))
+        self.chosen = self._zoom - self._zooms.stop if step else None
 
-    def _aim(self) -> None:
-        """Takes cells of a size, and the columns around the cursor."""
-        picture, (width, height) = self.picture, self.size
-        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, self.n_rows)))
-        self.left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
-        room, sizes = max(1, width - self.left), picture.sizes(colour=self.colour)
-        fitting = [zoom for zoom in range(-len(sizes), 0) if picture.fits(sizes[zoom], max(1, height - 2), room)]
-        fits = max(fitting, default=-len(sizes))
-        self._zooms = range(min(fits, sizes.index((1, sizes[0][1])) - len(sizes)), 0)
-        self._zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen)
+    def _lines(self, width: int, height: int) -> tuple[str, Lines]:
+        """The lines around the cursor below the keys, in cells of a size."""
+        picture, of, (n_rows, _) = self.picture, self.head_screen, self.picture.weights.shape
+        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, n_rows)))
+        self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
+        room, sizes = max(1, width - self._left), picture.sizes(colour=of.session.colour)
+        fits = picture.largest(sizes, height - 1, room)
+        self._zooms = range(min(fits, sizes.index((1, sizes[0][1]))), len(sizes))
+        self._zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen + len(sizes))
         self.factor, self.width = sizes[self._zoom]
-        self.per_line = per_line(self.width)
-        n_columns = picture.levels(self.factor).shape[1]
-        self.columns = window(self.columns.start, max(1, room // self.width), self.column // self.factor, n_columns)
-        block = picture.map(self.factor).block
-        self.title = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
+        cells, (row, column), step = (
+            picture.map(self.factor),
+            (place // self.factor for place in of.at),
+            per_line(self.width),
+        )
+        n_rows, n_columns = cells.weights.shape
+        of.rows = window(of.rows.start, max(1, height - 1) * step, row, n_rows)
+        of.columns = window(of.columns.start, max(1, room // self.width), column, n_columns)
+        title = "matrix" if cells.block == 1 else f"matrix · {cells.block} × {cells.block} tokens a cell"
         if self.factor > 1:
-            weight = float(picture.map(self.factor).weights[self.row // self.factor, self.column // self.factor])
-            self.title += f", here {'masked' if weight == FORBIDDEN else shown(weight, 'weight', 4)}"
+            weight = float(cells.weights[row, column])
+            title += f", here {'masked' if weight == FORBIDDEN else shown(weight, 'weight', 4)}"
+        starts = of.rows[::step]
+        return title, [self._axis(), *(self._line(range(start, min(start + step, of.rows.stop))) for start in starts)]
 
-    def heading(self) -> Iterable[Cell]:
+    def _axis(self) -> Iterator[Cell]:
         """The keys, as tokens if they fit into cells, else some of the positions."""
-        yield f"{'query':<{self.left}}", DIM
-        cells, width = self.picture.map(self.factor), self.width
+        yield f"{'query':<{self._left}}", DIM
+        cells, width, columns = self.picture.map(self.factor), self.width, self.head_screen.columns
         if width > TIGHT and cells.block == 1:
-            for column in self.columns:
+            for column in columns:
                 name = set_cell_size(fitted(cells.key_name(column), width - 1), width)
-                yield name, ACCENT if column == self.column else PLAIN
+                yield name, ACCENT if column == self.head_screen.at[KEY] else PLAIN
             return
-        places = [cells.key_index(column) for column in self.columns]
-        yield ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=self.columns.start), DIM
+        places = [cells.key_index(column) for column in columns]
+        yield ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=columns.start), DIM
 
-    def line(self, rows: range) -> Iterable[Cell]:
+    def _line(self, rows: range) -> Sequence[Cell]:
         """The name of a query, and the cells of its line."""
-        picture, is_own = self.picture, self.row // self.factor in rows
-        cells = picture.cells((self.factor, self.width), rows, self.columns, colour=self.colour)
-        name = picture.name(QUERY, self.row if is_own else rows[0])
-        if is_own:
-            at = self.column // self.factor
-            levels = [int(picture.levels(self.factor)[row, at]) for row in rows]
-            cells[at - self.columns.start] = self._cursor(cells[at - self.columns.start], rows, levels)
+        (row, column), columns = (place // self.factor for place in self.head_screen.at), self.head_screen.columns
+        cells = self.picture.cells((self.factor, self.width), rows, columns, colour=self.head_screen.session.colour)
+        name = self.picture.name(QUERY, self.head_screen.at[QUERY] if row in rows else rows[0])
+        if row in rows:
+            cells[column - columns.start] = self._cursor(*cells[column - columns.start], is_upper=row == rows[0])
         elif self.factor > 1:
-            of = picture.map(self.factor)
+            of = self.picture.map(self.factor)
             name = f"{of.query_places(rows[0])[0]}–{of.query_places(rows[-1])[1]}"
-        label = set_cell_size(fitted(name, self.left - 2), self.left - 2)
-        return [(label, ACCENT if is_own else PLAIN), (" ▸" if is_own else "  ", ACCENT), *cells]
+        label, style = set_cell_size(fitted(name, self._left - 2), self._left - 2), ACCENT if row in rows else PLAIN
+        return [(label, style), (" ▸" if row in rows else "  ", ACCENT), *cells]
 
-    def _cursor(self, under: Cell, rows: range, levels: list[int]) -> Cell:
+    def _cursor(self, text: str, style: Style, *, is_upper: bool) -> Cell:
         """The cell under the cursor, marked: in its colour among half blocks, by a frame around a number, else reversed."""
-        text, style = under
         if self.width == HALF:
-            is_upper = self.row // self.factor == rows[0]
-            rest = levels[-1 if is_upper else 0] if len(rows) > 1 else FORBIDDEN
-            below = WEIGHTS.paints[rest] if rest >= 0 else None
-            return "▀" if is_upper else "▄", Style(color=_CURSOR_COLOUR, bgcolor=below)
-        if self.width == TIGHT:
-            return text, CURSOR
-        return f"[{text[1:-1]}]", style if self.colour and levels[0] >= 0 else CURSOR
+            return "▀" if is_upper else "▄", _CURSOR
+        return (text, CURSOR) if self.width == TIGHT else (f"[{text[1:-1]}]", style + CURSOR)
 
-    def fit(self) -> None:
-        """Keeps the columns that were taken."""
-
-    def length(self, row: int) -> int:
-        """The number of keys."""
-        return int(self.picture.weights.shape[1])
-
-    def last(self, row: int) -> int:
-        """The last key that a query sees."""
-        return int(np.flatnonzero(self.picture.base.is_open[row]).max(initial=0))
-
-    def is_blank(self, row: int, column: int) -> bool:
-        """The cursor goes to every cell."""
-        return False
-
-    def column_at(self, row: int, x: int) -> int | None:
-        """The key at a place of a line; beside the cells that of the cursor."""
-        column = self.columns.start + (x - self.left) // self.width
-        return column * self.factor if column in self.columns else self.column
+    def on_click(self, event: events.Click) -> None:
+        """Goes to the cell under the mouse; beside the cells to the row."""
+        row = self.head_screen.rows.start + (event.y - 2) * per_line(self.width)
+        column = self.head_screen.columns.start + (event.x - self._left) // self.width
+        if row in self.head_screen.rows:
+            self.head_screen.go(
+                row * self.factor,
+                column * self.factor if column in self.head_screen.columns else self.head_screen.at[KEY],
+            )

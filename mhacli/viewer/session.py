@@ -7,8 +7,6 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.record.arrays import read_arrays
-from mhacli.record.consistency import contradictions
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
 from mhacli.render.base.selection import short_name
@@ -47,7 +45,6 @@ class Session:
         longest = max(len(text.tokens) for text in (*record.sequences, *record.keys))
         self._picture = lru_cache(maxsize=max(1, _KEPT_CELLS // longest**2))(self._read)
         self._top = cache(self._largest)
-        self._is_contradicted = cache(lambda n_read: bool(contradictions(record)))
 
     @property
     def head(self) -> DrawableHead:
@@ -68,10 +65,6 @@ class Session:
             of_layers = [str(n) if kind is None else f"{kind}.{n}" for kind, n in layers or ()]
             words = [f"--layer {', '.join(of_layers)}"] * bool(layers) + [f"--head {number}"] * (number is not None)
             raise UsageError(f"{' '.join(words)} is not in the record")
-
-    def contradicts_itself(self) -> bool:
-        """Whether the record, as far as it is read, contains contradictions."""
-        return self._is_contradicted(len(read_arrays(self.record.arrays)))
 
     def picture(self, place: Place | None = None) -> Picture | None:
         """The picture of a head (None: of that under the cursor); None if the record lacks its weights."""
