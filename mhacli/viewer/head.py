@@ -83,6 +83,10 @@ class HeadScreen(HeadsScreen):
         """The picture that is drawn."""
         return self.matrix.picture
 
+    def on_resize(self) -> None:
+        """Draws the legend of cells whose size is known only now."""
+        self.call_after_refresh(self.draw)
+
     def draw(self) -> None:
         """Draws the session's head, with the cursor on the same tokens as before if possible."""
         before, picture = self.picture, self.session.picture()
@@ -171,6 +175,7 @@ class HeadScreen(HeadsScreen):
 
     def _legend(self, width: int) -> Iterator[Text]:
         """The meaning of shades, and what was removed or not drawn."""
+        self.matrix.fit()  # it may be drawn later
         picture, factor, base = self.picture, self.matrix.factor, self.picture.base
         weights, top = picture.map(factor).weights, picture.top(factor)
         of_scale = " … ".join(ends(picture.scale, top, largest=float(np.nanmax(weights, initial=0.0))))

@@ -207,30 +207,31 @@ class Matrix(Pane):
         self._zoom = max(self._zooms.start, min(self._zooms.stop - 1, self._zoom + step))
         self.chosen = self._zoom - self._zooms.stop if step else None
 
-    def _lines(self, width: int, height: int) -> tuple[str, Lines]:
-        """The lines around the cursor below the keys, in cells of a size."""
-        picture, of, (n_rows, _) = self.picture, self.head_screen, self.picture.weights.shape
-        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, n_rows)))
+    def fit(self) -> None:
+        """Takes cells of a size, and those around the cursor."""
+        picture, on, (width, height) = self.picture, self.head_screen, self.size
+        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, len(picture.weights))))
         self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
-        room, sizes = max(1, width - self._left), picture.sizes(colour=of.session.colour)
-        fits = picture.largest(sizes, height - 1, room)
+        room, sizes = max(1, width - self._left), picture.sizes(colour=on.session.colour)
+        fits = picture.largest(sizes, max(1, height - 2), room)
         self._zooms = range(min(fits, sizes.index((1, sizes[0][1]))), len(sizes))
         self._zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen + len(sizes))
         self.factor, self.width = sizes[self._zoom]
-        cells, (row, column), step = (
-            picture.map(self.factor),
-            (place // self.factor for place in of.at),
-            per_line(self.width),
-        )
-        n_rows, n_columns = cells.weights.shape
-        of.rows = window(of.rows.start, max(1, height - 1) * step, row, n_rows)
-        of.columns = window(of.columns.start, max(1, room // self.width), column, n_columns)
+        n_rows, n_columns = picture.levels(self.factor).shape
+        row, column = (place // self.factor for place in on.at)
+        on.rows = window(on.rows.start, max(1, height - 2) * per_line(self.width), row, n_rows)
+        on.columns = window(on.columns.start, max(1, room // self.width), column, n_columns)
+
+    def _lines(self, width: int, height: int) -> tuple[str, Lines]:
+        """The lines around the cursor below the keys."""
+        self.fit()
+        on, cells, step = self.head_screen, self.picture.map(self.factor), per_line(self.width)
         title = "matrix" if cells.block == 1 else f"matrix · {cells.block} × {cells.block} tokens a cell"
         if self.factor > 1:
-            weight = float(cells.weights[row, column])
+            weight = float(cells.weights[on.at[QUERY] // self.factor, on.at[KEY] // self.factor])
             title += f", here {'masked' if weight == FORBIDDEN else shown(weight, 'weight', 4)}"
-        starts = of.rows[::step]
-        return title, [self._axis(), *(self._line(range(start, min(start + step, of.rows.stop))) for start in starts)]
+        starts = on.rows[::step]
+        return title, [self._axis(), *(self._line(range(start, min(start + step, on.rows.stop))) for start in starts)]
 
     def _axis(self) -> Iterator[Cell]:
         """The keys, as tokens if they fit into cells, else some of the positions."""
