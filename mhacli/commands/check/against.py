@@ -44,16 +44,16 @@ _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
 _MOST_READINGS = 5
 """The most ways to read the weights of one module."""
 Pair = tuple[UserAttention, UserAttention]
+_NOT_COMPARABLE = "different shapes, or NaN in one of them"
+_NO_MASKS = (CallMasks(), CallMasks())
 
 
 class Gap(NamedTuple):
-    """The difference of two outputs for the input named `case`. `masks` are the forms of its masks for each of the two; `shape`
-    is that of the second output if they cannot be subtracted."""
+    """The difference of two outputs for the input named `case`. `masks` are the forms of its masks for each of the two."""
 
     case: str
     difference: float
     tolerance: float
-    shape: tuple[int, ...]
     inputs: Inputs
     masks: tuple[CallMasks, CallMasks]
 
@@ -68,8 +68,13 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     assert request.against is not None
     targets = (request.of.target, request.against.target)
     first = load_user_attention(request.of, stage)
-    second = _other(request.against, _arguments_of_first(first), stage)
-    _require_comparable(first, second, targets)
+    second = _other(request.against, first, stage)
+    if _takes(first) != _takes(second):
+        raise MhaError(
+            f"cannot compare the two: {targets[0]} takes {_takes(first)}, {targets[1]} takes {_takes(second)}",
+            hint="--arg sets an argument of both, by the name that each has for it; --against-arg NAME=VALUE of the second alone",
+            code="cannot-compare",
+        )
     stage(f"comparing {targets[0]} with {targets[1]}", limited=False)
     gaps, pair, weights = _compared(_with_same_weights(first, second, request), request.of.seed)
     failing = next((gap for gap in gaps if not gap.ok), None)
@@ -120,41 +125,35 @@ def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap
     return first
 
 
-def _arguments_of_first(subject: UserAttention) -> tuple[tuple[str, str], ...]:
-    """The arguments of the first that the second gets too: given and guessed ones, and every size."""
-    return tuple(
-        (argument.name, argument.value)
-        for argument in arguments_of(subject.built)
-        if argument.origin != "default" or (role_of(argument.name) in _SIZES and argument.value.isdigit())
-    )
-
-
-def _other(request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
+def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAttention:
     """The second implementation, ready to be called. Raises `MhaError` that names the `--against-` options."""
+    stage(f"importing {request.target}")
     try:
-        return load_user_attention(_with_its_names(request, first_arguments, stage), stage)
+        return load_user_attention(_with_arguments_of(first, request), stage)
     except MhaError as fault:
         fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
         fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)
         raise
 
 
-def _with_its_names(
-    request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage
-) -> TargetRequest:
-    """The request with the first's arguments under the second's names, such as `num_heads` for `n_heads`. Arguments without
-    such a name are dropped, and the second's own arguments have priority."""
-    stage(f"importing {request.target}")
+def _with_arguments_of(first: UserAttention, request: TargetRequest) -> TargetRequest:
+    """The request with the given and guessed arguments and all sizes of the first, under the second's names, such as `num_heads`
+    for `n_heads`. Arguments without such a name are dropped, and the second's own arguments have priority."""
     thing = find_target(request.target)
     is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
     names = list(parameters_of(thing)) if is_built else []
-    roles = {role: name for name in reversed(names) if (role := role_of(name)) is not None}
-    renamed = []
-    for name, value in first_arguments:
-        role = role_of(name)
-        target_name = name if name.partition(".")[0] in names else None if role is None else roles.get(role)
-        renamed += [] if target_name is None else [(target_name, value)]
-    return replace(request, arguments=tuple((dict(renamed) | dict(request.arguments)).items()))
+    roles = {role_of(name): name for name in reversed(names)}
+    renamed = {}
+    for argument in arguments_of(first.built):
+        role = role_of(argument.name)
+        is_size = role in _SIZES and argument.value.isdigit()
+        if argument.origin == "default" and not is_size:
+            continue
+        if argument.name.partition(".")[0] in names:
+            renamed[argument.name] = argument.value
+        elif role is not None and role in roles:
+            renamed[roles[role]] = argument.value
+    return replace(request, arguments=tuple({**renamed, **dict(request.arguments)}.items()))
 
 
 def _built(subject: UserAttention) -> str:
@@ -162,20 +161,8 @@ def _built(subject: UserAttention) -> str:
     return f"{subject.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in arguments)})"
 
 
-def _require_comparable(first: UserAttention, second: UserAttention, targets: tuple[str, str]) -> None:
-    """Raises `MhaError` if no input fits both."""
-    if first.is_function != second.is_function:
-        raise MhaError(
-            "cannot compare the two: one projects token vectors, the other takes q, k and v as they are",
-            code="cannot-compare",
-        )
-    if not first.is_function and first.sizes.d_in != second.sizes.d_in:
-        raise MhaError(
-            f"cannot compare the two: {targets[0]} takes vectors of width {first.sizes.d_in}, {targets[1]} of "
-            f"width {second.sizes.d_in}",
-            hint="--arg sets an argument of both, by the name that each has for it; --against-arg NAME=VALUE of the second alone",
-            code="cannot-compare",
-        )
+def _takes(subject: UserAttention) -> str:
+    return "q, k and v as they are" if subject.is_function else f"vectors of width {subject.sizes.d_in}"
 
 
 # ------------------------------------------------------------------------------------------------------------- the weights
@@ -278,11 +265,16 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
     if has_context:
         yield _gap("fewer queries than keys", pair, drawer.inputs(with_context=True))
     inputs = drawer.inputs(with_context=has_context)
-    masks = [[CallMasks(mask=form) for form in subject.mask_forms[:4]] for subject in pair]
-    padding = [[CallMasks(padding=form) for form in subject.padding_forms[:4]] for subject in pair]
     masked, padded = inputs._replace(allowed=drawer.allowed(inputs)[:1]), inputs._replace(real=drawer.real(inputs))
-    for name, forms, given in (("a mask", masks, masked), ("padding", padding, padded)):
-        gaps = [_gap(name, pair, given, both) for both in itertools.product(*forms)]
+    masks = [
+        _gap("a mask", pair, masked, (CallMasks(mask=form), CallMasks(mask=other)))
+        for form, other in itertools.product(first.mask_forms[:4], second.mask_forms[:4])
+    ]
+    padding = [
+        _gap("padding", pair, padded, (CallMasks(padding=form), CallMasks(padding=other)))
+        for form, other in itertools.product(first.padding_forms[:4], second.padding_forms[:4])
+    ]
+    for gaps in (masks, padding):
         if gaps:  # the smallest, because the meaning of True is a choice
             yield min(gaps, key=lambda gap: gap.difference)
 
@@ -295,16 +287,14 @@ def _with_common_sizes(first: UserAttention, second: UserAttention) -> UserAtten
     return replace(first, sizes=sizes, n_heads=min(first.n_heads, second.n_heads), slots=slots)
 
 
-def _gap(name: str, pair: Pair, inputs: Inputs, masks: tuple[CallMasks, ...] = (CallMasks(), CallMasks())) -> Gap:
-    both = (masks[0], masks[1])
+def _gap(name: str, pair: Pair, inputs: Inputs, masks: tuple[CallMasks, CallMasks] = _NO_MASKS) -> Gap:
     try:
-        a, b = (output_for(subject, inputs, *forms) for subject, forms in zip(pair, both, strict=True))
+        a, b = (output_for(subject, inputs, *forms) for subject, forms in zip(pair, masks, strict=True))
     except Exception:  # the form does not fit these sizes
-        return Gap(name, math.inf, TOLERANCE, (), inputs, both)
+        return Gap(name, math.inf, TOLERANCE, inputs, masks)
     if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
         a, b = a[inputs.real], b[inputs.real]  # padded positions have no defined output
-    difference = max_error(a, b)
-    return Gap(name, difference, _tolerance(a), () if math.isfinite(difference) else tuple(b.shape), inputs, both)
+    return Gap(name, max_error(a, b), _tolerance(a), inputs, masks)
 
 
 def _tolerance(tensor: Tensor) -> float:
@@ -316,7 +306,10 @@ def _tolerance(tensor: Tensor) -> float:
 def _finding(gaps: Sequence[Gap], pair: Pair, request: CheckRequest, departure: FirstDifference | None) -> Finding:
     assert request.against is not None
     targets = (request.of.target, request.against.target)
-    evidence = [f"{gap.case}: {_words(gap)}" for gap in gaps if not gap.ok]
+    evidence = []
+    for gap in gaps:
+        words = f"largest difference {gap.difference:.4g}" if math.isfinite(gap.difference) else _NOT_COMPARABLE
+        evidence += [] if gap.ok else [f"{gap.case}: {words}"]
     example = _smallest(pair, request.of.seed)
     evidence += [] if example is None else [example]
     evidence += [f"{gap.case}: the same" for gap in gaps if gap.ok]
@@ -339,12 +332,6 @@ def _smallest(pair: Pair, seed: int) -> str | None:
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
             return f"smallest example, {rows}: they differ by {gap.difference:.4g}"
     return None
-
-
-def _words(gap: Gap) -> str:
-    if math.isinf(gap.difference):
-        return f"different shapes, or NaN in one of them{f', {list(gap.shape)}' if gap.shape else ''}"
-    return f"largest difference {gap.difference:.4g}"
 
 
 # ------------------------------------------------------------------------------------------------------- first difference

@@ -148,7 +148,8 @@ def _held_tensors(subject: UserAttention) -> dict[int, str]:
     held = dict(vars(call)) if hasattr(call, "__dict__") else {}
     if module is not None:
         held |= dict(module.named_buffers()) | dict(module.named_parameters())
-    return {address_of(tensor): name for name, tensor in held.items() if isinstance(tensor, Tensor)}
+    tensors = {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor) and address_of(tensor)}
+    return {address_of(tensor): name for name, tensor in tensors.items()}
 
 
 def _name_outside(graph: Graph, tensor: Tensor, constants: Mapping[int, str], inputs: Inputs) -> None:
@@ -157,7 +158,7 @@ def _name_outside(graph: Graph, tensor: Tensor, constants: Mapping[int, str], in
         graph.constants[id(tensor)] = constants[address_of(tensor)]
         return
     for name, rows in graph.given.items():
-        is_like = tensor.dtype == rows.dtype and tensor.numel() == rows.numel()
+        is_like = name != "mask" and (tensor.dtype, tensor.numel()) == (rows.dtype, rows.numel())
         if is_like and torch.equal(tensor.flatten().sort().values, rows.flatten().sort().values):
             graph.inputs.setdefault(id(tensor), name)
     is_masked = inputs.allowed is not None or inputs.real is not None

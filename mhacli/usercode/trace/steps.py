@@ -19,15 +19,6 @@ from mhacli.usercode.trace.graph import KERNEL, SOFTMAXES, Graph, is_transpose
 from mhacli.usercode.types import Operation
 
 _MAX_STEPS = 400
-_INPUT_MEANINGS: Mapping[str, str] = {
-    "x": "the input: a row of random numbers for each token",
-    "context": "other rows, from which keys and values are made",
-    "values": "other rows, from which values are made",
-    "q": "queries, split into heads, as the function is given them",
-    "k": "keys, split into heads",
-    "v": "values, split into heads",
-    "mask": "which keys each query may see",
-}
 
 
 def steps_of(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Step, ...]:
@@ -43,7 +34,7 @@ def steps_of(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[S
             tensor,
             axes=_axes_of(tensor, names, is_of_keys=has_equal_lengths and name in ("k", "v")),
             formula=f"{name} = {drawn}",
-            meaning=_INPUT_MEANINGS.get(name, ""),
+            meaning=_meaning(name, ()),
             flops=0,
             values=_summary(tensor) if values else None,
         )
@@ -203,7 +194,7 @@ def _text(value: object) -> str:
 
 def _meaning(site: str, axes: Sequence[str]) -> str:
     """The purpose of a site in one sentence, as of mha's own layer; empty for an unknown site."""
-    is_of_one_head = site.endswith("_proj") and axes[-1] == "d_head"
+    is_of_one_head = site.endswith("_proj") and axes[-1:] == ("d_head",)
     site = site.replace("_proj", "_per_head") if is_of_one_head else site
     explanation = SITES[site].words.explanation if site in SITES else ""
     return re.split("[<{]", explanation)[0].rstrip(" :,")
