@@ -9,7 +9,6 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from mhacli.attention.taps import step_of, summarise
 from mhacli.record.record import Step, TensorSummary, WeightShape
@@ -25,21 +24,20 @@ def steps_of(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[S
     """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
     words."""
     names = _names_by_size(sizes)
-    has_equal_lengths = sizes["query"] == sizes["key"]
     steps = []
     for name, tensor in graph.given.items():
         drawn = "True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"
         step = step_of(
             name,
             tensor,
-            axes=_axes_of(tensor, names, is_of_keys=has_equal_lengths and name in ("k", "v")),
+            axes=_axes_of(tensor, names, name),
             formula=f"{name} = {drawn}",
             meaning=_meaning(name, ()),
             flops=0,
             values=_summary(tensor) if values else None,
         )
         steps.append(step)
-    axes = _axes(graph, names, has_equal_lengths=has_equal_lengths)
+    axes = _axes(graph, names)
     groups: dict[object, list[int]] = {}
     for index, operation in enumerate(graph.operations):
         place = (operation.file, operation.line, operation.name, graph.sites[index], operation.output.ndim)
@@ -106,6 +104,7 @@ _PRODUCTS = (
 )  # fmt: skip
 """Merged axes, the usual ones first."""
 _OF_KEYS = ("k", "v", "kᵀ", "k_proj", "v_proj", "kv")
+_OF_PAIRS = ("qk", "scores", "pattern")
 
 
 def _names_by_size(sizes: Mapping[str, int]) -> Mapping[int, list[str]]:
@@ -115,35 +114,42 @@ def _names_by_size(sizes: Mapping[str, int]) -> Mapping[int, list[str]]:
         factors = [int(word) if word.isdigit() else sizes.get(word, 0) for word in name.split("·")]
         names.setdefault(prod(factors), []).append(name)
     names.setdefault(sizes.get("d_head", 0) // 2, []).append("d_head/2")
+    names.setdefault(sizes["key"] + 1, []).append("key+1")
     return {size: named for size, named in names.items() if size}
 
 
-def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], *, is_of_keys: bool) -> tuple[str, ...]:
-    """The axes of a tensor. A name occurs once, and the last axis is a width if one has its size."""
+def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple[str, ...]:
+    """The axes of the tensor of a site. A name occurs once. Of names with one size, keys have no query, scores have no width, and
+    the last axis of another tensor is a width."""
     axes: list[str] = []
+    group = site.partition(".")[0]
     for size in tensor.shape:
         possible = [name for name in names.get(size, ()) if name not in axes]
-        is_last = len(axes) == tensor.ndim - 1
-        widths = [name for name in possible if is_last and name.startswith("d_")]
+        if group in _OF_KEYS and "key" in possible:
+            possible = ["key"]
+        widths = [name for name in possible if name.startswith("d_")]
+        if group in _OF_PAIRS:
+            possible = [name for name in possible if name not in widths]
+        elif widths and len(axes) == tensor.ndim - 1:
+            possible = widths
         unknown = "single" if size == 1 else "part" if size <= 3 else "width"
-        axes.append(next(iter([*widths, *possible]), unknown))
-    is_of_keys = is_of_keys and "key" not in axes
-    return tuple("key" if is_of_keys and axis == "query" else axis for axis in axes)
+        axes.append(possible[0] if possible else unknown)
+    return tuple(axes)
 
 
-def _axes(graph: Graph, names: Mapping[int, list[str]], *, has_equal_lengths: bool) -> list[tuple[str, ...]]:
+def _axes(graph: Graph, names: Mapping[int, list[str]]) -> list[tuple[str, ...]]:
     """The axes of each operation's output. In self-attention, the operations tell queries from keys."""
     axes: list[tuple[str, ...]] = []
     has_keys_first: list[bool] = []
     other = {"query": "key", "key": "query"}
+    lengths = {"query", "key"}
+    has_equal_lengths = any(lengths <= {*named} for named in names.values())
     for index, operation in enumerate(graph.operations):
-        is_of_keys = has_equal_lengths and graph.sites[index].partition(".")[0] in _OF_KEYS
-        named = _axes_of(operation.output, names, is_of_keys=is_of_keys)
-        has_both = has_equal_lengths and {"query", "key"} <= {*named}
+        named = _axes_of(operation.output, names, graph.sites[index])
         are_first = any(has_keys_first[source] for source in graph.sources[index] if source is not None)
         is_swapped = index in graph.swapped or are_first != is_transpose(operation)
-        has_keys_first.append(has_both and is_swapped)
-        axes.append(tuple(other.get(axis, axis) for axis in named) if has_keys_first[-1] else named)
+        has_keys_first.append(has_equal_lengths and lengths <= {*named} and is_swapped)
+        axes.append(tuple(other.get(axis, axis) for axis in named) if has_keys_first[index] else named)
     return axes
 
 
@@ -206,12 +212,10 @@ def _meaning(site: str, axes: Sequence[str]) -> str:
 def _remark(graph: Graph, index: int, axes: Sequence[tuple[str, ...]]) -> str:
     """A remark on a likely error: a softmax over another axis than the keys, or a view that mixes axes."""
     operation, named = graph.operations[index], axes[index]
-    if operation.name in SOFTMAXES and any(attention.keys() & {"qk", "z"} for attention in graph.attentions):
+    if operation.name in SOFTMAXES and graph.sites[index].startswith("pattern"):
         axis = _softmax_axis(operation, named)
-        is_of_keys = "key" in axis.split("·") or not graph.live[index]
-        return (
-            "" if is_of_keys else f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
-        )
+        remark = f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
+        return "" if "key" in re.split("[·+]", axis) else remark
     source = graph.sources[index][0] if operation.name in ("view", "reshape", "flatten", "unflatten") else None
     words = None if source is None else _exchanged(axes[source], named)
     text = f"a {operation.name} keeps the numbers in their order, and cannot exchange"
@@ -261,10 +265,12 @@ _PER_NUMBER: Mapping[str, int] = {
 def _flops(operation: Operation) -> int:
     """Floating-point operations, 2 for a multiply-add, 1 otherwise; 0 if unknown."""
     n_out, name = operation.output.numel(), operation.name.rstrip("_")
-    if name == "einsum" and operation.arguments.get("equation"):
-        with FlopCounterMode(display=False) as counter:
-            torch.einsum(operation.arguments["equation"], *operation.inputs)
-        return int(counter.get_total_flops())
+    equation = str(operation.arguments.get("equation", "")).replace(" ", "")
+    if name == "einsum" and "->" in equation:
+        operands, _, result = equation.partition("->")
+        letters = operands.partition(",")[0]
+        sizes = [operation.inputs[0].shape[n - len(letters)] for n, x in enumerate(letters) if x not in f"{result}."]
+        return 2 * n_out * prod(sizes)
     if name in ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm"):
         width = operation.inputs[1 if name in ("addmm", "baddbmm") else 0].shape[-1]
         return n_out * (2 * width + (len(operation.inputs) > 2))

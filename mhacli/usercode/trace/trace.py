@@ -112,10 +112,11 @@ def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, in
         d_head = z.inputs[0].shape[-1]
     elif "qk" in known:
         d_head = graph.operations[known["qk"]].inputs[-2].shape[-1]
-    outputs = [graph.operations[attention["z"]] for attention in graph.attentions if "z" in attention]
-    n_numbers = sum(operation.output.numel() for operation in outputs if operation.at == z.at)
+    site, rows = ("qk", batch * n_queries * n_keys) if "qk" in known else ("z", batch * n_queries * d_v)
+    outputs = [graph.operations[attention[site]] for attention in graph.attentions if site in attention]
+    n_numbers = sum(operation.output.numel() for operation in outputs if operation.at == outputs[0].at)
     sizes.setdefault("d_head", d_head)
-    sizes.setdefault("head", max(1, n_numbers // max(1, batch * n_queries * d_v)))
+    sizes.setdefault("head", max(1, n_numbers // max(1, rows)))
     arguments = {role_of(name.rpartition(".")[2]): value for name, value in subject.built.arguments.items()}
     n_kv_heads = arguments.get("n_kv_heads")
     if isinstance(n_kv_heads, int) and n_kv_heads != sizes["head"]:
