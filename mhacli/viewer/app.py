@@ -8,8 +8,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 from rich.console import RenderableType
@@ -21,7 +20,7 @@ from textual.widgets import Footer
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated
-from mhacli.render.base.doc import Column, Table
+from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
@@ -76,15 +75,7 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
 def _origin(session: Session, width: int) -> Iterator[RenderableType]:
     """The provenance of the record, and the arrays that it lacks."""
     missing = [("not kept", ", ".join(map(visible, session.record.not_kept)))] if session.record.not_kept else []
-    return _pairs([*provenance(session.record), *missing], width)
-
-
-def _pairs(rows: Sequence[tuple[str, str]], width: int, title: str = "") -> Iterator[RenderableType]:
-    name: Column[tuple[str, str]] = Column(heading="", value=itemgetter(0), style=lambda row: "bold cyan")
-    return table(
-        Table(columns=[name, Column(heading="", value=itemgetter(1), wraps=True, least=20)], rows=rows, title=title),
-        width,
-    )
+    return table(pairs([*provenance(session.record), *missing], style="bold cyan"), width)
 
 
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
@@ -103,7 +94,8 @@ def _help(session: Session, width: int) -> Iterator[RenderableType]:
     screens |= {"effects": EffectsScreen, "a text to read": TextScreen}
     for title, screen in screens.items():
         keys = [each for each in screen.BINDINGS if isinstance(each, Binding) and each.tooltip]
-        yield from _pairs([(each.key_display or "", each.tooltip) for each in keys], width, title)
+        named = [(each.key_display or "", each.tooltip) for each in keys]
+        yield from table(pairs(named, style="bold cyan", title=title), width)
         yield Text()
     yield Text(_EXPLAINED)
 
