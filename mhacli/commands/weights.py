@@ -184,7 +184,8 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
             for name, heading in headings.items()
         ]
         rows = contents.get(part)
-        body += table(Table(columns=columns, rows=rows), on.width) if rows else ()
+        if rows:
+            body += [Text(), *table(Table(columns=columns, rows=rows), on.width)]
     return Group(Text(visible(contents["path"]), style="bold"), *body)
 
 

@@ -248,7 +248,7 @@ def _map(
     """A head in A, in B, and B − A, of the tokens that correspond."""
     heads = [DrawableHead(record, heads_of(record).index(head), head) for record in (layer.a, layer.b)]
     a, b = (head_map(each, sequence) for each in heads)
-    title = f"{layer.label} · head {head}".removeprefix(" · ")
+    title = f"{visible(layer.label)} head {head}".lstrip()
     title += f" · sequence {sequence}" if len(layer.a.sequences) > 1 else ""
     is_other = (a.block, a.first) != (b.block, b.first) or not layer.has_same_tokens
     if a.block == b.block == 1:
