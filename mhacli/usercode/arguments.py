@@ -18,23 +18,18 @@ Role = Literal[
 
 SPELLINGS: Final[Mapping[Role, str]] = {
     "d_model": """d_model embed_dim dim hidden_size n_embd n_embed d_in emb_size embedding_dim model_dim size width input_dim
-        features d_embed embed_size emb_dim embedding_size hidden_dim hid_dim d_hidden hidden d_emb emb embedding embed
-        in_channels channels in_features in_dim dim_in input_size n_state n_units n_feat units num_hiddens query_dim
-        query_size num_features n_features embed_dims hidden_units d k c context_dim d_context cross_attention_dim kdim vdim
-        dim_model""",
-    "d_out": "d_out out_dim output_dim dim_out out_channels out_features output_size d_output",
-    "n_heads": """n_heads num_heads heads nhead n_head h num_attention_heads nheads n_attention_heads num_head head
-        num_attn_heads attention_heads attn_heads n_q_heads num_q_heads num_query_heads q_heads""",
-    "n_kv_heads": """n_kv_heads num_kv_heads num_key_value_heads kv_heads n_groups num_groups n_kv_head n_kv n_query_groups
-        num_query_groups groups""",
-    "d_head": """d_k head_dim dim_head head_size key_dim d_head d_key dim_k k_dim dim_key size_per_head dim_per_head d_qk d_q
-        attention_head_size d_kv key_size""",
+        features d_embed embed_size emb_dim embedding_size hidden_dim d_hidden hidden emb embed in_channels channels
+        in_features in_dim dim_in input_size n_state n_feat units num_hiddens query_dim query_size d k c context_dim d_context
+        cross_attention_dim kdim vdim dim_model num_features""",
+    "d_out": "d_out out_dim output_dim dim_out out_channels out_features output_size",
+    "n_heads": "n_heads num_heads heads nhead n_head h num_attention_heads nheads num_head head n_q_heads num_query_heads",
+    "n_kv_heads": "n_kv_heads num_kv_heads num_key_value_heads kv_heads n_groups num_groups n_kv_head n_kv num_query_groups",
+    "d_head": "d_k head_dim dim_head head_size key_dim d_head d_key dim_k k_dim dim_key attention_head_size d_kv key_size",
     "d_v": "d_v dim_v v_dim value_dim v_head_dim value_size d_value",
-    "dropout": """dropout attn_dropout p attn_pdrop dropout_rate dropout_p p_dropout drop drop_rate resid_dropout resid_pdrop
-        attention_dropout attn_drop proj_drop attention_probs_dropout_prob hidden_dropout_prob drop_prob dropout_prob
-        embd_pdrop hidden_dropout rate p_drop""",
+    "dropout": """dropout attn_dropout p attn_pdrop dropout_rate dropout_p drop drop_rate resid_dropout resid_pdrop attn_drop
+        attention_dropout proj_drop attention_probs_dropout_prob hidden_dropout_prob drop_prob dropout_prob rate""",
     "context_length": """context_length block_size max_len max_seq_len seq_len max_position_embeddings max_length n_ctx
-        context_size ctx_len seq_length sequence_length max_seq_length max_sequence_length n_positions num_tokens seq_size t""",
+        context_size seq_length sequence_length max_seq_length max_sequence_length n_positions num_tokens""",
     "bias": "bias qkv_bias use_bias attention_bias add_bias with_bias proj_bias out_bias",
     "causal": "causal is_causal masked causal_mask autoregressive is_decoder mask",
     "batch_first": "batch_first",
@@ -127,8 +122,8 @@ _GROUPED_HEADS: Final = (15, 9, 21, 25, 35, 6, 12, 10, 20, 4, 8, 16, 18, 24, 32,
 
 
 def usual_values(
-    known: Mapping[Role, Any], *, is_grouped: bool, causal: bool, device: str
-) -> dict[Role, tuple[Any, str]]:
+    known: Mapping[Role | None, Any], *, is_grouped: bool, causal: bool, device: str
+) -> dict[Role | None, tuple[Any, str]]:
     """A value for each role that can be guessed, with its meaning. They agree with the known values: unless given,
     `d_model = n_heads · d_head`, and `n_kv_heads` divides `n_heads` where heads are grouped."""
     sizes = {role: value for role, value in known.items() if type(value) is int and value > 0}
@@ -138,7 +133,7 @@ def usual_values(
         own = _D_HEAD if n_heads != _D_HEAD else _D_HEAD + 4
         d_head = width // n_heads if width and width >= n_heads else own
     d_model = sizes.get("d_model") or width or n_heads * d_head
-    usual: dict[Role, tuple[Any, str]] = {
+    usual: dict[Role | None, tuple[Any, str]] = {
         "d_model": (d_model, "the width of a token"),
         "d_out": (d_model if d_model % n_heads == 0 else n_heads * d_head, "the width of the output"),
         "n_heads": (n_heads, "the number of heads"),
@@ -171,10 +166,9 @@ def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_g
         return (
             remainder != 0 or head != (d_head or head),
             n_kv_heads in (n_heads, n_heads**0.5),
-            head < 2,
+            head < 4,
             n_heads < 3,
             head % 2 != 0,
-            head < 4,
             head == n_heads,
             n_heads % 2 == 0,
         )

@@ -31,7 +31,6 @@ from mhacli.errors import MhaError
 KEPT_BYTES: Final = 64 << 10
 _LOADING: Final = "loading torch"
 _LAST_LINES: Final = 3
-_LONGEST_LIMIT_S: Final = 1e8
 _ROOT: Final = str(Path(__file__).parents[2])
 _PROGRAM: Final = (
     f"import sys; sys.path.insert(0, {_ROOT!r}); import mhacli; sys.path.remove({_ROOT!r}); "
@@ -53,7 +52,7 @@ def run_in_child(
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called when a stage begins. Raises the
     job's `MhaError`, and an `MhaError` that names the stage if it exceeds `time_limit_s` or if the child ends early.
     """
-    words = json.dumps({"job": job, "request": request, "time_limit_s": min(time_limit_s, _LONGEST_LIMIT_S)})
+    words = json.dumps({"job": job, "request": request, "time_limit_s": time_limit_s})
     process, messages = _started(words.encode() + b"\n")
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(process, printed), daemon=True)
@@ -63,7 +62,8 @@ def run_in_child(
     with process, messages:
         try:
             for line in messages:
-                kind, content = _parsed(line)
+                is_message = line.startswith(b'["')  # other lines are those of a stack dump
+                kind, content = json.loads(line) if is_message else ("dump", line.decode("utf-8", "replace"))
                 if kind in ("result", "error"):
                     ending = kind, content
                     break
@@ -124,15 +124,6 @@ def _text(printed: bytearray) -> str:
     if len(printed) > KEPT_BYTES:
         return "…\n" + (printed.partition(b"\n")[2] or printed).decode("utf-8", "backslashreplace")
     return printed.decode("utf-8", "backslashreplace")
-
-
-def _parsed(line: bytes) -> tuple[str, Any]:
-    """The kind of a message and its content. A line that is no message belongs to a stack dump."""
-    try:
-        kind, content = json.loads(line)
-    except (ValueError, TypeError):
-        return "dump", line.decode("utf-8", "replace")
-    return kind, content
 
 
 def _early_end(stage: str, exit_status: int, dump: str, time_limit_s: float, printed: str) -> MhaError:
@@ -218,12 +209,13 @@ def as_error(fault: BaseException, stage: str) -> MhaError:
     """An exception of a job as an `MhaError`: the user's error if it passed user code, else a bug of mha."""
     if isinstance(fault, MhaError):
         return fault
-    if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
+    text = exception_text(fault)
+    if isinstance(fault, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
         return MhaError(f"out of memory while {stage}", code="out-of-memory")
     if source_line_of(fault) is not None or not isinstance(fault, Exception):
         return user_code_error(f"{stage} failed", fault, None, code="raised")
     return MhaError(
-        f"internal error: {type(fault).__name__}: {fault}",
+        f"internal error: {text}",
         hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
         code="internal",
     )
@@ -261,7 +253,7 @@ def shown_path(path: str) -> str:
     return path if relative.startswith(os.pardir) else relative
 
 
-def is_user_file(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     """Whether a file belongs to the user: not to Python, mha or an installed package."""
     if not file or file.startswith("<"):
         return False
@@ -270,27 +262,18 @@ def is_user_file(file: str) -> bool:
 
 
 def exception_text(fault: BaseException) -> str:
-    """The class and the first line of an exception: `ValueError: 3 is odd`."""
-    kind = type(fault).__name__
-    try:
-        lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
-    except Exception:  # a user's __str__ may raise
-        lines = []
-    if isinstance(fault, SyntaxError):
-        lines = [fault.msg or ""]
-    return f"{kind}: {lines[0][:_MOST_CHARACTERS]}" if lines and lines[0] else kind
+    """The class and the first line of an exception, as Python prints them: `ValueError: 3 is odd`."""
+    lines = [line for line in traceback.format_exception_only(fault) if not line.startswith(" ")]
+    return lines[0].splitlines()[0][:_MOST_CHARACTERS]
 
 
 def source_line_of(fault: BaseException, file: str | None = None) -> SourceLine | None:
     """The innermost line of user code, or of `file`, in the traceback; None if there is none."""
     if isinstance(fault, SyntaxError) and fault.filename and fault.lineno and os.path.isfile(fault.filename):
         return source_line(fault.filename, fault.lineno)
-    try:
-        frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(fault.__traceback__)]
-    except Exception:
-        return None
-    for name, line in reversed(frames):
-        if name == file or is_user_file(name):
+    for frame, line in reversed([*traceback.walk_tb(fault.__traceback__)]):
+        name = frame.f_code.co_filename
+        if name == file or _is_user_file(name):
             return source_line(name, line)
     return None
 
@@ -304,7 +287,7 @@ def source_line_in_dump(dump: str) -> SourceLine | None:
     """The innermost line of user code in the last thread of a `faulthandler` dump; None if there is none."""
     for name, line in _FRAME.findall(dump.rpartition("hread 0x")[2]):
         file = name.encode().decode("unicode_escape") if "\\" in name else name  # non-ASCII characters are escaped
-        if is_user_file(file) and os.path.isfile(file):
+        if _is_user_file(file) and os.path.isfile(file):
             return source_line(file, int(line))
     return None
 
@@ -314,15 +297,12 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-_NO_CUDA: Final = re.compile(
-    r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device"
-    r"|NVIDIA driver on your system|Attempting to deserialize object on a CUDA device but"
-)
+_NO_CUDA: Final = "not compiled with CUDA|NVIDIA driver|No CUDA GPUs|no CUDA-capable device|object on a CUDA device but"
 
 
 def lacks_cuda(text: str) -> bool:
     """Whether an exception says that torch has no CUDA device."""
-    return _NO_CUDA.search(text) is not None
+    return re.search(_NO_CUDA, text) is not None
 
 
 def user_code_error(

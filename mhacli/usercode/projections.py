@@ -156,14 +156,16 @@ def _matrices(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[tupl
     n_heads = widths.n_heads if "q" in letters else widths.n_kv_heads or widths.n_heads
     weight = part.weight
     if weight.ndim == 3:
-        kernel = (Choice("kernel", "weights have an axis for heads"),)
+        kernel = Choice("kernel", "weights have an axis for heads")
+        if part.number is not None:
+            kernel = Choice("per-head", "each head has projections of its own")
         for axis in [axis for axis in range(3) if weight.shape[axis] == d_in]:
             input_last = weight.movedim(axis, 2)
             for first in (input_last, input_last.transpose(0, 1)):
                 if first.shape[0] == len(letters) > 1:
                     yield first.flatten(0, 1), ()
                 elif first.shape[0] == n_heads:
-                    yield first.flatten(0, 1), kernel
+                    yield first.flatten(0, 1), (kernel,)
         return
     for matrix in _oriented(part):
         is_swapped = part.orientation == "free" and matrix is not weight
@@ -301,32 +303,9 @@ _ROLE = re.compile(
     r"(?:linear|lin|proj|projection|layer|fc|net|map|embed)?"
 )
 _FUSED = re.compile(r"(?:to_?|w_?|c_?|fc_?)?((?!(.).?\2)[qkv]{2,3})(?:_?proj|s)?")
-_OUTPUT = frozenset(
-    [
-        "o",
-        "out",
-        "output",
-        "outputs",
-        "wo",
-        "proj",
-        "dense",
-        "fc",
-        "unify",
-        "unifyheads",
-        "final",
-        "combine",
-        "concat",
-        "w0",
-        "cproj",
-        "outproj",
-        "toout",
-        "oproj",
-        "project",
-        "projection",
-        "mix",
-        "merge",
-        "last",
-    ]
+_OUTPUT = (
+    "o out output outputs wo proj dense fc unify unifyheads final combine concat w0 cproj outproj toout oproj project "
+    "projection mix merge last"
 )
 
 
@@ -356,4 +335,4 @@ def _letters_of(step: str) -> str:
 def _letter(word: str) -> str:
     """The letter of one word, empty if it states no role."""
     match = _ROLE.fullmatch(word)
-    return match[1][0] if match is not None else "o" * (word in _OUTPUT)
+    return match[1][0] if match is not None else "o" * (word in _OUTPUT.split())

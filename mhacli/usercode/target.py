@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import Any, Final, Literal
 
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.files import read_whole
-from mhacli.usercode.process import shown_path, user_code_error
+from mhacli.usercode.process import user_code_error
 
 MAX_SOURCE_BYTES: Final = 16 << 20
 _MOST_LISTED: Final = 12
@@ -96,9 +97,8 @@ def _is_file(location: str) -> bool:
 def _source_of(location: str) -> bytes:
     """The content of a Python file."""
     if not os.path.lexists(location):
-        folder, name = os.path.split(location)
-        names = [path.name for path in Path(folder or ".").glob("*.py")]
-        near = [os.path.join(folder, other) for other in difflib.get_close_matches(name, names)]
+        others = {path.stem: str(path) for path in Path(location).parent.glob("*.py")}
+        near = [others[name] for name in difflib.get_close_matches(Path(location).stem, others)]
         hint = f"did you mean {' or '.join(near)}?" if near else None
         raise MhaError(f"{location} does not exist", hint=hint, code="unreadable", path=location)
     source = read_whole(location, MAX_SOURCE_BYTES)
@@ -182,7 +182,8 @@ def _offered(owner: Any) -> list[str]:
     own = getattr(owner, "__dict__", {})
     things = {name: thing for name, thing in own.items() if callable(thing) and not name.startswith("_")}
     home = getattr(owner, "__module__", None) or getattr(owner, "__name__", None)
-    return [name for name, thing in things.items() if getattr(thing, "__module__", None) == home] or list(things)
+    local = [name for name, thing in things.items() if f"{getattr(thing, '__module__', '')}.".startswith(f"{home}.")]
+    return local or list(things)
 
 
 # ------------------------------------------------------------------------------------------------------------ the import
@@ -196,43 +197,35 @@ def _import(location: str) -> ModuleType:
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
-        missing = fault.name if isinstance(fault, ModuleNotFoundError) and fault.name else ""
-        is_target = bool(missing) and f"{location}.".startswith(f"{missing}.")
-        advice = None
-        if is_target:
-            advice = "a file is named by its path, such as folder/file.py:NAME"
+        missing = (fault.name or "") if isinstance(fault, ModuleNotFoundError) else ""
+        code, advice = "import", None
+        if f"{location}.".startswith(f"{missing}."):
+            code, advice = "no-target", "a file is named by its path, such as folder/file.py:NAME"
         elif missing:
-            advice = f"{sys.executable} -m pip install {missing.partition('.')[0]} may install it for mha"
-            advice += "; for a module of your own set PYTHONPATH to the folder that holds it"
+            advice = (
+                f"{sys.executable} -m pip install {missing.partition('.')[0]} may install it for mha; "
+                "for a module of your own set PYTHONPATH to the folder that holds it"
+            )
         path = os.path.abspath(location) if _is_file(location) else None
-        code = "no-target" if is_target else "import"
         raise user_code_error(f"{location} could not be imported", fault, path, code=code, advice=advice) from fault
 
 
 def _import_file(location: str, source: bytes) -> ModuleType:
-    """A file as a module: of its package if it is in one, else by itself under a name that is free."""
+    """A file as a module, in its package if it is in one, under a name that no other file has."""
     path = os.path.abspath(location)
     root, names = _package_of(Path(path))
     sys.path.insert(0, root)
     sys.path.append(os.path.dirname(path))  # a file of a package may import its siblings as top-level modules
-    if len(names) > 1 or Path(path).name == "__init__.py":
-        module = importlib.import_module(".".join(names))
-        loaded = getattr(module, "__file__", None)
-        if loaded is None or not os.path.samefile(loaded, path):
-            raise MhaError(
-                f"{location} cannot be imported as {'.'.join(names)}: {shown_path(str(loaded))} has that name already",
-                hint="rename its folder",
-                code="import",
-                path=location,
-            )
-        return module
-    name = names[0]
+    if len(names) > 1:
+        importlib.import_module(".".join(names[:-1]))
+    name = ".".join(names)
     while name in sys.modules:
         if getattr(sys.modules[name], "__file__", None) == path:
             return sys.modules[name]
         name += "_"
-    module = ModuleType(name)
-    module.__file__ = path
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses need their module while it runs
     try:
         exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # bytecode on disk may be out of date

@@ -118,7 +118,7 @@ def _pool(examined: Examined, candidate: Candidate, run: SourceLocator) -> list[
     known = {
         "causal": examined.expects_causal,
         "pairing": examined.request.rope is not None,
-        "order": not any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices),
+        "order": all(choice.name != "unnamed" for choice in candidate.choices),
         "unpacked": in_order or (in_order is None and order is None),
     }
     facts = {name for name, is_known in known.items() if is_known}

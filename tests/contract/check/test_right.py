@@ -186,7 +186,6 @@ def test_the_layer_of_torch_is_right(batch_first: bool) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, reason="layers of a list named qkv are not read as q, k and v")
 def test_a_list_of_three_layers_named_qkv_is_read(tmp_path: Path) -> None:
     pairs = (
         ("self.query = nn.Linear(embed_dim, embed_dim)",
