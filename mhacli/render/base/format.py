@@ -8,13 +8,12 @@ from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
-from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.record.checks import Check
 from mhacli.record.consistency import contradictions
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadStatistics, nearest_type, words_of_type
-from mhacli.record.record import Record, Step, TensorSummary, Timing
+from mhacli.record.record import Record, Step, Timing
 from mhacli.sites import positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
@@ -172,24 +171,6 @@ def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:
     return text
 
 
-# ---------------------------------------------------------------------------------------------------- titles and tables
-
-
-def title_rule(words: str | Text) -> Rule:
-    """The line above a section, with its title on the left in bold or in its own styles."""
-    return Rule(Text(words, style="bold") if isinstance(words, str) else words, align="left", style="dim")
-
-
-# ----------------------------------------------------------------------------------------------- steps of a walkthrough
-
-_MASKED = ("scores", "bias", "masked")
-
-
-def is_masked(step: Step) -> bool:
-    """Whether −∞ at this site means a masked cell."""
-    return step.site in _MASKED
-
-
 def memory_text(step: Step) -> str:
     """Whose memory a tensor shares: `view of q_proj`, or `a new tensor`."""
     if not step.built:
@@ -197,29 +178,6 @@ def memory_text(step: Step) -> str:
     if step.view_of:
         return f"view of {visible(step.view_of)}"
     return "a view that repeats its rows" if step.layout == "view" else "a new tensor"
-
-
-def values_text(step: Step, values: TensorSummary) -> str:
-    """Range, distribution, moments and non-finite counts: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`."""
-    spread = f"{shown(values.min, 'number')} {sparkline(values.histogram)} {shown(values.max, 'number')}"
-    moments = [f"mean {shown(values.mean, 'number')}", f"std {shown(values.std, 'number')}"]
-    infinite = f"{values.n_inf} × −∞, masked" if is_masked(step) else f"{values.n_inf} Inf"
-    odd = [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
-    return " · ".join([spread, *moments, *odd])
-
-
-def trace_totals(steps: Sequence[Step]) -> tuple[int, int, int]:
-    """Totals over all steps: FLOPs, bytes of new tensors, and parameters, with each weight counted once."""
-    n_bytes = sum(step.bytes for step in steps if step.built and step.layout == "copy")
-    shapes = {parameter.name: parameter.shape for step in steps for parameter in step.parameters}
-    return sum(step.flops for step in steps), n_bytes, sum(math.prod(shape) for shape in shapes.values())
-
-
-def new_tokens_text(tokens: Sequence[str], most: int) -> str:
-    """At most `most` words for a step's new tokens: `the cat sat … 3 more`; `padding` for none."""
-    listed = tokens if len(tokens) <= most else tokens[: most - 1]
-    more = [f"… {len(tokens) - len(listed)} more"] if len(listed) < len(tokens) else []
-    return " ".join([*map(token_label, listed), *more]) or "padding"
 
 
 # ----------------------------------------------------------------------------------------------------------- provenance

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import HeadStatistics
-from mhacli.record.record import Generated, Record, texts_of
+from mhacli.record.record import Record, texts_of
 from mhacli.render.base.options import Rows, ViewOptions, sequences_to_draw
 from mhacli.text.tokens import AttentionKind, TokenSequence
 
@@ -125,21 +125,6 @@ def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------- query rows
-
-
-def first_produced(kind: AttentionKind, generated: Generated | None, sequence: int) -> int | None:
-    """The first query whose next token was generated: the last of the prompt. None for an encoder."""
-    return None if generated is None or kind == "encoder" else generated.prompt_lens[sequence] - 1
-
-
-def rows_in(rows: Rows, text: TokenSequence, produced: int | None) -> tuple[int, ...]:
-    """The requested positions that a text has. `produced` is the first query whose next token was generated."""
-    n = len(text.tokens)
-    if rows == "last":
-        return (n - 1,)
-    if rows == "generated":
-        return () if produced is None else tuple(range(produced, n - 1))
-    return tuple(row for row in dict.fromkeys(rows) if isinstance(row, int) and 0 <= row < n)
 
 
 def require_rows(

@@ -16,7 +16,7 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import type_text
 from mhacli.render.base.grids import MAX_LINES
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import LayerView, first_produced, names_of, rows_in
+from mhacli.render.base.selection import LayerView, names_of
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, where
@@ -90,8 +90,14 @@ def queries_of(
 ) -> tuple[tuple[int, ...] | None, int | None]:
     """The requested queries of a text (None: all), and the first whose next token was generated, if any; of words on request."""
     text, generated = record.sequences[sequence], None if record.model is None else record.model.generated
-    produced = first_produced(kind, generated, sequence)
-    rows = None if options.rows is None else rows_in(options.rows, text, produced)
+    produced = None if generated is None or kind == "encoder" else generated.prompt_lens[sequence] - 1
+    rows: tuple[int, ...] | None = None
+    if options.rows == "last":
+        rows = (len(text.tokens) - 1,)
+    elif options.rows == "generated":
+        rows = () if produced is None else tuple(range(produced, len(text.tokens) - 1))
+    elif options.rows is not None:
+        rows = tuple(row for row in dict.fromkeys(options.rows) if row < len(text.tokens))
     if options.words:
         rows = None if rows is None else words_with(text, rows)
         if produced is not None:  # the word before the first generated word

@@ -9,14 +9,14 @@ from rich.text import Text
 
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import count_of, filled, new_tokens_text
+from mhacli.render.base.format import count_of, filled
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import spaced, table
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import largest_weight
 from mhacli.render.run.trace import header
 from mhacli.render.run.view import MAX_HEADS, kv_heads_line, maps_of_head, self_check_line
-from mhacli.text.escape import visible
+from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
 
 MAX_STEPS = 16
@@ -70,8 +70,12 @@ def step_table(
         return lambda n: of(caches[n]) if caches[n].cache_bytes else None
 
     def new_tokens(n: int) -> str:
-        tokens = caches[n].tokens
-        return " | ".join(new_tokens_text(tokens[b], _TOKENS_SHOWN) for b in sequences if b < len(tokens))
+        words = []
+        for tokens in (caches[n].tokens[b] for b in sequences if b < len(caches[n].tokens)):
+            listed = tokens if len(tokens) <= _TOKENS_SHOWN else tokens[: _TOKENS_SHOWN - 1]
+            more = [f"… {len(tokens) - len(listed)} more"] if len(listed) < len(tokens) else []
+            words.append(" ".join([*map(token_label, listed), *more]) or "padding")
+        return " | ".join(words)
 
     columns: list[Column[int]] = [
         column("decode", "number", lambda n: n, "integer"),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mhacli.record.record import Record, Step
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import is_masked, memory_text, values_text
+from mhacli.render.base.format import memory_text, sparkline
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
@@ -113,13 +113,27 @@ def weights_of(step: Step) -> list[str]:
     return [f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters]
 
 
+_MASKED = ("scores", "bias", "masked")
+"""The sites where −∞ means a masked cell."""
+
+
 def value_lines(step: Step, width: int) -> Iterator[str]:
-    """Range, distribution and non-finite counts, and the numbers of a small tensor, a line for each row."""
-    if step.values is None:
+    """Range, distribution, moments and non-finite counts (`-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`), and the numbers of a small
+    tensor, a line for each row."""
+    values, is_masked = step.values, step.site in _MASKED
+    if values is None:
         return
-    yield values_text(step, step.values)
-    missing = "−∞" if is_masked(step) else _NOT_FINITE
-    numbers = step.values.numbers or ()
+    infinite = f"{values.n_inf} × −∞, masked" if is_masked else f"{values.n_inf} Inf"
+    parts = [
+        f"{shown(values.min, 'number')} {sparkline(values.histogram)} {shown(values.max, 'number')}",
+        f"mean {shown(values.mean, 'number')}",
+        f"std {shown(values.std, 'number')}",
+        *([f"{values.n_nan} NaN"] if values.n_nan else []),
+        *([infinite] if values.n_inf else []),
+    ]
+    yield " · ".join(parts)
+    missing = "−∞" if is_masked else _NOT_FINITE
+    numbers = values.numbers or ()
     n = step.shape[-1] if step.shape else 1
     for start in range(0, len(numbers), max(1, n)):
         yield number_row(numbers[start : start + n], width, missing)

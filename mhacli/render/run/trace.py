@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import exp, nan
+from math import exp, nan, prod
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.record.record import Cell, Record, ScorePart, Step, UserModule
@@ -16,10 +17,8 @@ from mhacli.render.base.format import (
     flowing,
     memory_text,
     rough_note,
-    title_rule,
     token_at,
     token_text,
-    trace_totals,
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
@@ -100,7 +99,10 @@ def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableTy
 
 def closing(record: Record, screen: Screen) -> RenderableType:
     """The end of the walkthrough: totals, the cell, and the self-check."""
-    flops, n_bytes, n_parameters = trace_totals(record.trace)
+    flops = sum(step.flops for step in record.trace)
+    n_bytes = sum(step.bytes for step in record.trace if step.built and step.layout == "copy")
+    shapes = {parameter.name: parameter.shape for step in record.trace for parameter in step.parameters}
+    n_parameters = sum(map(prod, shapes.values()))
     words = (
         f"total {shown(flops, 'count')} FLOPs · {shown(n_bytes, 'bytes')} in new tensors · {n_parameters:,} parameters"
     )
@@ -128,7 +130,8 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     def vector(name: str, numbers: Sequence[float | None]) -> Text:
         return Text(f"{name:<8}{number_row(numbers, screen.width - 8)}")
 
-    yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
+    title = Text(f"cell: head {cell.head}, query {query}, key {key}", style="bold")
+    yield Rule(title, align="left", style="dim")
     suffix = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield vector(f"q{suffix}[{cell.query}]", cell.q)
     yield vector(f"k{suffix}[{cell.key}]", cell.k)
