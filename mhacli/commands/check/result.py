@@ -186,6 +186,16 @@ class OutputComparison:
     tolerance: float
 
 
+class AttentionInside(Struct, frozen=True):
+    """A class of attention inside a model, with the names of its modules, and the verdict of the comparison with the reference;
+    `reason` says why there is none."""
+
+    type: str
+    names: tuple[str, ...]
+    verdict: Verdict
+    reason: str = ""
+
+
 class FirstDifference(Struct, frozen=True):
     """The first difference from the reference: `site` is the first site that differs, `last_shared` the last equal site before
     it. For two implementations, `other_file`, `other_line` and `other_source` locate the site in the other one."""
@@ -206,7 +216,7 @@ class Examination(Shown):
     the verdict does not cover them. `notes` are facts that may surprise a caller but are no mistakes, such as arguments
     without effect. `example` is the call that was assumed, empty where one was given. `next_steps` are suggestions for an
     undecided verdict. Of attention with two modes it is the report on the worse one, with the findings of both. `modes` is
-    always empty."""
+    always empty. `inside` are the classes of attention inside a whole model."""
 
     verdict: Verdict
     target: str
@@ -232,6 +242,7 @@ class Examination(Shown):
     next_steps: tuple[str, ...] = ()
     example: str = ""
     behaviour: tuple[Behaviour, ...] = ()
+    inside: tuple[AttentionInside, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -267,8 +278,9 @@ class Examination(Shown):
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
         if self.verdict == "consistent":
-            held = ", ".join(behaviour.name for behaviour in self.behaviour if behaviour.ok)
-            return f"consistent: {held} hold; the attention inside was not compared with the reference"
+            return f"consistent: {self._behaviour_that_holds}; {self.attention_inside}"
+        if self.inside:
+            return f"right: {self.attention_inside}; the rest by behaviour: {self._behaviour_that_holds}"
         n = sum(probe.ok is True for probe in self.probes)
         text = f"{n} probe{'s' * (n != 1)} pass{'es' * (n == 1)}"
         if self.against is not None:
@@ -279,6 +291,22 @@ class Examination(Shown):
             text = f"on {n} input{'s' * (n != 1)} {same}; {text}"
         missing = [f"not examined: {', '.join(self.not_examined)}"] if self.not_examined else []
         return f"right: {'; '.join([text, *missing, *(f'note: {note}' for note in self.notes)])}"
+
+    @property
+    def attention_inside(self) -> str:
+        """In how many attention modules of a model the attention was compared with the reference, and why not in the others."""
+        n_right, n_all = (
+            sum(len(each.names) for each in self.inside if each.verdict in verdicts)
+            for verdicts in (("right",), ("right", "wrong", "unknown"))
+        )
+        others = [f"; {each.type}: {each.reason}" for each in self.inside if each.verdict == "unknown"]
+        if not n_right:
+            return f"the attention inside was not compared with the reference{''.join(others)}"
+        return f"attention right in {n_right} of {n_all}{''.join(others)}"
+
+    @property
+    def _behaviour_that_holds(self) -> str:
+        return f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""

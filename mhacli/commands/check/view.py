@@ -78,7 +78,9 @@ def _in_words(examination: Examination) -> str:
         n_more = len(examination.findings) - _IN_FULL
         return messages + (f"; and {count_of(n_more, 'mistake')} more" if n_more > 0 else "")
     if examination.verdict == "consistent":
-        return "it behaves as a model should; the attention inside was not compared with the reference"
+        return f"it behaves as a model should; {examination.attention_inside}"
+    if examination.inside:
+        return f"it behaves as a model should; {examination.attention_inside}"
     if examination.against is not None:
         return "both give the same output with the same weights"
     if examination.comparison is None:

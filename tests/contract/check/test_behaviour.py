@@ -1,5 +1,5 @@
 """A model that takes token ids is examined by its behaviour: what sees the future, its batch or its length is wrong, at the part
-that does it; what is right is called consistent, with what was tried and what was not."""
+that does it; what holds is called right or consistent, with what was tried and what was not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_a_leak_is_a_mistake_at_the_part_that_leaks(case: Wrong, tmp_path: Path)
     report = mhacli.check(model, causal=True if case.layer in ("LastOnly", "Masked") else None)
     assert report.verdict == "wrong"
     assert not report.ok
-    (finding,) = report.findings
+    *mistakes, finding = report.findings
+    assert all(mistake.proven for mistake in mistakes)
     assert finding.code == case.code
     assert case.part in finding.message
     failed = {behaviour.name: behaviour for behaviour in report.behaviour if behaviour.ok is False}
@@ -79,11 +80,12 @@ def test_a_leak_is_a_mistake_at_the_part_that_leaks(case: Wrong, tmp_path: Path)
 
 
 @pytest.mark.parametrize("layer", ["GPT", "LastOnly", "LossOnly", "ZeroHead", "Masked", "Cached"])
-def test_a_model_that_sees_no_later_token_is_consistent(layer: str) -> None:
+def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     report = mhacli.check(model, causal=True)
     asked = {behaviour.name: behaviour.ok for behaviour in report.behaviour}
-    assert (report.verdict, report.ok, report.findings) == ("consistent", True, ())
+    assert (report.verdict, report.ok, report.findings) == ("right", True, ())
+    assert [(each.type, each.verdict) for each in report.inside] == [("Attention", "right")]
     assert [asked[name] for name in ("causality", "prefix", "batch", "repeat")] == [True] * 4
     assert asked["cache"] is (True if layer == "Cached" else None)
 
@@ -109,7 +111,7 @@ class Forgetful(Translator):
 
 def test_the_tokens_of_a_decoder_are_asked() -> None:
     right, wrong = mhacli.check(Translator()), mhacli.check(Forgetful())
-    assert (right.verdict, right.behaviour[0].ok) == ("consistent", True)
+    assert (right.verdict, right.behaviour[0].ok) == ("right", True)
     assert "tgt_mask" in right.called
     assert (wrong.verdict, wrong.findings[0].code) == ("wrong", "sees-the-future")
 
@@ -142,9 +144,9 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
 
 @pytest.mark.parametrize(
     ("example", "mask", "verdict"),
-    [("lambda m, T: m(torch.randint(65, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
+    [("lambda m, T: m(torch.randint(65, (2, T)), {})", "torch.ones(T, T).tril()", "right"),
      ("lambda m, T: m(torch.randint(65, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
-     ("lambda m: m(torch.randint(65, (2, 9)), mask={})", "torch.ones(9, 9).tril()", "consistent")],
+     ("lambda m: m(torch.randint(65, (2, 9)), mask={})", "torch.ones(9, 9).tril()", "right")],
 )  # fmt: skip
 def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict: str) -> None:
     model = user_code.load(user_code.ZOO / "models.py").Masked
@@ -152,7 +154,7 @@ def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict
     assert report.verdict == verdict
     asked = {behaviour.name: behaviour for behaviour in report.behaviour}
     assert asked["causality"].tried.length == (9 if "m:" in example else 32)
-    assert asked["prefix"].ok is (True if verdict == "consistent" and "T:" in example else None)
+    assert asked["prefix"].ok is (True if verdict == "right" and "T:" in example else None)
 
 
 def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path) -> None:
@@ -222,12 +224,12 @@ def test_a_selection_over_the_whole_text_is_never_consistent(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("layer", "states", "verdict"),
     [
-        ("Encoder", {}, "consistent"),
-        ("Padded", {}, "consistent"),
+        ("Encoder", {}, "right"),
+        ("Padded", {}, "right"),
         ("Open", {}, "unknown"),
-        ("Open", {"causal": False}, "consistent"),
+        ("Open", {"causal": False}, "right"),
         ("Open", {"causal": True}, "wrong"),
-        ("PrefixModel", {}, "consistent"),
+        ("PrefixModel", {}, "right"),
         ("PrefixModel", {"causal": True}, "wrong"),
     ],
 )
@@ -243,7 +245,7 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     model = user_code.load(user_code.ZOO / "models.py").GPT()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random, training = torch.get_rng_state(), [part.training for part in model.modules()]
-    assert mhacli.check(model).verdict == "consistent"
+    assert mhacli.check(model).verdict == "right"
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     assert [part.training for part in model.modules()] == training
@@ -252,7 +254,7 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("edit", "exit_code", "verdict"),
-    [((), 0, "consistent"), (("is_causal=self.causal", "is_causal=False"), 3, "wrong")],
+    [((), 0, "right"), (("is_causal=self.causal", "is_causal=False"), 3, "wrong")],
 )
 def test_the_command_answers_with_its_exit_code_and_json(
     tmp_path: Path, edit: tuple[str, ...], exit_code: int, verdict: str
@@ -262,6 +264,6 @@ def test_the_command_answers_with_its_exit_code_and_json(
     document = done.json
     assert (document["schema"], document["verdict"]) == ("mha.check/1", verdict)
     causality = document["behaviour"][0]
-    assert (causality["name"], causality["ok"]) == ("causality", verdict == "consistent")
+    assert (causality["name"], causality["ok"]) == ("causality", verdict == "right")
     assert causality["tried"]["length"] == 32
-    assert verdict == "consistent" or causality["at"]["position"] < causality["at"]["cut"]
+    assert verdict == "right" or causality["at"]["position"] < causality["at"]["cut"]
