@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rich.console import RenderableType
 
-from mhacli.render.page.elements import Html, joined, lines_of, preformatted, tag, text
+from mhacli.render.page.elements import Html, joined, preformatted, tag, text
 from mhacli.text.numbers import shown
 
 LIMIT_BYTES = 200_000
@@ -63,11 +63,3 @@ _FRAME = 500
 def terminal_part(views: Iterable[RenderableType]) -> Html:
     """A terminal view, unchanged."""
     return joined(preformatted(view, COLUMNS) for view in views)
-
-
-def paragraphs(view: RenderableType) -> Html:
-    """The lines of a terminal view as paragraphs."""
-    return joined(tag("p", line) for line in lines_of(view, _WIDE) if line)
-
-
-_WIDE = 10_000
