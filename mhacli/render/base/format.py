@@ -103,7 +103,7 @@ def configuration(record: Record, width: int, *more: str) -> Text:
     parts += [f"seed {c.seed}" if record.weights is None else f"weights {record.weights}", c.dtype]
     parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
     parts += [count_of(e.threads, "thread"), f"torch {e.torch}"]
-    return Text("\n".join(filled([*map(visible, parts), *more], width)), style="bold")
+    return flowing([*map(visible, parts), *more], width, style="bold")
 
 
 def texts_in_words(record: Record) -> list[str]:
@@ -153,13 +153,14 @@ def _choices(record: Record) -> list[str]:
 
 def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:
     """Lines of at most `width` cells with the parts in order, joined by `between`. No part is broken."""
-    return flowing([*map(Text, parts)], width, between).plain.split("\n")
+    return flowing(parts, width, between).plain.split("\n")
 
 
-def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:
-    """The parts in a row, each in its style, with line breaks between them. Only parts wider than `width` are broken."""
+def flowing(parts: Iterable[str | Text], width: int, between: str = " · ", style: str = "") -> Text:
+    """The parts in a row, words in one `style`, with line breaks between them. Only parts wider than `width` are broken."""
     text, used = Text(), 0
-    for number, part in enumerate(parts):
+    texts = [Text(part, style=style) if isinstance(part, str) else part for part in parts]
+    for number, part in enumerate(texts):
         if number and used + cell_len(between) + part.cell_len <= width:
             text.append(between, style="dim")
             used += cell_len(between)

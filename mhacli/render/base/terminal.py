@@ -139,10 +139,10 @@ def _fitting(of: Table[Row], rows: Selection, width: int) -> dict[int, int]:
 
 def _legend(meanings: Sequence[str], fixed: Sequence[str], width: int, has_all: bool) -> Text:
     """The meanings and what stands behind them; of many meanings the first, and where to find the others."""
-    lines = flowing([Text(part, style="dim") for part in (*meanings, *fixed)], width)
+    lines = flowing((*meanings, *fixed), width, style="dim")
     n_meanings = len(meanings)
     while n_meanings and not has_all and lines.plain.count("\n") >= _LEGEND:
         n_meanings -= 1
         parts = [*meanings[:n_meanings], "more: mha explain", *fixed]
-        lines = flowing([Text(part, style="dim") for part in parts], width)
+        lines = flowing(parts, width, style="dim")
     return lines

@@ -56,7 +56,7 @@ def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
     answer."""
     summary = record.effect
     assert summary is not None, "a record with effects has a summary"
-    question, proof = flowing([*map(Text, _question(record, summary))], screen.width), _proof(record, summary)
+    question, proof = flowing(_question(record, summary), screen.width), _proof(record, summary)
     if not summary.verified.ok:
         return question, proof
     answer = Text(_answer(record, summary), style="bold")

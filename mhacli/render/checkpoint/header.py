@@ -31,19 +31,19 @@ _CAPTURES = {
 def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool = False) -> RenderableType:
     """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
     unverified layers; unless `in_brief` also how its layers were captured."""
-    parts = [Text(visible(model.path), style="bold")]
-    parts += [Text(f"revision {visible(model.revision)}")] if model.revision else []
-    words = [_layers(record, model), *by_layers(record.layers, _heads), visible(model.dtype)]
+    path = Text(visible(model.path), style="bold")
+    words = [f"revision {visible(model.revision)}"] if model.revision else []
+    words += [_layers(record, model), *by_layers(record.layers, _heads), visible(model.dtype)]
     words += [visible(record.environment.device), *texts_in_words(record), *_masks_and_scores(record)]
-    lines: list[RenderableType] = [flowing([*parts, *map(Text, words), *_proof(record, model)], screen.width)]
+    lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
     if not in_brief:
-        lines.append(flowing([Text(part, style="dim") for part in _details(record, model)], screen.width))
+        lines.append(flowing(_details(record, model), screen.width, style="dim"))
     if model.generated is not None:
         generated = model.generated
         summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
         repeated = f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
         style = "green" if generated.repeated == generated.n_tokens else "yellow"
-        lines.append(flowing([Text(summary), Text(repeated, style=style)], screen.width))
+        lines.append(flowing([summary, Text(repeated, style=style)], screen.width))
         text, n = record.sequences[0], generated.prompt_lens[0]
         begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
         lines.append(Text(f"generated: “{visible(text.text[begin:])}”", style="bold"))

@@ -102,7 +102,7 @@ def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iter
         words.append(f"{column.meaning or column.heading} {column.text(head)} ({compared}{column.text(uniform)})")
         compared = ""  # the first one says what stands in brackets
     name = Text(f"head {head[0].head}: {_type_text(head[0])}", style=_type_style(head))
-    yield flowing([name, *map(Text, words), Text(_MORE, style="dim")], screen.width)
+    yield flowing([name, *words, Text(_MORE, style="dim")], screen.width)
 
 
 _ON_REQUEST = 3

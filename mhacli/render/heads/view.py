@@ -19,7 +19,7 @@ from mhacli.render.base.format import (
     checks_in_brief,
     configuration,
     count_of,
-    filled,
+    flowing,
     texts_in_words,
     token_at,
     token_text,
@@ -48,7 +48,9 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), _checks(record, survey, options, screen))
     sinks = sinks_line(record, listed, survey.sink_share, screen)
-    sections: list[RenderableType] = [Group(configuration(record, screen.width), _summary(record, survey, screen))]
+    sections: list[RenderableType] = [configuration(record, screen.width, *texts_in_words(record))]
+    if options.verbose:
+        sections.append(_costs(record, survey, screen))
     if options.tokens or options.verbose:
         sections += token_tables(record, sequences_to_draw(options, len(record.sequences)), options, screen)
     sections.append(strong_places(record, listed, options, screen))
@@ -61,19 +63,17 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 # ---------------------------------------------------------------------------------------------------------- overview
 
 
-def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
-    """What was inspected, the method, the time, and the memory that whole matrices would have taken."""
+def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
+    """The method, the time, and the memory that it took and that whole matrices would have taken."""
     from mhacli.attention.memory import BASE_BYTES
 
+    memory = shown(max(0, survey.peak_bytes - BASE_BYTES), "bytes")
+    parts = [f"kernel {visible(survey.kernel)}", f"memory about {memory} in addition to torch's own"]
+    parts.append(f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}")
     total = record.timings.get("total")
-    parts = [
-        *texts_in_words(record),
-        f"kernel {visible(survey.kernel)}",
-        *([] if total is None else [f"took {shown(total.median_s, 'seconds')}"]),
-        f"memory about {shown(max(0, survey.peak_bytes - BASE_BYTES), 'bytes')} in addition to torch's own",
-        f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}",
-    ]
-    return Text("\n".join(filled(parts, screen.width)), style="dim")
+    if total is not None:
+        parts.append(f"took {shown(total.median_s, 'seconds')}")
+    return flowing(parts, screen.width, style="dim")
 
 
 def sinks_are(least: float) -> str:
@@ -105,8 +105,8 @@ def sinks_text(found: Sequence[tuple[str, float, str]], label: str, unit: str, w
         parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {shown(share, 'percent')}{of} {where}")
     parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []
     if not parts:
-        return Text("\n".join(filled([f"{label}: none"], width)), style="dim")
-    return Text("\n".join([*filled([f"{label}:"], width), *filled(parts, width)]), style="magenta")
+        return Text(f"{label}: none", style="dim")
+    return Text(f"{label}:\n", style="magenta").append_text(flowing(parts, width, style="magenta"))
 
 
 _MAX_SINKS = 5
@@ -115,10 +115,11 @@ _MAX_SINKS = 5
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
-    words = checks_in_brief(survey.checks)
     if options.verbose or not ok:
-        words = "\n" + "\n".join(filled([agreement(check) for check in survey.checks], screen.width, "; "))
-    return verdict.append(words, style="not bold default")
+        return verdict.append("\n").append_text(
+            flowing(map(agreement, survey.checks), screen.width, "; ", "not bold default")
+        )
+    return verdict.append(checks_in_brief(survey.checks), style="not bold default")
 
 
 # --------------------------------------------------------------------------------------------------------- single cells
@@ -151,8 +152,17 @@ def strong_places(
 
     columns: list[Column[HeadStatistics]] = [
         Column(heading="head", value=lambda head: head.head, unit="id"),
-        Column(heading="receives most (× uniform)", value=lambda head: _receivers(record, head)),
-        Column(heading="stands out (× uniform)", value=standing_out, least=_LEAST),
+        Column(
+            heading="receives most",
+            value=lambda head: _receivers(record, head),
+            meaning="keys with their part of all attention, × uniform attention",
+        ),
+        Column(
+            heading="stands out",
+            value=standing_out,
+            least=_LEAST,
+            meaning="query → key with the weight, × uniform attention",
+        ),
     ]
     if screen.width >= _WIDE:
         columns.append(Column(heading="largest score", value=top_score))

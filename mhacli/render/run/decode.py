@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import count_of, filled
+from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import spaced, table
 from mhacli.render.heads.grids import patterns
@@ -107,4 +107,4 @@ def _costs(record: Record, decoding: DecodeSummary, screen: Screen) -> Text:
         f"weights: {shown(decoding.weight_bytes, 'bytes')}, which every step reads",
         f"beyond {beyond} tokens a step reads more cache than weights",
     ]
-    return Text("\n".join(filled(parts, screen.width)))
+    return flowing(parts, screen.width)

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.render.base.doc import Column, Grid
-from mhacli.render.base.format import filled, fitted, token_text
+from mhacli.render.base.format import fitted, flowing, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen
 from mhacli.render.heads.head_map import sums
@@ -32,7 +32,7 @@ _LABEL_WIDTH = 12
 def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType:
     """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
     rules = [visible(rule) for rule in mask_rules(run.facts)] or ["every key is visible"]
-    parts: list[RenderableType] = [Text("\n".join(filled(["mask", *rules], screen.width)), style="bold")]
+    parts: list[RenderableType] = [flowing(["mask", *rules], screen.width, style="bold")]
     for index, mask in enumerate(masks):
         counts = mask["visible_per_query"]
         n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
@@ -42,7 +42,7 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
             f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}",
         ]
         picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")
-        parts += [Text(""), *picture, Text("\n".join(filled(density, screen.width)), style="bold")]
+        parts += [Text(""), *picture, flowing(density, screen.width, style="bold")]
     return Group(*parts)
 
 

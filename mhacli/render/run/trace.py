@@ -91,7 +91,7 @@ def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableTy
         Text(visible(step.formula)),
         Text(visible(step.meaning), style="italic"),
         Text(f"! {visible(step.remark)}" if step.remark else "", style="bold yellow"),
-        flowing([Text(part, style="dim") for part in costs], screen.width - _INDENT[3]),
+        flowing(costs, screen.width - _INDENT[3], style="dim"),
         *map(Text, value_lines(step, screen.width - _INDENT[3])),
     ]
     return Group(Text(""), title, Padding(Group(*filter(len, parts)), _INDENT))

@@ -43,11 +43,7 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     of_heads = replace(heads_table(record, listed, options), most=limit, has_ends=True)
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), self_check_line(record.self_check))
-    c, head = record.config, configuration(record, screen.width, *texts_in_words(record))
-    if c.random is not None:
-        rows = f"{c.distribution} numbers {[*c.random, c.d_input]}, rows x0 … x{c.random[1] - 1}, seed {c.seed}"
-        head.append(f"\nrandom input: {rows}")
-    sections: list[RenderableType] = [head]
+    sections: list[RenderableType] = [configuration(record, screen.width, *texts_in_words(record))]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
     if options.shapes or options.verbose:
