@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -22,35 +22,26 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class InputDrawer:
-    """Random inputs of given sizes. The same seed gives the same inputs in the same order.
+    """Random inputs of given sizes, in float64 on the CPU. The same seed gives the same inputs in the same order.
 
     `n_heads` is None for inputs `[batch, length, width]`. For a function of q, k and v it is the number of heads, and inputs
     are `[batch, head, length, width]`. With `separate_values`, inputs with a context also have separate values. Numbers are
-    standard normal, sampled on the CPU in float64 and returned in `dtype` on `device`.
+    standard normal.
     """
 
     def __init__(
-        self,
-        sizes: InputSizes,
-        *,
-        seed: int,
-        n_heads: int | None = None,
-        separate_values: bool = False,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
+        self, sizes: InputSizes, *, seed: int, n_heads: int | None = None, separate_values: bool = False
     ) -> None:
-        self.sizes, self.n_heads, self.separate_values = sizes, n_heads, separate_values
-        self._seed, self._dtype, self._device = seed, dtype, device
+        self.sizes, self.seed, self.n_heads, self.separate_values = sizes, seed, n_heads, separate_values
         self.generator = torch.Generator().manual_seed(seed)
 
     def restart(self) -> None:
         """Starts the random sequence again."""
-        self.generator.manual_seed(self._seed)
+        self.generator.manual_seed(self.seed)
 
     def numbers(self, *shape: int) -> Tensor:
         """Standard normal numbers."""
-        sample = torch.randn(shape, generator=self.generator, dtype=torch.float64)
-        return sample.to(device=self._device, dtype=self._dtype)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
     def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
         """Token vectors of the query width, or of the context width."""
@@ -72,22 +63,18 @@ class InputDrawer:
         has_values = self.n_heads is not None or (with_context and self.separate_values)
         return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if has_values else None)
 
-    def replaced(
-        self, inputs: Inputs, positions: Sequence[int], *, by: float | None = None, factor: float = 1.0
-    ) -> Inputs:
-        """The inputs with new keys and values at some positions: `factor` times new random numbers, or the constant `by`.
-        Without separate keys, the queries change."""
+    def replaced(self, inputs: Inputs, key: int, *, factor: float = 1.0) -> Inputs:
+        """The inputs with another key and value at a position: `factor` times new random numbers. Without separate keys, the
+        query changes."""
 
-        def replace_rows(rows: Tensor) -> Tensor:
-            shape = (*rows.shape[:-2], len(positions), rows.shape[-1])
+        def change(rows: Tensor) -> Tensor:
             new_rows = rows.clone()
-            new_rows[..., list(positions), :] = self.numbers(*shape) * factor if by is None else by
+            new_rows[..., key, :] = factor * self.numbers(*rows[..., key, :].shape)
             return new_rows
 
         if inputs.keys is None:
-            return inputs._replace(queries=replace_rows(inputs.queries))
-        values = None if inputs.values is None else replace_rows(inputs.values)
-        return inputs._replace(keys=replace_rows(inputs.keys), values=values)
+            return map_rows(inputs, change)
+        return map_rows(inputs, change)._replace(queries=inputs.queries)
 
     def allowed(self, inputs: Inputs) -> Tensor:
         """A random mask `[batch, 1, query, key]` that leaves each query a key, and is neither symmetric nor triangular."""

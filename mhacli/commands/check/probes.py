@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhacli.commands.check.result import ProbeResult
 from mhacli.usercode.arguments import role_of
-from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import InputDrawer, cast, copied, map_rows
 from mhacli.usercode.types import Built, Inputs
 
@@ -72,9 +72,7 @@ class Probed:
 def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:
     """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
     the time limit."""
-    n_heads = subject.n_heads if subject.is_function else None
-    drawer = InputDrawer(subject.sizes, seed=seed, n_heads=n_heads, dtype=subject.dtype, device=subject.device)
-    probed = Probed(subject, drawer, copied(subject.built.module))
+    probed = Probed(subject, drawer_of(subject, seed), copied(subject.built.module))
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         probed.out(probed.inputs())
@@ -212,7 +210,7 @@ def _influence(probed: Probed, base: Inputs, *, factor: float = 1.0) -> tuple[Bo
     before = probed.out(base)
     moved, largest = [], 0.0
     for key in range(base.queries.shape[-2]):
-        after = probed.out(probed.drawer.replaced(base, [key], factor=factor))
+        after = probed.out(probed.drawer.replaced(base, key, factor=factor))
         changes = _changes(before, after) / _size_of(before)
         moved.append(changes.movedim(-2, 0).flatten(1).amax(1) > probed.tolerance)
         earlier = changes[..., :key, :]

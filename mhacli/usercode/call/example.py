@@ -73,11 +73,11 @@ def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]
     """The target with the inputs and the masks that the arguments show; `longer` are those of a longer text."""
     built, ids = like.built, [name for name, value in made.items() if _is_ids(value)]
     if like.axes == OF_IDS:
-        names = [slot.name for slot in like.slots if part_of(slot) == "queries" and slot.name in ids] or ids
-        for name in names[:1]:
-            batch, length = made[name].shape
+        ids.sort(key=lambda name: name not in {slot.name for slot in like.slots if part_of(slot) == "queries"})
+        if ids:
+            batch, length = made[ids[0]].shape
             sizes = InputSizes(batch, length, length, 1, 1)
-            yield replace(like, slots=(CallParameter(name, "x", True),), fixed={}, sizes=sizes)
+            yield replace(like, slots=(CallParameter(ids[0], "x", True),), fixed={}, sizes=sizes)
         return
     slots = _slots(made, built)
     if not slots:
@@ -88,7 +88,8 @@ def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]
     is_function = len(parts) == 3 and not weights_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
     axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
-    shape, of_keys = (dict(zip(axes, part.shape, strict=True)) for part in (queries, parts.get("keys", queries)))
+    shape = dict(zip(axes, queries.shape, strict=True))
+    of_keys = dict(zip(axes, parts.get("keys", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
     forms = list(_mask_forms(made, slots, q_len, k_len))
     yield replace(
@@ -158,19 +159,23 @@ def _mask_forms(
         yield MaskForm(name, axes, kind, "hide")  # type: ignore[arg-type]
 
 
-_TYPED = {"batch": "2", "q_len": "T", "k_len": "T"}
-_MADE = ("rope", "positions", "weight", "training")
+_TYPED = {
+    "batch": "2",
+    "q_len": "T",
+    "k_len": "T",
+    "offset": "0",
+    **dict.fromkeys(("rope", "positions", "weight", "training"), "…"),
+}
+"""Arguments that are made for each call, as text."""
 
 
 def arguments_text(attention: UserAttention, rows: Sequence[str]) -> str:
     """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
-    arguments = [*rows, *(f"{name}={value!r}" for name, value in attention.fixed.items())]
+    texts = {name: repr(value) for name, value in attention.fixed.items()}
     for name, kind, value, _ in attention.extras:
-        made = "…" if kind in _MADE else _TYPED.get(kind, repr(0 if kind == "offset" else value))
-        arguments.append(f"{name}={made}")
-    return ", ".join(
-        [*arguments, *(f"{name}={'None' if form is None else '…'}" for name, form in attention.idle.items())]
-    )
+        texts[name] = _TYPED.get(kind, repr(value))
+    texts |= {name: "None" if form is None else "…" for name, form in attention.idle.items()}
+    return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
 
 
 def example_text(attention: UserAttention) -> str:

@@ -20,7 +20,7 @@ from mhacli.usercode.call.example import arguments_text, attentions_of_example, 
 from mhacli.usercode.call.layouts import calls_to_try, forms_of
 from mhacli.usercode.call.results import HEAD_AXES, AxisNames, leaves, output_in, path_text
 from mhacli.usercode.call.signature import MASKS, CallParameter, never_read, signature_of
-from mhacli.usercode.call.user_attention import ROPE_BASE, ArgumentRecipe, UserAttention, drawer_of, part_of
+from mhacli.usercode.call.user_attention import ROPE_BASE, UserAttention, drawer_of, part_of
 from mhacli.usercode.inputs import float64_copy, map_rows, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, shortened, source_line_of
 from mhacli.usercode.target import TargetRequest
@@ -138,13 +138,14 @@ def _with_masks(attention: UserAttention, seed: int) -> tuple[UserAttention, set
         paddings |= {} if found else _accepted(attention, parameter, seed, padding=True)
     hides = masks | paddings
     best = sorted(hides, key=lambda form: not hides[form])
-    idle = {
-        name: form and next((each for each in best if each.parameter == name), form)
-        for name, form in attention.idle.items()
-    }
-    mask_forms, padding_forms = (tuple(form for form in best if form in forms) for forms in (masks, paddings))
-    found_all = replace(attention, idle=idle, mask_forms=mask_forms, padding_forms=padding_forms)
-    return found_all, {form.parameter for form in best if hides[form]}
+    first = {form.parameter: form for form in reversed(best)}
+    attention = replace(
+        attention,
+        idle={name: form and first.get(name, form) for name, form in attention.idle.items()},
+        mask_forms=tuple(form for form in best if form in masks),
+        padding_forms=tuple(form for form in best if form in paddings),
+    )
+    return attention, {form.parameter for form in best if hides[form]}
 
 
 def _accepted(attention: UserAttention, parameter: CallParameter, seed: int, *, padding: bool) -> dict[MaskForm, bool]:
@@ -167,12 +168,11 @@ def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool
             rows[1, ..., hidden, :] *= -2
     real = torch.ones(len(keys), k_len, dtype=torch.bool)
     real[:, hidden] = False
-    with seeded(seed, attention.device):
-        if padding:
-            out = attention(inputs._replace(real=real), padding=form).out
-        else:
-            allowed = real[:1, None, None, :].expand(1, 1, q_len, k_len)
-            out = attention(inputs._replace(allowed=allowed), mask=form).out
+    allowed = real[:1, None, None, :].expand(1, 1, q_len, k_len)
+    if padding:
+        out = attention(inputs._replace(real=real), padding=form, seed=seed).out
+    else:
+        out = attention(inputs._replace(allowed=allowed), mask=form, seed=seed).out
     same = [n for n in range(q_len) if n != hidden or inputs.keys is not None]
     first, second = out[0, ..., same, :], out[1, ..., same, :]
     return bool(first.isfinite().all()) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
@@ -195,33 +195,25 @@ def _finished(attention: UserAttention, seed: int) -> UserAttention:
     recipes = {recipe.parameter: recipe for recipe in attention.extras}
     forms = (*attention.mask_forms, *attention.padding_forms)
     used = {slot.name for slot in attention.slots} | {form.parameter for form in forms} | set(attention.fixed)
-    parameters = [
-        parameter for parameter in signature_of(attention.built.call)
-        if parameter.role not in _WITHOUT_EFFECT and not _RESULT_SWITCH.fullmatch(parameter.name.lower())
-    ]  # fmt: skip
-    unread = never_read(attention.built.call)
-    untried = [p.name for p in parameters if p.name not in used and _is_default(p, recipes.get(p.name))]
+    never, unread, untried = never_read(attention.built.call), [], []
+    for name, role, _, _, default in signature_of(attention.built.call):
+        if role in _WITHOUT_EFFECT or _RESULT_SWITCH.fullmatch(name.lower()):
+            continue
+        unread += [name] if name in never else []
+        is_of_past = role in ("offset", "cache", "other mask")  # 0 or None in a call without a past
+        is_default = name not in recipes or recipes[name].value is default is not None
+        untried += [name] if name not in used and (is_of_past or is_default) else []
+    if attention.example is not None:
+        untried = []
     exact = _in_float64(replace(attention, is_forgetful=False), seed)
-    return replace(
-        exact,
-        described=_described(exact),
-        untried=tuple(untried) if attention.example is None else (),
-        unread=tuple(p.name for p in parameters if p.name in unread),
-    )
-
-
-def _is_default(parameter: CallParameter, recipe: ArgumentRecipe | None) -> bool:
-    """Whether a call leaves an argument at its default, or gives it a value that means none, as in a call without a past."""
-    is_of_past = parameter.role in ("offset", "cache", "other mask")
-    return recipe is None or is_of_past or recipe.value is parameter.default is not None
+    return replace(exact, described=_described(exact), untried=tuple(untried), unread=tuple(unread))
 
 
 def _in_float64(attention: UserAttention, seed: int) -> UserAttention:
     """A float64 copy, if its output is in float64; else itself."""
     try:
         exact = attention.of(float64_copy(attention.built.call), torch.float64)
-        with seeded(seed, exact.device):
-            out = exact(_inputs(exact, seed)).out
+        out = exact(_inputs(exact, seed), seed=seed).out
     except (Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
         return attention
     return exact if out.dtype == torch.float64 else attention
@@ -262,17 +254,17 @@ def _refuse_unknown(built: Built, fixed: Mapping[str, Any]) -> None:
     names = [parameter.name for parameter in signature if parameter.role != "any"]
     for name in fixed:
         if name not in names and len(names) == len(signature):
-            raise MhaError(
+            text, hint = (
                 f"--call-arg {name}: {built.name} has no such parameter",
-                hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=built.file,
-            )  # fmt: skip
+                f"it has {', '.join(names) or 'none'}",
+            )
+            raise MhaError(text, hint=hint, code="cannot-examine", path=built.file)
     unknown = [p.name for p in signature if p.role == "unknown" and p.required and p.name not in fixed]
     if unknown:
+        text = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
-        raise MhaError(
-            f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name",
-            hint=f"give {given}, or a whole call with --example", code="cannot-examine", path=built.file,
-        )  # fmt: skip
+        hint = f"give {given}, or a whole call with --example"
+        raise MhaError(text, hint=hint, code="cannot-examine", path=built.file)
 
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:

@@ -47,17 +47,20 @@ def calls_to_try(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
     built, signature = like.built, signature_of(like.built.call)
     free = [parameter for parameter in signature if parameter.name not in like.fixed]
     states = _states(like)
-    width, d_head = stated(states, "d_model") or 0, stated(states, "d_head") or 0
-    n_heads = stated(states, "n_heads") or (width // d_head if width and d_head else _HEADS)
+    n_heads, width, d_head = (stated(states, role) or 0 for role in ("n_heads", "d_model", "d_head"))
+    if n_heads == 0:
+        n_heads = width // d_head if width and d_head else _HEADS
     is_projecting = bool(weights_of(built)) or any(p.role in ("weight", "heads") for p in signature)
     has_shapes = any(p.required and p.role in ("rope", "positions", "offset", "weight") for p in free)
+    variants = range(N_VARIANTS if has_shapes else 1)
     for slots in _slots(free, built):
         is_function = len({part_of(slot) for slot in slots}) == 3 and not is_projecting
         widths = _widths(built, width or n_heads * _HEAD_WIDTH)
         if is_function:
-            widths = [(d_head or width // n_heads or _HEAD_WIDTH,) * 2]
+            width = d_head or width // n_heads or _HEAD_WIDTH
+            widths = [(width, width)]
         layouts = _layouts(built, states, is_pair=len(slots) > 1, is_function=is_function)
-        choices = itertools.product(widths, layouts, range(N_VARIANTS if has_shapes else 1), _open_masks(free))
+        choices = itertools.product(widths, layouts, variants, _open_masks(free))
         for (d_in, d_context), (axes, batch, q_len, k_len), variant, idle in choices:
             d_model, of_head = d_in, d_head or max(1, d_in // n_heads)
             if is_function:
@@ -102,12 +105,15 @@ def _extras(free: list[CallParameter], numbers: Mapping[str, Any], variant: int)
         is_switch = role in ("training", "pattern", "mean") or (role == "causal" and numbers["causal"])
         if role in (*ROWS, *MASKS, "unknown") or not (required or is_switch):
             continue
+        recipe = ArgumentRecipe(name, role, values.get(role), variant)
         if role in ("weight", "weight bias"):
             weight = _weight(name, numbers["d_model"], len(recipes))
-            weight = weight[:, 0] if role == "weight bias" else weight.T if variant else weight
-            recipes.append(ArgumentRecipe(name, "weight", weight))
-        else:
-            recipes.append(ArgumentRecipe(name, role, values.get(role), variant))
+            if role == "weight bias":
+                weight = weight[:, 0]
+            elif variant > 0:
+                weight = weight.T
+            recipe = ArgumentRecipe(name, "weight", weight)
+        recipes.append(recipe)
     return tuple(recipes)
 
 
@@ -184,11 +190,14 @@ def _states(like: UserAttention) -> dict[str, int]:
 
 def _widths(built: Built, width: int) -> list[tuple[int, int]]:
     """The widths of the queries and of the keys to try: what is stated, and what the weights take."""
-    shapes = [(name, weight.shape) for name, weight in weights_of(built)]
-    found = [stated(built.arguments, "d_model"), *(shape[1] for _, shape in shapes), *(shape[0] for _, shape in shapes)]
-    widths = list(dict.fromkeys(size for size in found if isinstance(size, int) and size > 1))[:4] or [width]
-    of_keys = [shape[1] for name, shape in shapes if _KEYS.search(name) and shape[1] > 1]
-    return [*((widths[0], size) for size in of_keys[:1]), *((size, size) for size in widths)]
+    shapes = {name: weight.shape for name, weight in weights_of(built)}
+    found = [stated(built.arguments, "d_model") or 0]
+    found += [shape[1] for shape in shapes.values()]
+    found += [shape[0] for shape in shapes.values()]
+    widths = list(dict.fromkeys(size for size in found if size > 1))[:4] or [width]
+    of_keys = [shape[1] for name, shape in shapes.items() if _KEYS.search(name)]
+    pairs = [(size, size) for size in widths]
+    return pairs if max(of_keys, default=0) < 2 else [(widths[0], of_keys[0]), *pairs]
 
 
 def weights_of(built: Built) -> list[tuple[str, Tensor]]:
@@ -196,5 +205,6 @@ def weights_of(built: Built) -> list[tuple[str, Tensor]]:
     held = getattr(built.call, "__dict__", {})
     named: list[tuple[str, Tensor]] = [(name, part) for name, part in held.items() if isinstance(part, Tensor)]
     for part in (built.call, *held.values()):
-        named += part.named_parameters() if isinstance(part, nn.Module) else ()
+        if isinstance(part, nn.Module):
+            named += part.named_parameters()
     return [(name, weight) for name, weight in named if not nn.parameter.is_lazy(weight) and weight.ndim > 1]

@@ -59,14 +59,16 @@ def path_text(path: Path) -> str:
 def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:
     """The path and the axes of the output: a tensor of floats with one of the orders of axes. Names of outputs are preferred,
     then tensors not as wide as a pattern, then earlier orders."""
-    found: list[tuple[tuple[bool, bool, int], tuple[Path, AxisNames]]] = []
+    found = []
     for path, tensor in leaves(result):
         names = [key[0] if isinstance(key, tuple) else key for key in path if not isinstance(key, int)]
-        is_unnamed = bool(names) and _OUTPUT_NAMES.fullmatch(str(names[-1]).lower()) is None
+        is_unnamed = bool(names) and _OUTPUT_NAMES.fullmatch(names[-1].lower()) is None
         for number, axes in enumerate(orders):
             if tensor.is_floating_point() and _fits(tensor.shape, axes, sizes):
-                found.append(((is_unnamed, tensor.shape[-1] == sizes.k_len, number), (path, axes)))
-    return min(found, key=lambda ranked: ranked[0])[1] if found else None
+                rank = (is_unnamed, tensor.shape[-1] == sizes.k_len, number)
+                found.append((rank, path, axes))
+    best = min(found, key=lambda each: each[0], default=None)
+    return best and best[1:]
 
 
 def outputs_in(result: Any, shape: Sequence[int]) -> Tensor | None:

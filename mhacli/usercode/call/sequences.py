@@ -117,7 +117,8 @@ class Sequences:
         sources, source = [text.source for text in texts if text.source is not None], None
         if sources and self.has_source:
             source, is_read = self.padded(sources, "right")
-            given |= {} if bool(is_read.all()) else {"attention_mask": is_read.long()}
+            if not bool(is_read.all()):
+                given["attention_mask"] = is_read.long()
         with nullcontext() if note is None else _watching(self.module, partial(_note_row, note, real)):
             _, out = self.call(x, source, training=training, real=real, mask=mask, given=given)
         return self._of_each(out, real)
@@ -129,12 +130,15 @@ class Sequences:
         for start, end in zip((0, *cuts), (*cuts, len(text.tokens)), strict=True):
             x, real = self.padded([text.tokens[start:end]], "right")
             given: dict[str, Any] = dict(self.switches)
-            given |= {} if self.offset is None else {self.offset: start}
-            given |= {} if self.cache is None else {self.cache: past}
+            if self.offset is not None:
+                given[self.offset] = start
+            if self.cache is not None:
+                given[self.cache] = past
             result, out = self.call(x, source, given=given)
-            past = None if self.cache is None else cache_in(result, self.cache, out)
-            if past is None and self.cache is not None:
-                return None
+            if self.cache is not None:
+                past = cache_in(result, self.cache, out)
+                if past is None:
+                    return None
             parts += self._of_each(out, real)
         return parts
 
@@ -155,20 +159,19 @@ class Sequences:
         keys = None if source is None else source[..., None]
         allowed = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
         inputs = Inputs(rows, keys, allowed=allowed if self.causal else None, real=real if mask else None)
+        padding = self.masks.get(mask)
         inside: list[Tensor] = []
 
         def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-            if part is not self.module and isinstance(output, Tensor) and output.ndim == 3:
-                inside.extend(() if outputs_in(output, x.shape) is None else (output,))
+            is_of_tokens = isinstance(output, Tensor) and output.ndim == 3 and outputs_in(output, x.shape) is not None
+            if is_of_tokens and part is not self.module:
+                inside.append(output)
 
-        with _watching(self.module if self.is_inside else None, note):
-            result = self.attention.result(
-                inputs, mask=self.causal, padding=self.masks.get(mask), training=training, given=given
-            )
-        out = inside[-1] if inside else outputs_in(result, x.shape)
+        with _watching(self.module, note) if self.is_inside else nullcontext():
+            result = self.attention.result(inputs, mask=self.causal, padding=padding, training=training, given=given)
         if self.ids is None:
-            out = self.attention.read(result, self.attention.sizes_of(inputs))
-        return result, out
+            return result, self.attention.read(result, self.attention.sizes_of(inputs))
+        return result, inside[-1] if inside else outputs_in(result, x.shape)
 
     def padded(self, rows: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
         """The rows as a batch, and which of its tokens are real."""
@@ -368,14 +371,13 @@ def cache_in(result: Any, name: str, out: Tensor | None) -> Any:
     """What a call returned for the next one to begin with: by the name of its argument, else what stands last beside the outputs
     and a loss, a single tensor only if there is nothing else."""
     if isinstance(result, tuple | list):
-        is_scalar = [isinstance(part, Tensor) and part.ndim == 0 for part in result]
-        others = [
-            p for p, is_loss in zip(result, is_scalar, strict=True) if p is not None and p is not out and not is_loss
-        ]
-        return next((part for part in reversed(others) if not isinstance(part, Tensor)), others[-1] if others else None)
-    named = result if isinstance(result, Mapping) else vars(result) if hasattr(result, "__dict__") else {}
-    found = named.get(name)
-    return found if found is not None else next((named[key] for key in named if call_role(key) == "cache"), None)
+        others = [part for part in result if part is not None and part is not out]
+        others = [part for part in others if not isinstance(part, Tensor) or part.ndim > 0]
+        others.sort(key=lambda part: not isinstance(part, Tensor))
+        return others[-1] if others else None
+    named = result if isinstance(result, Mapping) else getattr(result, "__dict__", {})
+    caches = [part for key, part in named.items() if call_role(key) == "cache"]
+    return next((part for part in (named.get(name), *caches) if part is not None), None)
 
 
 @contextmanager
@@ -385,8 +387,9 @@ def _watching(module: nn.Module | None, note: _Note) -> Iterator[None]:
     def hook(name: str, part: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
         note(name, part, (*inputs, *named.values()), output)
 
-    parts = [] if module is None else list(module.named_modules())
-    handles = [part.register_forward_hook(partial(hook, name), with_kwargs=True) for name, part in parts]
+    handles = []
+    for name, part in module.named_modules() if module is not None else ():
+        handles.append(part.register_forward_hook(partial(hook, name), with_kwargs=True))
     try:
         yield
     finally:
@@ -401,17 +404,15 @@ def _note_row(
     row, noted = into
     tensors = [outputs_in(each, real.shape) for each in (inputs, output)]
     read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
-    noted[name, sum(1 for key in noted if key[0] == name)] = read, made
+    count = sum(1 for earlier, _ in noted if earlier == name)
+    noted[name, count] = read, made
 
 
 def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
     """The module, or a copy in which weights that are all zero, such as fresh output layers and gates, are small random numbers:
     what they hide would not be seen."""
-    weights = ((name, weight) for name, weight in module.named_parameters() if not name.endswith("bias"))
-    zero = [name for name, weight in weights if not bool(weight.any())]
-    if not zero:
-        return module
-    drawn = copy.deepcopy(module)
+    zero = [name for name, weight in module.named_parameters() if not name.endswith("bias") and not weight.any()]
+    drawn = copy.deepcopy(module) if zero else module
     with torch.no_grad(), seeded(seed, torch.device("cpu")):
         for name in zero:
             drawn.get_parameter(name).normal_(std=0.02)
