@@ -111,11 +111,10 @@ class EffectsScreen(HeadsScreen):
             yield Text(*title_line(removal_words(effect, record), width))
             columns = map(number_column, numbers_of(record.effects))
             yield flowing([named(of.heading, of.text(effect)) for of in columns], width, "  ")
-            swatches, high = CHANGES.swatches(colour=self.session.colour), shown(self.largest, "number")
-            low = f"-{high}"
+            swatches, high = Text.assemble(*CHANGES.swatches(colour=self.session.colour)), shown(self.largest, "number")
+            scale = Text.assemble(f"-{high} ", swatches, f" {high}")
             if self.summary.metric != "d_logit":  # no change is below 0
-                swatches, low = swatches[len(swatches) // 2 :], "0"
-            scale = Text.assemble(f"{low} ", *swatches, f" {high}")
+                scale = Text.assemble("0 ", swatches[len(swatches) // 2 :], f" {high}")
             yield flowing([scale, Text(meaning_of(self.summary), "dim")], width)
         yield effect_words(record, Paper(width, self.session.colour))[-1]
 
