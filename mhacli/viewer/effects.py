@@ -71,23 +71,19 @@ class EffectsScreen(HeadsScreen):
         """The heads by layer, or the tokens of edges, in the colours of what their removals change."""
         if not self.lines:
             return "effects", []
+        longest = max(len(cells) for _, cells in self.lines)
         is_head = self.removals[self.at].removed == "head"
-        headings = (
-            [f"{head:>{_NUMBER}}" for head in range(max(len(cells) for _, cells in self.lines))] if is_head else []
-        )
+        headings = [f"{head:>{_NUMBER}}" for head in range(longest)] if is_head else []
         return "effects", self.lines_of(self.lines, headings, width, height)
 
     def _rows(self) -> Iterator[tuple[str, Sequence[Effect | None], Sequence[str]]]:
         """The names, removals and words of heads by layer, of edges by text in lines, and of joint removals."""
         record = self.session.record
         for row in effect_rows(record):
-            if row.tokens:
-                for line in wrapped(
-                    tuple(f" {token}" for token in row.tokens), self.app.size.width - cell_len(row.name) - 3
-                ):
-                    yield row.name, row.effects[line.start : line.stop], row.tokens[line.start : line.stop]
-            else:
-                yield row.name, row.effects, [""] * len(row.effects)
+            room, whole = self.app.size.width - cell_len(row.name) - 4, [range(len(row.effects))]
+            for line in wrapped(tuple(f" {token}" for token in row.tokens), room) if row.tokens else whole:
+                part = slice(line.start, line.stop)
+                yield row.name, row.effects[part], row.tokens[part] or [""] * len(line)
         for effect in record.effects:
             if effect.removed in ("heads", "spans"):
                 yield removal_name(effect, record), [effect], [""]

@@ -125,8 +125,6 @@ class HeadScreen(HeadsScreen):
             lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
         visible_lines = window(0, height, self._listed.index(column) if column in self._listed else 0, len(lines))
         title = f"top {len(listed)} of {words.count_of(len(keys), picture.unit)}"
-        if not keys:
-            title = f"no {picture.unit} but sinks" if picture.is_taken[row].any() else f"no visible {picture.unit}"
         return title, [lines[number] for number in visible_lines]
 
     def _text(self, axis: int, width: int, height: int) -> tuple[str, Lines]:
@@ -177,8 +175,8 @@ class HeadScreen(HeadsScreen):
         """The meaning of shades, and what was removed or not drawn."""
         self.matrix.fit()  # it may be drawn later
         picture, factor, base = self.picture, self.matrix.factor, self.picture.base
-        weights, top = picture.map(factor).weights, picture.top(factor)
-        of_scale = " … ".join(ends(picture.scale, top, largest=float(np.nanmax(weights, initial=0.0))))
+        weights = picture.map(factor).weights
+        of_scale = " … ".join(ends(picture.scale, picture.top, largest=float(np.nanmax(weights, initial=0.0))))
         parts = [Text.assemble(f"scale {picture.scale}, {of_scale} ", *WEIGHTS.swatches(8, colour=self.session.colour))]
         sinks = (
             [f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {shown(base.sink_mass, 'percent')}"]
@@ -220,7 +218,8 @@ class HeadScreen(HeadsScreen):
 
     def action_end(self) -> None:
         """Moves the cursor to the last key that its query sees."""
-        self.go(self.at[QUERY], int(np.flatnonzero(self.picture.base.is_open[self.at[QUERY]]).max(initial=0)))
+        query = self.at[QUERY]
+        self.go(query, int(np.flatnonzero(self.picture.base.is_open[query]).max(initial=0)))
 
     def _go_to(self, place: int) -> None:
         """Moves the cursor to a query or key by its position."""
@@ -245,14 +244,14 @@ class HeadScreen(HeadsScreen):
 
     def action_zoom(self, step: int) -> None:
         """Shows larger or smaller cells; 0 fits the whole map."""
-        self.matrix.zoom(step)
+        self.matrix.zoomed = self.matrix.zoomed + step if step else 0
         self.draw()
 
     def action_most(self, step: int) -> None:
         """Lists more or fewer top keys."""
         now = self._most or len(self._listed)
         more, fewer = [n for n in _MOST if n > now], [n for n in _MOST if n < now]
-        self._most = (more or _MOST[-1:])[0] if step > 0 else (fewer or _MOST[:1])[-1]
+        self._most = min(more, default=now) if step > 0 else max(fewer, default=now)
         self.draw()
 
     def action_copy(self) -> None:

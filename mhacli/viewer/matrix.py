@@ -48,17 +48,13 @@ class Picture:
             columns = [place - self.base.first[KEY] for place in self.base.sinks]
             self.is_taken[:, columns] = self.base.weights[:, columns] == 0
         self.weights = np.where(self.is_taken, FORBIDDEN, self.base.weights)
-        self._top = top
+        self.top = top
         self.map, self.levels, self.words = cache(self.base.pooled), cache(self._levels), cache(self._words)
-
-    def top(self, factor: int) -> float:
-        """The end of the scale of blocks of `factor` × `factor` cells. Blocks hold more than cells, so that it may be larger."""
-        return self._top if factor == 1 else max(self._top, self.map(factor).largest)
 
     def _levels(self, factor: int) -> Array:
         """The cells as levels of 0 … 255. Removed cells look masked."""
         weights = self.weights if factor == 1 else self.map(factor).weights
-        return levels(weights, weights != FORBIDDEN, self.scale, self.top(factor))
+        return levels(weights, weights != FORBIDDEN, self.scale, self.top)
 
     def _words(self, axis: int) -> tuple[str, ...]:
         """The tokens along an axis."""
@@ -192,20 +188,13 @@ _MOST_LABEL, _TICKS, _NAMED = 14, 10, 200
 
 
 class Matrix(Pane):
-    """A picture in cells of the `chosen` size, or the largest that fit, with queries down and keys across. The cursor is on a
-    cell of the finest map, and a cell on the screen stands for `factor` × `factor` of them."""
+    """A picture in the largest cells that fit, or `zoomed` ones, queries down and keys across. The cursor is on a cell of the
+    finest map, and a cell on the screen stands for `factor` × `factor` of them."""
 
     def __init__(self, screen: HeadsScreen, picture: Picture) -> None:
         super().__init__(self._lines, id="matrix")
         self.head_screen, self.picture = screen, picture
-        self.chosen: int | None = None
-        self._zoom, self._zooms = 0, range(1)
-        self.factor, self.width, self._left = 1, HALF, 0
-
-    def zoom(self, step: int) -> None:
-        """Chooses larger or smaller cells, if there are any; with 0 those that fit."""
-        self._zoom = max(self._zooms.start, min(self._zooms.stop - 1, self._zoom + step))
-        self.chosen = self._zoom - self._zooms.stop if step else None
+        self.zoomed, self.factor, self.width, self._left = 0, 1, HALF, 0
 
     def fit(self) -> None:
         """Takes cells of a size, and those around the cursor."""
@@ -214,9 +203,9 @@ class Matrix(Pane):
         self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
         room, sizes = max(1, width - self._left), picture.sizes(colour=on.session.colour)
         fits = picture.largest(sizes, max(1, height - 2), room)
-        self._zooms = range(min(fits, sizes.index((1, sizes[0][1]))), len(sizes))
-        self._zoom = fits if self.chosen is None else max(self._zooms.start, self.chosen + len(sizes))
-        self.factor, self.width = sizes[self._zoom]
+        least = min(fits, sizes.index((1, sizes[0][1])))
+        self.zoomed = max(least, min(len(sizes) - 1, fits + self.zoomed)) - fits
+        self.factor, self.width = sizes[fits + self.zoomed]
         n_rows, n_columns = picture.levels(self.factor).shape
         row, column = (place // self.factor for place in on.at)
         on.rows = window(on.rows.start, max(1, height - 2) * per_line(self.width), row, n_rows)
@@ -247,16 +236,17 @@ class Matrix(Pane):
 
     def _line(self, rows: range) -> Sequence[Cell]:
         """The name of a query, and the cells of its line."""
-        (row, column), columns = (place // self.factor for place in self.head_screen.at), self.head_screen.columns
-        cells = self.picture.cells((self.factor, self.width), rows, columns, colour=self.head_screen.session.colour)
-        name = self.picture.name(QUERY, self.head_screen.at[QUERY] if row in rows else rows[0])
+        picture, on = self.picture, self.head_screen
+        row, column = (place // self.factor for place in on.at)
+        cells = picture.cells((self.factor, self.width), rows, on.columns, colour=on.session.colour)
+        name, style, mark = picture.map(self.factor).query_name(rows[0]), PLAIN, "  "
         if row in rows:
-            cells[column - columns.start] = self._cursor(*cells[column - columns.start], is_upper=row == rows[0])
-        elif self.factor > 1:
-            of = self.picture.map(self.factor)
-            name = f"{of.query_places(rows[0])[0]}–{of.query_places(rows[-1])[1]}"
-        label, style = set_cell_size(fitted(name, self._left - 2), self._left - 2), ACCENT if row in rows else PLAIN
-        return [(label, style), (" ▸" if row in rows else "  ", ACCENT), *cells]
+            name, style, mark = picture.name(QUERY, on.at[QUERY]), ACCENT, " ▸"
+            at = column - on.columns.start
+            cells[at] = self._cursor(*cells[at], is_upper=row == rows[0])
+        elif self.factor == 1:
+            name = picture.name(QUERY, rows[0])
+        return [(set_cell_size(fitted(name, self._left - 2), self._left - 2), style), (mark, ACCENT), *cells]
 
     def _cursor(self, text: str, style: Style, *, is_upper: bool) -> Cell:
         """The cell under the cursor, marked: in its colour among half blocks, by a frame around a number, else reversed."""
