@@ -73,7 +73,7 @@ def page(record: Record, options: ViewOptions) -> str:
         content = script_safe({**data, "begin": begin, "orders": orders})
         numbers = tag("script", content, type="application/json", id="record")
         parts = [*_top(record, title), tag("main", joined(sections)), numbers, tag("script", Html(script))]
-        return whole(title, policy, style, joined(parts))
+        return whole("".join(title), policy, style, joined(parts))
 
     scale = scale_of(options, heads)
     beside = page_data((), sequences, scale, 0, hides_sinks=options.hide_sinks)
@@ -98,29 +98,30 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
     return min(named)[1] if named else 0
 
 
-def _title(record: Record) -> str:
-    """The page's title: the model, the module, or the first text."""
+def _title(record: Record) -> tuple[str, str, str]:
+    """The page's title, with the words of a text, which have a direction of their own, between what stands around them."""
     if record.module is not None:
-        return f"shapes of {visible(record.module.target)}"
+        return "shapes of ", visible(record.module.target), ""
     what = "decoding" if record.decoding is not None else "attention"
     if record.config.random is not None and record.model is None:
-        return f"{what} over random rows"
+        return f"{what} over random rows", "", ""
     model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
     if record.corpus is not None:
-        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document')}"
+        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document')}", "", ""
     words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
-    cut = fitted(visible(words), _TITLE)
     more = f" and {count_of(len(record.sequences) - 1, 'text')} more" if len(record.sequences) > 1 else ""
-    return f"{what}{model}: “{cut}”{more}"
+    return f"{what}{model}: “", fitted(visible(words), _TITLE), f"”{more}"
 
 
-def _top(record: Record, title: str) -> list[Html]:
+def _top(record: Record, title: tuple[str, str, str]) -> list[Html]:
     """The head of the page: title, configuration, and controls."""
     origin = tag("div", *(tag("p", line) for line in lines_of(header(record, WIDE), WIDE.width)), id="origin")
     skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip scripted")
+    before, words, after = title
+    heading = tag("h1", text(before), tag("bdi", text(words)), text(after))
     return [
         skip,
-        tag("header", tag("h1", tag("bdi", text(title))), origin, page_part("controls.html"), id="top"),
+        tag("header", heading, origin, page_part("controls.html"), id="top"),
         tag("noscript", tag("p", text(_NO_SCRIPT), class_="warning")),
     ]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from mhacli.errors import first_names
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
@@ -24,7 +23,6 @@ from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
-from mhacli.render.heads.view import token_name
 from mhacli.render.page.elements import Html
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
@@ -34,7 +32,6 @@ PARTS = ("scores", "qk", "z", "v")
 """The arrays that explain a weight and its effect, the most informative first."""
 _NUMBER, _OVERHEAD = 5.1, 800
 """The bytes that a number takes in the page, packed and in base64, and what else a map has."""
-_MOST_SINKS = 4
 _NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
 _EXPLAINED = (
@@ -109,7 +106,7 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
         both = blocks, blocks.without_sinks()
-        about = _about_sinks(head, sequence, cells)
+        about = _about_sinks(cells)
         maps.append(_map(*both) | {"about": about, "parts": dict(_parts(head, sequence, parts))})
         tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
         largest = [
@@ -172,12 +169,9 @@ def _map(cells: HeadMap, without: HeadMap) -> dict[str, Any]:
     }
 
 
-def _about_sinks(head: DrawableHead, sequence: int, cells: HeadMap) -> str:
-    """The sinks of a map, and what they and a sink logit get of all its attention; empty without both."""
-    parts = []
-    if cells.sinks:
-        names = first_names([token_name(head.record.keys, sequence, key) for key in cells.sinks], _MOST_SINKS)
-        parts += [names, f"{shown(cells.sink_mass, 'percent')} of all attention"]
+def _about_sinks(cells: HeadMap) -> str:
+    """What the sinks of a map and a sink logit get of all its attention; empty without both."""
+    parts = [f"{shown(cells.sink_mass, 'percent')} of all attention"] if cells.sinks else []
     if cells.learned_mass is not None:
         parts.append(f"the sink logit, which is no key, gets {shown(cells.learned_mass, 'percent')}")
     return " · ".join(parts)

@@ -1,5 +1,7 @@
 // The chosen head and cell in words.
 
+const MOST_SINKS = 4;
+
 // `query 5 “mat”`, or `queries 16–23`.
 function named(side, place) {
   const word = wordsOf(side)[place];
@@ -52,6 +54,13 @@ function drawTitle() {
   byId("plot").setAttribute("aria-label", `${name}: rows of queries, columns of keys, ${choice.scale} scale${sinks}`);
 }
 
+// The first sinks of a map as tokens with their places.
+function namesOfSinks({ sinks }) {
+  const text = RECORD.texts[RECORD.layers[HEADS[choice.head].layer].keys[choice.sequence]];
+  const names = sinks.slice(0, MOST_SINKS).flatMap((place) => [`${place} “`, tokenElement(text[place]), "” "]);
+  return [...names, sinks.length > MOST_SINKS ? `and ${sinks.length - MOST_SINKS} more ` : ""];
+}
+
 // What the colours mean, and which keys are sinks of this head.
 function drawLegend() {
   const { map } = chosen, [least, most] = scaleNow()[choice.scale];
@@ -65,7 +74,7 @@ function drawLegend() {
   if (map.missing) parts.push(entry("swatch lost", "", "not a number"));
   if (strips().length) parts.push(entry("ramp of-sinks", "beside the plot: 0", "1"));
   const taken = choice.hideSinks ? ", taken out" : "";
-  if (map.about) parts.push(make("span", { class: "sink" }, "▾ ", ...marked("{sinks}"), ` of this head${taken}: `, make("bdi", {}, map.about)));
+  if (map.about) parts.push(make("span", { class: "sink" }, "▾ ", ...marked("{sinks}"), ` of this head${taken}: `, ...namesOfSinks(map), map.about));
   else if (choice.hideSinks) parts.push(make("span", { class: "sink" }, "no sink here, none taken out"));
   byId("legend").replaceChildren(...parts);
 }
