@@ -73,10 +73,8 @@ def role_of(name: str, other_names: frozenset[str] = frozenset()) -> Role | None
 def stated(arguments: Mapping[str, Any], role: Role) -> Any:
     """The value of a role among the arguments, config fields (`config.n_head`) included; None if no argument has it."""
     names = frozenset(name.rpartition(".")[2] for name in arguments)
-    for name, value in arguments.items():
-        if role_of(name.rpartition(".")[2], names) == role and value is not None:
-            return value
-    return None
+    roles = {name: role_of(name.rpartition(".")[2], names) for name in arguments}
+    return next((value for name, value in arguments.items() if roles[name] == role and value is not None), None)
 
 
 # ------------------------------------------------------------------------------------------------------- typed values
@@ -85,7 +83,6 @@ def stated(arguments: Mapping[str, Any], role: Role) -> Any:
 _WORDS: Final[Mapping[str, object]] = {
     "true": True, "false": False, "none": None, "null": None, "inf": math.inf, "-inf": -math.inf, "nan": math.nan,
 }  # fmt: skip
-_LONGEST_LITERAL: Final = 10_000
 
 
 def parse_value(text: str) -> object:
@@ -103,8 +100,6 @@ def parse_value(text: str) -> object:
         for name in word.split(".")[1:]:
             value = getattr(value, name, None)
         return word if value is None else value
-    if len(word) > _LONGEST_LITERAL:
-        return text
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -57,15 +57,14 @@ def run_in_child(
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(process, printed), daemon=True)
     printing.start()
-    stage, dump = _LOADING, ""
-    ending: tuple[str, Any] | None = None
+    stage, dump, kind = _LOADING, "", ""
+    content: Any = None
     with process, messages:
         try:
             for line in messages:
                 is_message = line.startswith(b'["')  # other lines are those of a stack dump
                 kind, content = json.loads(line) if is_message else ("dump", line.decode("utf-8", "replace"))
                 if kind in ("result", "error"):
-                    ending = kind, content
                     break
                 if kind == "stage" and content != stage and on_stage is not None:
                     on_stage(content)
@@ -75,11 +74,10 @@ def run_in_child(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             printing.join(timeout=1)
-    if ending is None:
-        raise _early_end(stage, process.returncode, dump, time_limit_s, _text(printed))
-    kind, content = ending
     if kind == "result":
         return content.encode(), _text(printed)
+    if kind != "error":
+        raise _early_end(stage, process.returncode, dump, time_limit_s, _text(printed))
     if os.environ.get("MHA_DEBUG"):
         raise RuntimeError(content["traceback"])
     raise MhaError(**content["error"])
@@ -89,10 +87,9 @@ def _started(request: bytes) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """The child process, with its request sent, and its messages. Its stdin stays open as long as this process lives."""
     reading, writing = os.pipe()
     messages = os.fdopen(reading, "rb")
-    flags = ("-P", "-u")  # no imports from the working directory; unbuffered output
     try:
         process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _PROGRAM, str(writing)],
+            [sys.executable, "-P", "-u", "-c", _PROGRAM, str(writing)],  # the working directory is not on its path
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
