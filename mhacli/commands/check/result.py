@@ -95,10 +95,8 @@ class CheckRequest:
         """The attention to compare it with; None for the reference. Raises `UsageError` as `of` does."""
         if self.other is None:
             return None
-        calls = self.of.call_arguments
-        if self.other_call_arg is not None:
-            calls = pairs(self.other_call_arg, "against-call-arg")
-        arguments = pairs(self.other_arg, "against-arg")
+        given, arguments = self.other_call_arg, pairs(self.other_arg, "against-arg")
+        calls = self.of.call_arguments if given is None else pairs(given, "against-call-arg")
         return replace(self.of, target=self.other, arguments=arguments, call_arguments=calls)
 
 
@@ -269,28 +267,45 @@ class Examination(Shown):
         return f"<Examination of {self.target}: {' '.join(self.summary.split())}>"
 
     @property
-    def summary(self) -> str:
-        """The verdict in a sentence, with the mistakes and fixes, or with the agreement and unexamined arguments."""
+    def sentence(self) -> str:
+        """What was found, in a sentence: the mistakes, the agreement, or why nothing is decided."""
         if self.verdict == "wrong":
-            parts = [finding.in_words for finding in self.findings[:2]] or ["a probe fails"]
-            parts += [f"{len(self.findings) - 2} more mistakes"] if len(self.findings) > 2 else []
-            return f"wrong: {'; '.join(parts)}"
+            return "; ".join(dict.fromkeys(finding.message for finding in self.findings[:3])) or "a probe fails"
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
+        held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
         if self.verdict == "consistent":
-            return f"consistent: {self._behaviour_that_holds}; {self.attention_inside}"
+            return f"{held}; {self.attention_inside}"
         if self.inside:
-            return f"right: {self.attention_inside}; the rest by behaviour: {self._behaviour_that_holds}"
-        n = sum(probe.ok is True for probe in self.probes)
-        text = f"{n} probe{'s' * (n != 1)} pass{'es' * (n == 1)}"
+            return f"{self.attention_inside}; the rest by behaviour: {held}"
         if self.against is not None:
-            text = f"it gives the same output as {self.against} with the same weights"
-        elif self.comparison is not None:
-            n = self.comparison.n_inputs
-            same = "it gives the same output as the reference with the same weights"
-            text = f"on {n} input{'s' * (n != 1)} {same}; {text}"
+            return f"it gives the same output as {self.against} with the same weights"
+        n = sum(probe.ok is True for probe in self.probes)
+        passed = f"{n} probe{'s' * (n != 1)} pass{'es' * (n == 1)}"
+        if self.comparison is None:
+            return passed
+        n = self.comparison.n_inputs
+        same = "it gives the same output as the reference with the same weights"
+        return f"on {n} input{'s' * (n != 1)} {same}; {passed}"
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What the verdict does not cover, and facts that may surprise."""
         missing = [f"not examined: {', '.join(self.not_examined)}"] if self.not_examined else []
-        return f"right: {'; '.join([text, *missing, *(f'note: {note}' for note in self.notes)])}"
+        return (*missing, *(f"note: {note}" for note in self.notes))
+
+    @property
+    def summary(self) -> str:
+        """The verdict in a sentence, with the mistakes and fixes, or with the agreement and its limits."""
+        if self.verdict == "unknown":
+            return self.sentence
+        parts = [self.sentence]
+        if self.verdict == "wrong" and self.findings:
+            n_more = len(self.findings) - 2
+            parts = [finding.in_words for finding in self.findings[:2]]
+            parts += [f"{n_more} more mistakes"] if n_more > 0 else []
+        parts += self.limits if self.verdict == "right" and not self.inside else ()
+        return f"{self.verdict}: {'; '.join(parts)}"
 
     @property
     def attention_inside(self) -> str:
@@ -303,10 +318,6 @@ class Examination(Shown):
         if not n_right:
             return f"the attention inside was not compared with the reference{''.join(others)}"
         return f"attention right in {n_right} of {n_all}{''.join(others)}"
-
-    @property
-    def _behaviour_that_holds(self) -> str:
-        return f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""
