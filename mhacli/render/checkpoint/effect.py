@@ -100,16 +100,15 @@ def _answer(record: Record, summary: EffectSummary) -> str:
     change, measured = summary.change_of(strongest) or 0.0, _measured(summary)
     if not change:
         return f"nothing removed matters here: {measured} stays as it is"
-    name = removal_name(strongest, record)
+    name, is_several = removal_name(strongest, record), strongest.removed == "heads"
     if strongest.removed == "edge":
         name = f"the weight {_edge_text(record, strongest)} of {name}"
     elif strongest.removed == "spans":
         name = f"what “{token_label(strongest.spans[1])}” reads of “{token_label(strongest.spans[0])}”"
-    elif not name.startswith("head"):
-        name = f"head {name}"
-    words = f"{name} matters{' most' * (n > 1)}: without it {measured} "
-    if strongest.removed == "heads":
-        words = words.replace("head ", "heads ", 1).replace("matters", "matter").replace("without it", "without them")
+    elif record.layers:
+        name = f"head{'s' * is_several} {name}"
+    verb, it = ("matter", "them") if is_several else ("matters", "it")
+    words = f"{name} {verb}{' most' * (n > 1)}: without {it} {measured} "
     if summary.target is None:
         words += f"moves by {shown(change, 'percent')} of its length"
     else:
