@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Table, column
+from mhacli.render.base.doc import Column, Table, column, fields
 from mhacli.render.base.format import count_of, fitted, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen
@@ -33,7 +32,6 @@ from mhacli.text.tokens import TokenSequence
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OF_WEIGHT = {row.field for row in STATISTICS if row.is_change and row.unit == "weight"}
-_NO_CHANGE: dict[str, Any] = {"name": "", "a": None, "b": None}
 _LABEL = 12
 """The most columns of the name of a row of a map."""
 
@@ -85,12 +83,12 @@ def _text(text: dict[str, Any], options: ViewOptions, screen: Screen) -> Iterato
     words = f"{text['n_aligned']} tokens are the same, of {text['n_a']} in A and {text['n_b']} in B"
     if text["n_other_ids"]:
         words += f"; {text['n_other_ids']} of them have another id in the vocabulary"
-    columns: list[Column[dict[str, Any]]] = [
-        Column(heading="position", value=itemgetter("a_begin"), unit="id"),
-        Column(heading="A", value=lambda change: " ".join(map(token_label, change["a"])) or "–"),
-        Column(heading="B", value=lambda change: " ".join(map(token_label, change["b"])) or "–"),
-    ]
-    changes = Table(columns=columns, rows=text["changes"], most=None if options.everything else 12)
+    rows = []
+    for change in text["changes"]:
+        before, after = (" ".join(map(token_label, change[side])) or "–" for side in "ab")
+        rows.append({"position": change["a_begin"], "A": before, "B": after})
+    columns = fields({"position": "id", "A": "word", "B": "word"})
+    changes = Table(columns=columns, rows=rows, most=None if options.everything else 12)
     yield Text(f"{text['family'].replace('texts', 'sequence')} {text['sequence']}: {words}")
     yield from table(changes, screen.width) if changes.rows else ()
 
@@ -177,16 +175,14 @@ def _effects(d: RecordDiff, options: ViewOptions, screen: Screen) -> Iterator[Re
     """The effects that changed; empty unless both records have effects."""
     if d.effects is None:
         return
-    number = number_column(d.effects["metric"])
-    columns: list[Column[dict[str, Any]]] = [
-        Column(heading="removed", value=lambda change: removal_words(change["a"], d.a)),
-        Column(heading="A", value=lambda change: number.value(change["a"]), unit=number.unit),
-        Column(heading="B", value=lambda change: number.value(change["b"]), unit=number.unit),
-        Column(heading="B − A", value=itemgetter("change"), unit="change"),
-    ]
+    number, rows = number_column(d.effects["metric"]), []
+    for change in d.effects["changes"]:
+        before, after = number.value(change["a"]), number.value(change["b"])
+        rows.append({"removed": removal_words(change["a"], d.a), "A": before, "B": after, "B − A": change["change"]})
+    columns = fields({"removed": "word", "A": number.unit, "B": number.unit, "B − A": "change"})
     title = f"{d.changed_effects}, the largest difference of {number.heading} first"
-    changes = Table(columns=columns, rows=d.effects["changes"], title=title, most=None if options.everything else 7)
-    yield from table(changes, screen.width) if changes.rows else ()
+    changes = Table(columns=columns, rows=rows, title=title, most=None if options.everything else 7)
+    yield from table(changes, screen.width) if rows else ()
     sides = ((d.effects["only_a"], d.a), (d.effects["only_b"], d.b))
     yield from _alone("removed only in", *([removal_name(each, of) for each in effects] for effects, of in sides))
 
@@ -196,21 +192,17 @@ def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Scre
     statistics that changed."""
     heads = [head for layer in layers for head in layer.heads]
     heads.sort(key=lambda head: -math.inf if head["size"] is None else -head["size"])
-    rows, names = list[dict[str, Any]](), words_of("columns", "statistic")
+    rows, names = [], words_of("columns", "statistic")
     for head in heads:
         kinds = dict.fromkeys(words_of_type(head[kind]).name for kind in ("kind_a", "kind_b"))
         about = {"head": f"{visible(head['layer'])} head {head['head']}".strip(), "type": " → ".join(kinds)}
-        changes = sorted(
-            head["statistics"], key=lambda row: (row["name"] not in _OF_WEIGHT, -change_of(row["a"], row["b"]))
-        )
-        rows += [about | row for row in changes[: None if options.everything else 1] or [_NO_CHANGE]]
-    columns: list[Column[dict[str, Any]]] = [
-        Column(heading="head", value=itemgetter("head")),
-        Column(heading="type", value=itemgetter("type"), drop=1),
-        Column(heading="statistic", value=lambda row: names[row["name"]].name if row["name"] in names else None),
-        Column(heading="A", value=itemgetter("a"), unit="number"),
-        Column(heading="B", value=itemgetter("b"), unit="number"),
-    ]
+        changes = sorted(head["statistics"], key=lambda row: -change_of(row["a"], row["b"]))
+        changes.sort(key=lambda row: row["name"] not in _OF_WEIGHT)
+        for row in changes[: None if options.everything else 1]:
+            rows.append({**about, "statistic": names[row["name"]].name, "A": row["a"], "B": row["b"]})
+        if not changes:
+            rows.append({**about, "statistic": None, "A": None, "B": None})
+    columns = fields({"head": "word", "type": "word", "statistic": "word", "A": "number", "B": "number"})
     title = f"{count_of(len(heads), 'head')} changed, the largest change first"
     listed = Table(columns=columns, rows=rows, title=title, most=None if options.everything else 4)
     yield from table(listed, screen.width) if heads else ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Generic, Literal, TypeVar
 
 from rich.console import RenderableType
@@ -50,6 +51,11 @@ def column(table: str, name: str, value: Callable[[Row], object], unit: Unit = "
     word = words_of("columns", table)[name]
     how = {"meaning": word.legend, **how}
     return Column(heading=word.heading, value=value, unit=unit, explanation=word.explanation, **how)
+
+
+def fields(units: Mapping[str, Unit]) -> list[Column[Mapping[str, Any]]]:
+    """The columns of rows that are mappings: a heading for each field, whose values have this unit."""
+    return [Column(heading=name, value=itemgetter(name), unit=unit) for name, unit in units.items()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
+from mhacli.record.corpus import CONFIDENCE, CorpusHead, CorpusSummary, Spread, named
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Table
+from mhacli.render.base.doc import Column, Table, fields
 from mhacli.render.base.format import token_at
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, short_name
@@ -134,28 +134,18 @@ def _kl(row: _Row) -> float | None:
 
 def cells_table(
     record: Record, corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
-) -> Table[tuple[str, CorpusCell]]:
+) -> Table[Mapping[str, Any]]:
     """The cells of some heads with the largest ratio to uniform in the corpus, each with its document and positions."""
-
-    def place(row: tuple[str, CorpusCell]) -> str:
-        cell = row[1]
-        query, key = (
-            token_at(token_label(cell.query_token), cell.query),
-            token_at(token_label(cell.key_token), cell.key),
-        )
-        return f"{query} → {key}"
-
-    def document(row: tuple[str, CorpusCell]) -> str:
-        return visible(named(row[1].file, row[1].place, row[1].n_documents))
-
-    heads = _by_key(corpus, layers, record)
-    chosen = [heads[head.layer, head.attention, head.head] for head in listed]
-    columns: list[Column[tuple[str, CorpusCell]]] = [
-        Column(heading="head", value=lambda row: row[0]),
-        Column(heading="query → key", value=place),
-        Column(heading="weight", value=lambda row: row[1].share, unit="weight"),
-        Column(heading="× uniform", value=lambda row: row[1].lift, unit="short"),
-        Column(heading="document", value=document),
-    ]
-    rows = [(name, cell) for name, head in chosen for cell in head.cells[:_MOST_CELLS]]
+    heads, rows = _by_key(corpus, layers, record), []
+    for head in listed:
+        name, of_corpus = heads[head.layer, head.attention, head.head]
+        for cell in of_corpus.cells[:_MOST_CELLS]:
+            query = token_at(token_label(cell.query_token), cell.query)
+            key = token_at(token_label(cell.key_token), cell.key)
+            document = visible(named(cell.file, cell.place, cell.n_documents))
+            numbers = {"weight": cell.share, "× uniform": cell.lift}
+            rows.append({"head": name, "query → key": f"{query} → {key}", **numbers, "document": document})
+    columns = fields(
+        {"head": "word", "query → key": "word", "weight": "weight", "× uniform": "short", "document": "word"}
+    )
     return Table(columns=columns, rows=rows, title="cells that stand out most")
