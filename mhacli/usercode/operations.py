@@ -218,21 +218,29 @@ def arguments_of(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) ->
     An argument of unknown name is named by its position, "0" for the first. For operators with a number on the left, such as `1
     - x`, the number is `input`. `None` is kept; lists of tensors are flattened into the tensors.
     """
-    name, names = getattr(func, "__name__", ""), _parameters(func)
-    if name in _REVERSED:
+    names = _parameters(func)
+    n_single = len(names) - 1
+    if getattr(func, "__name__", "") in _REVERSED:
         args = args[::-1]
     elif func is torch.Tensor.where and len(args) > 1:
         args = (args[1], args[0], *args[2:])
-    if len(args) > len(names) > 1 and all(type(number) is int for number in args[len(names) - 1 :]):
-        args = (*args[: len(names) - 1], tuple(args[len(names) - 1 :]))  # a shape as separate numbers
+    if len(args) > len(names) > 1 and all(type(number) is int for number in args[n_single:]):
+        args = (*args[:n_single], tuple(args[n_single:]))  # a shape as separate numbers
     named = {names[n] if n < len(names) else str(n): value for n, value in enumerate(args)}
     named |= {"dim" if key == "axis" else key: value for key, value in keywords.items()}
-    ordered = [*(key for key in names if key in named), *(key for key in named if key not in names)]
-    tensors = {key: list(_tensors_in(named[key])) for key in ordered if key not in ("out", "_stacklevel")}
-    others = {key: named[key] for key in tensors if not tensors[key]}
+    inputs: list[Tensor] = []
+    others: dict[str, Any] = {}
+    for key in sorted(named, key=lambda key: names.index(key) if key in names else len(names)):
+        tensors = list(_tensors_in(named[key]))
+        if key in ("out", "_stacklevel"):
+            continue
+        if tensors:
+            inputs += tensors
+        else:
+            others[key] = named[key]
     if getattr(getattr(func, "__self__", None), "__name__", "") in ("T", "mT", "H", "mH"):
         others |= {"dim0": -2, "dim1": -1}
-    return [tensor for found in tensors.values() for tensor in found], others
+    return inputs, others
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

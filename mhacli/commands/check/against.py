@@ -176,7 +176,8 @@ def _with_same_weights(
     if first_module is None or second_module is None or not list(second_module.parameters()):
         yield (first, second), Choice("weights", "there are no weights to copy")
         return
-    random, other = randomised(first_module, request.of.seed), cast_copy(second_module, torch.float64)
+    random = cast_copy(randomised(first_module, request.of.seed), torch.float64, "cpu")
+    other = cast_copy(second_module, torch.float64, "cpu")
     if _shapes(random) == _shapes(other):
         other.load_state_dict(dict(random.named_parameters()), strict=False)
         yield _filled((first, second), (random, other)), Choice("weights", "weights are copied by their names")
@@ -205,7 +206,8 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 def _filled(pair: Pair, modules: tuple[nn.Module, nn.Module]) -> Pair:
     """Both with other modules."""
     first, second = (
-        subject.of(cast(module, subject.dtype), subject.dtype) for subject, module in zip(pair, modules, strict=True)
+        subject.of(cast(module, subject.dtype, subject.device), subject.dtype)
+        for subject, module in zip(pair, modules, strict=True)
     )
     return first, second
 

@@ -94,8 +94,7 @@ class Graph:
             for site, index in attention.items():
                 operation = self.operations[index]
                 _, outputs = tensors.setdefault(site, (operation.at, []))
-                if not any(output is operation.output for output in outputs):
-                    outputs.append(operation.output)
+                outputs.append(operation.output)
         line = self.operations[-1].at if self.operations else SourceLine()
         return tensors | {"out": (line, [self.out])}
 
