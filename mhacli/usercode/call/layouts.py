@@ -74,7 +74,7 @@ def calls_to_try(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
                 extras=_extras(free, numbers, variant),
                 idle=idle,
                 n_heads=n_heads if is_function and "head" in axes else 1,
-                sizes=InputSizes(batch, q_len, k_len, d_in, d_context),
+                sizes=InputSizes(batch, q_len, k_len, d_in, d_context if len(slots) > 1 else d_in),
             )
 
 

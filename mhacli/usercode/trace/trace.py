@@ -86,7 +86,6 @@ def _first_inputs(subject: UserAttention, request: TargetRequest) -> tuple[Input
     """Random inputs, with a separate context if the subject takes one. If it must be causal, there is none, and a mask makes it
     causal unless an argument does."""
     inputs = drawer_of(subject, request.seed).inputs(with_context=subject.takes_context and not request.causal)
-    inputs = Inputs(inputs.queries) if subject.n_rows == 1 else inputs
     if not request.causal or subject.causal_by is not None or not subject.mask_forms:
         return inputs, None
     _, n_queries, n_keys = lengths_of(inputs)
