@@ -122,15 +122,15 @@ class Viewer(App[None]):
     Words { height: auto; }
     HeadScreen #top, Overview #top, #note { height: 1; }
     #note { display: none; }
-    #read-out, HeadScreen #legend { height: 2; }
+    #about { height: 4; }
     #signs, #numbers, #effects { max-height: 50%; }
     #pictures, #body { height: 1fr; }
     #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
     #body Pane { width: 1fr; height: 100%; }
     .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .-wide #body Matrix { row-span: 3; }
-    .-flat #legend, .-flat #pictures, .-flat #list, .-flat #query, .-flat #key, .-flat #numbers { display: none; }
-    .-flat #read-out { height: 1; }
+    .-flat #pictures, .-flat #list, .-flat #query, .-flat #key, .-flat #numbers { display: none; }
+    .-flat #about { height: 1; }
     .-flat #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
     """
 

@@ -64,7 +64,7 @@ class HeadScreen(HeadsScreen):
         super().__init__(session)
         self.matrix, self.list = Matrix(self, picture), Pane(self._top_keys, id="list")
         self.keys, self.queries = (Pane(partial(self._text, axis), id=_AXES[axis]) for axis in (KEY, QUERY))
-        self.read_out, self.legend = Words(self._read_out, id="read-out"), Words(self._legend, id="legend")
+        self.about = Words(self._about, id="about")
         self._most: int | None = None
         self._listed: list[int] = []
         self._axis, self._typed, self._found = QUERY, "", list[int]()
@@ -76,7 +76,7 @@ class HeadScreen(HeadsScreen):
         """The panes from the top."""
         yield self.top
         yield Container(self.matrix, self.list, self.keys, self.queries, id="body")
-        yield from (self.read_out, self.legend, self.note, self.footer)
+        yield from (self.about, self.note, self.footer)
 
     @property
     def picture(self) -> Picture:
@@ -146,11 +146,16 @@ class HeadScreen(HeadsScreen):
         row = next(row for row, line in enumerate(lines) if places.start in line)
         return title, [map(token, lines[number]) for number in window(row - height // 2, height, row, len(lines))]
 
-    def _read_out(self, width: int) -> Iterator[Text]:
-        """The query, key and weight under the cursor, and the row's entropy, sink weight and sum; or why there are none."""
+    def _about(self, width: int) -> Iterator[Text]:
+        """What is under the cursor, and what shades mean; or why nothing is drawn."""
         if self.session.picture() is None:
             yield Text(self.session.why_nothing(), "bold yellow")
-            return
+        else:
+            yield from self._read_out(width)
+            yield words.flowing([*self._legend()], width)
+
+    def _read_out(self, width: int) -> Iterator[Text]:
+        """The query, key and weight under the cursor, and the row's entropy, sink weight and sum."""
         picture, (row, column) = self.picture, self.at
         base, entropy, is_taken = picture.base, picture.entropy(row), picture.is_taken[row, column]
         number = float(base.weights[row, column])
@@ -171,30 +176,27 @@ class HeadScreen(HeadsScreen):
             numbers.append(named("sink logit", shown(float(base.learned[row]), "weight", 4)))
         yield _GAP.join([*numbers, named("row sum", shown(float(base.sums[row]), "weight", 4))])
 
-    def _legend(self, width: int) -> Iterator[Text]:
+    def _legend(self) -> Iterator[Text]:
         """The meaning of shades, and what was removed or not drawn."""
         self.matrix.fit()  # it may be drawn later
-        picture, factor, base = self.picture, self.matrix.factor, self.picture.base
-        weights = picture.map(factor).weights
-        of_scale = " … ".join(ends(picture.scale, picture.top, largest=float(np.nanmax(weights, initial=0.0))))
-        parts = [Text.assemble(f"scale {picture.scale}, {of_scale} ", *WEIGHTS.swatches(8, colour=self.session.colour))]
-        sinks = (
-            [f"key {first_names(map(str, base.sinks), _MOST_SINKS)}, {shown(base.sink_mass, 'percent')}"]
-            if base.sinks
-            else []
-        )
+        picture, base, has_numbers = self.picture, self.picture.base, self.matrix.width >= TIGHT
+        weights = picture.map(self.matrix.factor).weights
+        low, high = ends(picture.scale, picture.top, largest=float(np.nanmax(weights, initial=0.0)))
+        swatches = WEIGHTS.swatches(8, colour=self.session.colour)
+        yield Text.assemble(f"scale {picture.scale}, {low} … {high} ", *swatches)
+        if base.sinks:
+            keys = first_names(map(str, base.sinks), _MOST_SINKS)
+            yield Text(f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average")
         if base.learned_mass is not None:
-            sinks.append(f"the sink logit, {shown(base.learned_mass, 'percent')}")
-        end = "taken out, rows renormalised" if picture.hides_sinks else "of a row on average"
-        parts.append(Text(f"sink: {' and '.join(sinks)} {end}" if sinks else "no sink"))
-        has_numbers = self.matrix.width >= TIGHT
+            yield Text(f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average")
         notes = {
+            "sinks taken out, rows renormalised": picture.hides_sinks,
             "before dropout": picture.head.record.config.train,
             "0: masked" if has_numbers else "blank: masked": (weights == FORBIDDEN).any(),
-            f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": factor == 1 and picture.is_taken.any(),
+            f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": picture.is_taken.any(),
             f"{NAN_SIGN}: not a number": np.isnan(weights).any(),
         }
-        yield words.flowing([*parts, *(Text(note, "dim") for note, holds in notes.items() if holds)], width)
+        yield from (Text(note, "dim") for note, holds in notes.items() if holds)
 
     # -------------------------------------------------------------------------------------------------------- cursor
 

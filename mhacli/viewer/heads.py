@@ -237,15 +237,15 @@ class Overview(HeadsScreen):
         super().__init__(session)
         self._numbers = sorted({number for _, number in session.heads})
         self._grid = 1, 1, 1
-        self.pictures, self.legend = Words(self._pictures, id="pictures"), Words(self._legend, id="legend")
-        self.signs, self.numbers = Pane(self._signs, id="signs"), Words(self._about_head, id="numbers")
+        self.pictures, self.numbers = Words(self._pictures, id="pictures"), Words(self._about_head, id="numbers")
+        self.signs = Pane(self._signs, id="signs")
         self.signs.styles.height = 2 + len(session.rows)
         self.places = [(row, self._numbers.index(number)) for row, number in session.heads]
         self.on_screen_resume()
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
-        yield from (self.top, self.pictures, self.signs, self.numbers, self.legend, self.note, self.footer)
+        yield from (self.top, self.pictures, self.signs, self.numbers, self.note, self.footer)
 
     def on_mount(self) -> None:
         """Draws the pictures after the first screen, because importing numpy takes long."""
@@ -320,7 +320,7 @@ class Overview(HeadsScreen):
         return [[*line, (" " * (width - sum(cell_len(text) for text, _ in line)), PLAIN)] for line in lines]
 
     def _about_head(self, width: int) -> Iterator[Text]:
-        """The type of the head under the cursor, and its statistics with uniform attention in parentheses."""
+        """The type of the head under the cursor, its statistics with uniform attention in parentheses, and what signs mean."""
         head, statistics = self.session.head, self.session.head.statistics
         yield Text(*title_line(f"{head.label} · numbers (if uniform)", width))
         parts = [Text.assemble(kind_sign(statistics), f" {kind_words(statistics)}")]
@@ -330,9 +330,6 @@ class Overview(HeadsScreen):
                 name = statistic.words.name or statistic.words.heading
                 parts.append(named(name, value).append(f" ({uniform})" if uniform else "", "dim"))
         yield words.flowing(parts, width, "  ")
-
-    def _legend(self, width: int) -> Iterator[Text]:
-        """The shading of pictures, and the signs of the types that occur."""
         session = self.session
         hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
         about = Text(f"pictures: {session.scale_of(session.head)}, one scale for all heads{hidden}", "dim")
