@@ -90,7 +90,7 @@ async def viewed(record: Path) -> str:
     from mhacli.viewer.session import Session
 
     session = Session(storage.load(str(record)))
-    session.choose(8, [(None, 2)])
+    session.choose(8, ((None, 2),))
     viewer = Viewer(session, is_open=True)
     async with viewer.run_test(size=(120, 30)) as pilot:
         await pilot.press("pageup", *["down"] * 8)

@@ -118,8 +118,8 @@ class HeadScreen(HeadsScreen):
             name = set_cell_size(words.fitted(picture.name(KEY, place), label), label)
             number = f" {name} {shown(weight, 'weight', _DECIMALS):>{_DECIMALS + 2}} "
             bar = "█" * round(np.nan_to_num(weight / (listed[0][1] or 1.0)) * (width - cell_len(number) - 1))
-            style = at(row, place) + (CURSOR if place == column else PLAIN)
-            lines.append([(set_cell_size(number + bar, width), style)])
+            there = at(row, place)
+            lines.append([(number, there + CURSOR if place == column else there), (bar, there)])
         if others:
             rest = shown(sum(weight for _, weight in others), "weight", _DECIMALS)
             lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
