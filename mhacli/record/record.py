@@ -460,8 +460,8 @@ class Argument(Struct, frozen=True):
 class UserModule:
     """The user's attention that was traced: the `target` that names it, its `arguments`, and how it was `called`.
 
-    `sizes` are the input sizes as `(word, size)`; `n_runs` with other sizes told the axes apart. `result` is its output
-    shape, `expected` the shape that attention must give, and `printed` its printed text.
+    `sizes` are the sizes of its axes as `(word, size)`; `n_runs` is 1, and more in a record of an earlier version. `result`
+    is its output shape, `expected` the shape that attention must give, and `printed` its printed text.
     """
 
     target: str
