@@ -51,7 +51,8 @@ _FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
 
 
 def shown(value: object, unit: Unit, digits: int | None = None) -> str:
-    """A value as text: a dash for None, a number in the form of its unit, or with so many digits.
+    """A value as text: a dash for None, a number in the form of its unit, or with so many decimals, of an error
+    so many digits.
 
     >>> shown(0.171, "weight"), shown(-1.5, "weight", 1), shown(0.034, "percent"), shown(0.25, "change")
     ('.17', '-1.5', '3.4 %', '+0.2500')
@@ -70,7 +71,7 @@ def shown(value: object, unit: Unit, digits: int | None = None) -> str:
     fitting = (form for form in _FORMS[unit] if abs(number) < form[0])
     _, divisor, form = next(fitting, _FORMS[unit][-1])
     if digits is not None:
-        form = f"{{:.{digits}{'e' if unit == 'error' else 'f'}}}{form.partition('}')[2]}"
+        form = f"{{:.{digits}{'g' if unit == 'error' else 'f'}}}{form.partition('}')[2]}"
     text = form.format(number if divisor == 1 else number / divisor)
     if unit in ("weight", "brief"):
         unsigned = text.lstrip("-")

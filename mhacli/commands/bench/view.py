@@ -98,7 +98,7 @@ def _ends(low: float | None, high: float | None, unit: Unit) -> str | None:
 _NUMBERS: Sequence[Column[BenchRow]] = (
     column("bench", "ratio", lambda row: row.ratio, "short"),
     column("bench", "memory", lambda row: row.extra_bytes, "bytes"),
-    column("bench", "error", lambda row: shown(row.max_error, "error", 0), "id"),
+    column("bench", "error", lambda row: shown(row.max_error, "error", 1), "id"),
     column("bench", "interval", lambda row: _ends(row.ratio_low, row.ratio_high, "short"), "id"),
     column("bench", "rate", lambda row: None if row.tflops is None else f"{row.tflops:.3g}", "id"),
     column("bench", "quartiles", lambda row: _ends(row.p25_s, row.p75_s, "seconds"), "id"),

@@ -44,7 +44,7 @@ def _in_brief(checks: Sequence[HealthCheck]) -> list[HealthCheck]:
     right = [check for check in checks if check.name.startswith("attention ") and check.ok]
     brief = [check for check in checks if check not in right]
     for device, of_device in groupby(right, key=lambda check: check.name.rpartition(" ")[0]):
-        errors = [f"{shown(check.value, 'error', 1)} in {check.name.rpartition(' ')[2]}" for check in of_device]
+        errors = [f"{shown(check.value, 'error', 2)} in {check.name.rpartition(' ')[2]}" for check in of_device]
         brief.append(HealthCheck(device, True, f"largest difference from float64: {', '.join(errors)}"))
     return brief
 
@@ -80,7 +80,7 @@ def _table(checks: Sequence[HealthCheck], *, has_numbers: bool) -> Table[HealthC
     ]
     if has_numbers:
         columns[2:2] = [
-            column("doctor", "found", lambda check: shown(check.value, "error", 1), "id"),
-            column("doctor", "tolerance", lambda check: shown(check.tolerance, "error", 1), "id"),
+            column("doctor", "found", lambda check: shown(check.value, "error", 2), "id"),
+            column("doctor", "tolerance", lambda check: shown(check.tolerance, "error", 2), "id"),
         ]
     return Table(columns=columns, rows=checks)
