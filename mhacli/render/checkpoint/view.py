@@ -58,12 +58,13 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     header = model_header(record, record.model, screen, in_brief=not options.verbose)
     drawn = Group(*patterns_view(layers, sequences.shown, options, screen))
     numbers = Group(*remarks, *statistics(of_heads, options, screen))
-    overview = Group(grid(record, layers, screen), _sinks(record, layers, heads, screen))
+    overview: list[RenderableType] = [grid(record, layers, screen)] if len(layers) > 1 else []
+    overview.append(_sinks(record, layers, heads, screen))
     sections: list[RenderableType] = [header]
     if are_drawn(layers, options):
-        sections += [drawn, numbers, *([overview] if has_all or options.heads is None else ())]
+        sections += [drawn, numbers, *([Group(*overview)] if has_all or options.heads is None else ())]
     else:
-        sections += [overview, Group(numbers, drawn)]
+        sections += [Group(*overview), Group(numbers, drawn)]
     sections += corpus_tables(record, layers, listed, options, screen)
     of_layers = [*_of_layers(layers, listed)]
     is_chosen = (options.layers is not None or options.heads is not None) and len(listed) <= MAX_DRAWN
