@@ -43,6 +43,7 @@ class HeadScreen(HeadsScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("shift+pageup", "page(0, -1)", "⇧PgUp ⇧PgDn", "a page to the left or right"),
         key("shift+pagedown", "page(0, 1)"),
+        key("end", "end"),
         key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
         key("shift+tab", "app.focus_previous"),
         key("h,right_square_bracket", "head(1)", "h ]", "the next head", "head"),
@@ -82,10 +83,6 @@ class HeadScreen(HeadsScreen):
     def picture(self) -> Picture:
         """The picture that is drawn."""
         return self.matrix.picture
-
-    def on_resize(self) -> None:
-        """Draws the legend of cells whose size is known only now."""
-        self.call_after_refresh(self.draw)
 
     def draw(self) -> None:
         """Draws the session's head, with the cursor on the same tokens as before if possible."""

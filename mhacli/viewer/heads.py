@@ -66,7 +66,7 @@ class HeadsScreen(Screen[None]):
         key("pageup", "page(-1, 0)", "PgUp PgDn", "a page up or down"),
         key("pagedown", "page(1, 0)"),
         key("home", f"move(0, -1, {FAR})", "Home End", "the first or last of the row; with Ctrl, the first or last row"),
-        key("end", "end"),
+        key("end", f"move(0, 1, {FAR})"),
         key("ctrl+home", f"move(-1, 0, {FAR})"),
         key("ctrl+end", f"move(1, 0, {FAR})"),
         key("e", "effects", "e", "effects of removed heads or weights, in a record of mha effect", "effects"),
@@ -131,10 +131,6 @@ class HeadsScreen(Screen[None]):
     def action_page(self, down: int, right: int) -> None:
         """Moves the cursor by as many places as are visible."""
         self.action_move(down, right, max(1, len(self.rows if down else self.columns) - 1))
-
-    def action_end(self) -> None:
-        """Moves the cursor to the end of its row."""
-        self.action_move(0, 1, FAR)
 
     def on_click(self, event: events.Click) -> None:
         """Goes to what was clicked."""

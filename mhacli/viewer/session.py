@@ -43,7 +43,9 @@ class Session:
         self.place = next(iter(self.heads), (0, 0))
         self.fault: MhaError | None = None
         longest = max(len(text.tokens) for text in (*record.sequences, *record.keys))
-        self._picture = lru_cache(maxsize=max(1, _KEPT_CELLS // longest**2))(self._read)
+        surveys = [None if head.is_exact else head.record.survey for head in self.heads.values()]
+        block = min((1 if survey is None else survey.block for survey in surveys), default=1)
+        self._picture = lru_cache(maxsize=1 + _KEPT_CELLS // (longest // block + 1) ** 2)(self._read)
         self._top = cache(self._largest)
 
     @property
