@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import exp, nan, prod
 
 from rich.console import Group, RenderableType
@@ -197,6 +197,9 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
         is_masked = scores[keys[0]] is None and weights[keys[0]] == 0
         return "−∞" if is_masked else _text(scores[keys[0]])
 
+    def total(numbers: Sequence[float]) -> Callable[[Sequence[int]], float]:
+        return lambda keys: sum(numbers[key] for key in keys)
+
     def look(keys: Sequence[int]) -> str:
         return "bold" if keys == [cell.key] else ""
 
@@ -205,8 +208,8 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
         Column(heading="key", value=lambda keys: "sum" if keys is every else keys[0], unit="id", style=look),
         Column(heading="", value=token, least=1, style=look),
         Column(heading="score", value=score, unit="id", style=look),
-        Column(heading="exp(score − max)", value=lambda keys: sum(exps[k] for k in keys), unit="number", style=look),
-        Column(heading="weight", value=lambda keys: sum(weights[k] for k in keys), unit="number", style=look),
+        Column(heading="exp(score − max)", value=total(exps), unit="number", drop=1, style=look),
+        Column(heading="weight", value=total(weights), unit="number", style=look),
     ]
     return Table(columns=columns, rows=[[key] for key in listed], foot=[every])
 
