@@ -202,9 +202,11 @@ def _widths(built: Built, width: int) -> list[tuple[int, int]]:
 
 def weights_of(built: Built) -> list[tuple[str, Tensor]]:
     """The weights of at least two axes that the target holds, or a module in it, by name."""
-    held = getattr(built.call, "__dict__", {})
-    named: list[tuple[str, Tensor]] = [(name, part) for name, part in held.items() if isinstance(part, Tensor)]
-    for part in (built.call, *held.values()):
-        if isinstance(part, nn.Module):
-            named += part.named_parameters()
+    if built.module is not None:
+        named: list[tuple[str, Tensor]] = list(built.module.named_parameters())
+    else:
+        held = getattr(built.call, "__dict__", {})
+        named = [(name, part) for name, part in held.items() if isinstance(part, Tensor)]
+        for part in held.values():
+            named += part.named_parameters() if isinstance(part, nn.Module) else ()
     return [(name, weight) for name, weight in named if not nn.parameter.is_lazy(weight) and weight.ndim > 1]
