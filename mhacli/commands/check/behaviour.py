@@ -263,13 +263,13 @@ class Asker:
         }
         for name, ask in (asked | more).items():
             if name in (*names, *more) and name not in self.answers:
-                failed = [earlier for earlier, answer in self.answers.items() if answer.ok is False]
-                causes = [cause for cause in ("finite", "repeat", *_IMPLIED_BY.get(name, ())) if cause in failed]
-                implied = f"{causes[0]} fails, which implies this" if causes else ""
-                self.answers[name] = self.unasked(name, implied) if implied else self._asked(name, ask)
+                self.answers[name] = self._asked(name, ask)
 
     def _asked(self, name: str, ask: Callable[[], Behaviour]) -> Behaviour:
-        """The answer, or that the code raised an exception, which none of the passes before did."""
+        """The answer, or why there is none: an earlier failure implies it, or the code raised what it did not raise before."""
+        for cause in ("finite", "repeat", *_IMPLIED_BY.get(name, ())):
+            if cause in self.answers and self.answers[cause].ok is False:
+                return self.unasked(name, f"{cause} fails, which implies this")
         try:
             return ask()
         except (MemoryError, torch.OutOfMemoryError):

@@ -64,7 +64,8 @@ ADVICE: Mapping[str, str] = {
     "bos": "remove it from the tokenizer's post-processor or from the chat template: one of them is enough",
 }
 """For each check, what to do about a failure."""
-EAGER = "eager"
+EAGER, _NARROW = "eager", ("float16", "bfloat16")
+_SIDES: tuple[PaddingSide, ...] = ("right", "left")
 Examined = tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]
 """What was examined, its checks in the order of `CHECKS`, and notes."""
 
@@ -77,7 +78,6 @@ def examine_checkpoint(
     modules, and if it reads no text."""
     report_progress(0.0, "loading")
     loaded, inputs = _admit(model, tokenizer, texts, seed)
-    path = (model.path or "") if isinstance(model, ModelSettings) else loaded.source
     dtype, stored = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
     steps = iter(range(10**6))
 
@@ -101,7 +101,7 @@ def examine_checkpoint(
     in_own = asker.answers.get("dtype")
     notes = (*loaded.notes, *inputs.notes, *(() if in_own is None else (in_own.reason,)))
     examined = ExaminedModel(
-        path=path,
+        path=loaded.source,
         revision=loaded.revision,
         family=loaded.config.model_type,
         architecture=type(loaded.model).__name__,
@@ -135,7 +135,7 @@ def _asked(asker: Asker, loaded: Loaded, inputs: ModelInputs, names: Sequence[st
     model, own = loaded.model, asker
     asker.all((), finite=partial(finite, asker, model))
     n_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    is_narrow = loaded.dtype in ("float16", "bfloat16") and own.answers["finite"].ok is not False
+    is_narrow = loaded.dtype in _NARROW and own.answers["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(str(device_of(model)))):
         dtype = loaded.dtype
         model.float()
@@ -180,39 +180,32 @@ def _admit(
     """A loaded checkpoint, or a model in memory, with its texts, the longest first. Raises `MhaError`."""
     if isinstance(model, ModelSettings):
         found = find(model, needs_tokenizer=bool(texts))
-        notes = () if found.tokenizer else ("the checkpoint has no tokenizer: the texts are random token ids",)
-        inputs = _texts(found, texts, seed, notes)
+        inputs = _texts(found, texts, seed)
+        has_head = any(_GENERATING.search(name) for name in architectures_of(found.config))
         try:
-            head = any(_GENERATING.search(name) for name in architectures_of(found.config))
-            return load_model(found, model, "generate" if head else None, allow_nonfinite=True), inputs
+            return load_model(found, model, "generate" if has_head else None, allow_nonfinite=True), inputs
         except MhaError as fault:
-            if fault.code != "bad-file" or not head:
+            if fault.code != "bad-file" or not has_head:
                 raise
-        headless = (
-            "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
-        )
-        return load_model(found, model, allow_nonfinite=True), replace(inputs, notes=(*inputs.notes, headless))
-    name = type(model).__name__
+        note = "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
+        return load_model(found, model, allow_nonfinite=True), replace(inputs, notes=(*inputs.notes, note))
+    name, config = type(model).__name__, getattr(model, "config", None)
     if not is_of_transformers(model):
         raise UsageError(f"{name} is not a model of transformers", hint="mhacli.check examines other modules")
-    own = None if tokenizer is None else own_tokenizer(tokenizer)
-    loaded = Loaded(
-        source=name,
-        checkpoint=Checkpoint(name),
-        config=model.config,
-        target=device_of(model),
-        tokenizer=own,
-        model=model.eval(),
-    )
-    notes = () if own else ("the model came without a tokenizer: the texts are random token ids",)
-    return loaded, _texts(loaded, texts, seed, notes)
+    own, device = None if tokenizer is None else own_tokenizer(tokenizer), device_of(model)
+    checkpoint = Checkpoint(name)
+    loaded = Loaded(source=name, checkpoint=checkpoint, config=config, target=device, tokenizer=own, model=model.eval())
+    return loaded, _texts(loaded, texts, seed)
 
 
-def _texts(loaded: Loaded, texts: Sequence[str], seed: int, notes: tuple[str, ...]) -> ModelInputs:
+def _texts(loaded: Loaded, texts: Sequence[str], seed: int) -> ModelInputs:
     """The texts, or others for want of them, the longest first, with those for an encoder beside them."""
     config, most, n_vocabulary = loaded.config, most_positions(loaded.config), n_vocabulary_of(loaded.config)
+    notes: list[str] = []
     if loaded.tokenizer is None:
-        special = {getattr(loaded.text_config, f"{name}_token_id", None) for name in _SPECIAL}
+        notes.append("there is no tokenizer: the texts are random token ids")
+        names = ("pad", "bos", "eos", "decoder_start")
+        special = {getattr(loaded.text_config, f"{name}_token_id", None) for name in names}
         ordinary = [i for i in range(min(n_vocabulary, _MOST_IDS)) if i not in special] or [0]
         draws = [random.Random(seed + n).choices(ordinary, k=min(n, most or n)) for n in RANDOM_LENGTHS]
         rows = [TokenSequence("", tuple(f"<{i}>" for i in ids), tuple(ids), ((0, 0),) * len(ids)) for ids in draws]
@@ -222,8 +215,8 @@ def _texts(loaded: Loaded, texts: Sequence[str], seed: int, notes: tuple[str, ..
         rows = [row for row, _ in begun]
         if not all(row.ids for row in rows):
             raise MhaError("the text has no tokens", code="no-tokens")
-        is_cut = bool(texts) and any(n_more for _, n_more in begun)
-        notes = (*notes, f"texts are cut to their first {limit} tokens") if is_cut else notes
+        if texts and any(n_more for _, n_more in begun):
+            notes.append(f"texts are cut to their first {limit} tokens")
         require_ids(rows, n_vocabulary, loaded.source)
     longest = max(rows, key=lambda row: len(row.ids))
     n, lengths = len(longest.ids), {len(row.ids) for row in rows}
@@ -231,7 +224,7 @@ def _texts(loaded: Loaded, texts: Sequence[str], seed: int, notes: tuple[str, ..
         rows += [longest.first(cut) for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
     ordered = tuple(sorted(rows, key=lambda row: -len(row.ids)))
     context = (*ordered[1:], ordered[0]) if config.is_encoder_decoder else None
-    return ModelInputs(ordered, context, notes=notes)
+    return ModelInputs(ordered, context, notes=tuple(notes))
 
 
 def _sequences_of(loaded: Loaded, inputs: ModelInputs, length: int | None) -> Sequences:
@@ -256,7 +249,6 @@ MOST_TOKENS, MOST_OF_OURS = 512, 48
 """The most tokens read of a text: of the user's, and of the default ones."""
 RANDOM_LENGTHS, _MOST_IDS = (29, 13, 6), 4096
 """The lengths of random id sequences, for checkpoints without a tokenizer."""
-_SPECIAL = ("pad", "bos", "eos", "decoder_start")
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
 
 
@@ -264,23 +256,27 @@ _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditio
 
 
 def finite(asker: Asker, model: nn.Module) -> Behaviour:
-    """Whether all numbers in weights and outputs are finite; of weights, the number of others."""
-    answer = asker.finite()
+    """Whether all numbers in weights and outputs are finite, in 16 bits also where texts are padded."""
+    answer, of = asker.finite(), asker.of
     weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
     bad = {name: n for name, n in weights.items() if n}
-    if answer.ok is not False and not bad:
-        return asker.answer("finite", True, f"{len(weights)} weights and all outputs are finite", 0.0, tolerance=0.0)
-    n_bad = sum(bad.values())
-    problems = [f"{n_bad} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
+    problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
     problems += [answer.reason] if answer.ok is False else []
-    return _failed(
-        asker, asker.answer("finite", False, "; ".join(problems), float(n_bad) or None, tolerance=0.0, at=answer.at)
-    )
+    is_narrow, sides = asker.dtype in _NARROW, _SIDES[: 1 if of.has_source else 2]
+    for side in sides if is_narrow and of.masks and not problems else ():
+        padded = asker.read(*asker.texts, mask=next(iter(of.masks)), side=side)
+        if not all(reading.output.isfinite().all() for reading in padded):
+            problems.append(f"padding on the {side} gives NaN or Inf in the outputs of {asker.dtype}")
+    if not problems:
+        return asker.answer("finite", True, f"{len(weights)} weights and all outputs are finite", 0.0, tolerance=0.0)
+    n_bad = float(sum(bad.values())) or None
+    return _failed(asker, asker.answer("finite", False, "; ".join(problems), n_bad, tolerance=0.0, at=answer.at))
 
 
 def _failed(asker: Asker, answer: Behaviour) -> Behaviour:
     """A failed check, with its finding unless there is one."""
-    evidence = f"{answer.largest} was found, where at most {answer.tolerance} is right"
+    seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
+    evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
     code = CODES[answer.name]
     if code not in [finding.code for finding in asker.findings]:
         asker.findings.append(Finding(code, answer.reason, evidence, ADVICE[answer.name], EFFECTS[answer.name]))
@@ -298,9 +294,8 @@ def eager(asker: Asker, model: Any) -> Behaviour:
     pairs = [(alone, asker.read(text, within=within)[0]) for text, alone in zip(asker.texts, asker.alone, strict=True)]
     if len({len(text.tokens) for text in asker.texts}) > 1:
         mask = next(iter(asker.of.masks), "")
-        pairs += zip(
-            asker.read(*asker.texts, mask=mask), asker.read(*asker.texts, mask=mask, within=within), strict=True
-        )
+        ours, theirs = asker.read(*asker.texts, mask=mask), asker.read(*asker.texts, mask=mask, within=within)
+        pairs += zip(ours, theirs, strict=True)
     agrees, differs = f"{name}, the default, and eager agree", f"{name}, the default, and eager give different outputs"
     return asker.compare("eager", pairs, agrees, differs)
 
@@ -353,9 +348,8 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     message += ": NaN or Inf" if check.error is None else ""
     before = "" if model is loaded.model else f"{loaded.model.base_model_prefix}."
     at = Place(None, None, None, f"{before}{layer.name}")
-    return _failed(
-        asker, asker.answer("row-sums", False, message, check.error, tolerance=check.tolerance, tried=tried, at=at)
-    )
+    answer = asker.answer("row-sums", False, message, check.error, tolerance=check.tolerance, tried=tried, at=at)
+    return _failed(asker, answer)
 
 
 _WORD = "word"
@@ -389,16 +383,12 @@ def doubled_beginning(asker: Asker, tokenizer: ModelTokenizer | None) -> Behavio
         often = "twice" if most == 2 else f"{most} times"
         return _failed(asker, answer(False, f"{worst} begins with {name!r} {often}", most))
     if chat is not None and times(chat) > 1:
-        asker.cautions["bos"] = (
-            "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
-        )
+        advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
+        asker.cautions["bos"] = advice
         both = f"the chat template writes {name!r} and the tokenizer adds it"
-        reason = f"{both}: a chat that is encoded as any text begins with it twice"
-        return answer(None, reason, times(chat))
-    words = "no text{} begins" if most == 0 else "a text{} begin" if chat is not None else "a text begins"
-    often = "" if most == 0 else " at most once"
-    chats = "" if chat is None else " or chat" if most == 0 else " and a chat"
-    return answer(True, f"{words.format(chats)} with {name!r}{often}", most)
+        return answer(None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat))
+    texts = "a text begins" if chat is None else "a text and a chat begin"
+    return answer(True, f"{texts} with {name!r} at most once" if most else f"no text begins with {name!r}", most)
 
 
 def _begin_id(tokenizer: ModelTokenizer) -> int | None:
