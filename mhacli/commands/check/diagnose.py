@@ -28,13 +28,15 @@ _HIDES = -1e4
 @dataclass
 class Diagnosis:
     """The result of a diagnosis. `mistakes` together reproduce the outputs; `proofs` has the largest difference, relative to the
-    tolerance, and the cases for each code. `likeliest` is the layer that shares the most tensors with the run. `unexplained` are
+    tolerance, and the cases for each code. `likeliest` is the layer that shares the most tensors with the run,
+    and `shown` its mistake that makes the run's weighted values, where the output is not explained. `unexplained` are
     inputs without a matching hypothesis, `not_examined` masks that act only beside another argument. `n_nan_rows` counts NaN
     rows caused by left padding under its own causal mask."""
 
     cases: list[InputCase]
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
+    shown: Mistake | None = None
     mistakes: tuple[Mistake, ...] = ()
     proofs: dict[str, tuple[float, list[InputCase]]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
@@ -146,10 +148,23 @@ def _explain_core(result: Diagnosis, examined: Examined, layers: Sequence[Candid
         for candidate in {id(candidate): candidate for candidate in few}.values():
             if _has_one_more(result, candidate, _pool(examined, candidate, run), (), result.cases, run):
                 return True
-    return any(
+    has_several = any(
         _has_several(result, candidate, _pool(examined, candidate, run), result.cases, run)
         for candidate in ranked[:_LAYERS_FOR_MORE]
     )
+    if not has_several and not any(_makes_z(run, candidate, (), result.cases[0]) for candidate in ranked):
+        pool = _pool(examined, ranked[0], run)
+        shown = [mistake for mistake in pool if _makes_z(run, ranked[0], (mistake,), result.cases[0])]
+        result.shown = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
+    return has_several
+
+
+def _makes_z(run: SourceLocator, candidate: Candidate, mistakes: Sequence[Mistake], case: InputCase) -> bool:
+    """Whether the run makes the weighted values of a layer, whatever it does with them."""
+    try:
+        return bool(run.at_sites(candidate.layer, mistakes, case).producers("z"))
+    except Exception:  # the mistake is not possible here
+        return False
 
 
 def _is_right_layer(result: Diagnosis, readings: Sequence[Candidate]) -> bool:

@@ -127,6 +127,12 @@ _LINES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
     built, run = examined.subject.built, SourceLocator((), {})
+    if diagnosis.shown is not None and diagnosis.likeliest is not None:
+        case, mistake = diagnosis.cases[0], diagnosis.shown
+        shown_run = recorded(examined.subject, case).at_sites(diagnosis.likeliest.layer, (mistake,), case)
+        line = shown_run.lines_for(mistake.at, mistake.sites, built)[0]
+        evidence = f"the weighted values match if {mistake.description}; what is done with them is not understood"
+        yield finding_of(mistake.code, evidence, line, form=mistake.form)
     for code, evidence in _measured_codes(diagnosis, examined):
         if diagnosis.candidate is not None:
             run = _located(diagnosis, examined, diagnosis.cases[0])
