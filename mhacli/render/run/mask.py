@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.render.base.doc import Column, Grid
-from mhacli.render.base.format import fitted, flowing, token_text
+from mhacli.render.base.format import count_of, fitted, flowing, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen
 from mhacli.render.heads.head_map import sums
@@ -37,12 +37,12 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
         counts = mask["visible_per_query"]
         n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
         title = f"sequence {index}: {q_len} queries × {n_cells // q_len} keys"
-        density = [
-            f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible",
-            f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}",
-        ]
+        sees = f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}"
+        if min(counts) == max(counts):
+            sees = f"every query sees {count_of(counts[0], 'key')}"
+        density = f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible"
         picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")
-        parts += [Text(""), *picture, flowing(density, screen.width, style="bold")]
+        parts += [Text(""), *picture, flowing([density, sees], screen.width, style="bold")]
     return Group(*parts)
 
 
