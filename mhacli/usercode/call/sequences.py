@@ -261,19 +261,25 @@ def sequences_of_ids(
         offset=offset,
         switches=dict.fromkeys(switches, True),
     )
+    found = _of_vocabulary(sequences, masks, how)
+    return None if found is None else _of_each_token(found, roles).at_longest(length)
+
+
+def _of_vocabulary(sequences: Sequences, masks: Sequence[str], how: str) -> Sequences | None:
+    """With a causal mask for the first of some arguments, and the ids that it reads; None if no table reads them. `how` is what
+    else is special about the call."""
     for meaning, form in _causal_masks(masks):
         masked = replace(sequences, causal=form)
         if _hides_last(masked) or (not how and _n_ids_read(masked)):
             sequences, how = masked, f", {form.parameter}=a causal mask [token, token]: {meaning}"
-    n_ids = _n_ids_read(sequences)
-    if n_ids is None:
+    n_ids, module = _n_ids_read(sequences), sequences.module
+    if n_ids is None or module is None:
         return None
-    pads = [getattr(getattr(module, "config", None), "pad_token_id", None)]
-    pads += [table.padding_idx for table in tables if table.num_embeddings == n_ids]
-    ids = torch.tensor([i for i in range(n_ids) if i not in pads], device=attention.device)
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == n_ids]
+    pads = [getattr(getattr(module, "config", None), "pad_token_id", None), *(table.padding_idx for table in tables)]
+    ids = torch.tensor([i for i in range(n_ids) if i not in pads], device=sequences.attention.device)
     pad = next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
-    sequences = replace(sequences, called=f"{sequences.called}{how})", n_ids=n_ids, ids=ids, pad=pad)
-    return _of_each_token(sequences, roles).at_longest(length)
+    return replace(sequences, called=f"{sequences.called}{how})", n_ids=n_ids, ids=ids, pad=pad)
 
 
 def _of_each_token(sequences: Sequences, roles: Mapping[str, str]) -> Sequences:
