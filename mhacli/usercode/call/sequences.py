@@ -235,10 +235,7 @@ def sequences_of_ids(
     if decoder is not None:
         slots = [slots[0]._replace(role="context", by_place=False), CallParameter(decoder, "x", True)]
     always = {**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed}
-    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
-    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
-    attention = UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=always)
+    attention = _of_module(name, module, slots, always)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = [word for word in needed if word in others and word != offset]
     masks, how = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in roles], ""
@@ -263,6 +260,14 @@ def sequences_of_ids(
     )
     found = _of_vocabulary(sequences, masks, how)
     return None if found is None else _of_each_token(found, roles).at_longest(length)
+
+
+def _of_module(name: str, module: nn.Module, slots: Sequence[CallParameter], fixed: Mapping[str, Any]) -> UserAttention:
+    """A module that takes ids `[batch, token]`."""
+    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
+    sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
+    return UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=fixed)
 
 
 def _of_vocabulary(sequences: Sequences, masks: Sequence[str], how: str) -> Sequences | None:
