@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -69,6 +70,7 @@ def run_in_child(
                 if kind == "stage" and content != stage and on_stage is not None:
                     on_stage(content)
                 stage = content if kind == "stage" else stage
+                time_limit_s = content if kind == "limit" else time_limit_s
                 dump += content if kind == "dump" else ""
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -144,6 +146,10 @@ def _early_end(stage: str, exit_status: int, dump: str, time_limit_s: float, pri
 # --------------------------------------------------------------------------------------------------- inside the process
 
 
+_TIMES_A_CALL = 10
+"""How much longer than another call one may take, whatever the time limit."""
+
+
 def main() -> None:
     """Runs the job that the parent sends, then exits without waiting for threads of the user's code."""
     messages = os.fdopen(int(sys.argv.pop()), "wb")
@@ -158,19 +164,22 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    begun = _LOADING
+    begun, began_s, limit_s = _LOADING, 0.0, sent["time_limit_s"]
 
     def send(kind: str, content: object) -> None:
         messages.write(json.dumps([kind, content]).encode() + b"\n")
         messages.flush()
 
     def stage(text: str, *, limited: bool = True) -> None:
-        nonlocal begun
+        nonlocal begun, began_s, limit_s
         faulthandler.cancel_dump_traceback_later()
-        begun = text
+        if begun.startswith("calling"):  # a later call may read more texts than the first
+            limit_s = max(limit_s, _TIMES_A_CALL * (time.monotonic() - began_s))
+            send("limit", limit_s)
+        begun, began_s = text, time.monotonic()
         send("stage", text)
         if limited:  # a thread ends this process after the limit, even if native code holds the interpreter
-            faulthandler.dump_traceback_later(sent["time_limit_s"], exit=True, file=messages)
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=messages)
 
     try:
         job = _loaded(sent["job"])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.commands.check.result import Behaviour, Finding, Place, Tried
+from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.models.inputs import TIMES_SHAKEN, shaken_parts
@@ -183,7 +183,8 @@ _Context = Callable[[], AbstractContextManager[Any]]
 @dataclass
 class Asker:
     """The behaviours of a callable with texts, of which the first is the longest. `is_causal` is what it claims. `findings` are
-    the behaviours that failed, `cautions` what to do where the code raised an exception."""
+    the behaviours that failed, `cautions` what to do where the code raised an exception. `inside` are the attentions of a
+    checkpoint."""
 
     of: Sequences
     texts: Sequence[Text]
@@ -195,6 +196,7 @@ class Asker:
     findings: list[Finding] = field(default_factory=list)
     cautions: dict[str, str] = field(default_factory=dict)
     sees_both_ways: bool = False
+    inside: tuple[AttentionInside, ...] = ()
 
     def __post_init__(self) -> None:
         """Reads each text alone, and measures the noise floor."""

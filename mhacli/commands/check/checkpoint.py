@@ -29,7 +29,16 @@ from mhacli.commands.check.behaviour import (
     is_of_transformers,
     largest_of,
 )
-from mhacli.commands.check.result import Behaviour, CheckRequest, ExaminedModel, Finding, HealthCheck, Place, Tried
+from mhacli.commands.check.result import (
+    AttentionInside,
+    Behaviour,
+    CheckRequest,
+    ExaminedModel,
+    Finding,
+    HealthCheck,
+    Place,
+    Tried,
+)
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.libraries import guarded
@@ -40,6 +49,7 @@ from mhacli.models.layer_names import LayerNumbers, most_positions, n_vocabulary
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, own_tokenizer, require_ids
 from mhacli.models.runs.run import CheckpointRun
 from mhacli.record.checks import ROW_SUMS
+from mhacli.record.record import InspectedLayer
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
@@ -330,6 +340,7 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     asker.stage("row-sums")
     guarded("the model", loaded.source, run.run)
     layers = [layer for layer, _ in run.layers.results]
+    asker.inside = _attention_inside(model, layers)
     layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
     checks = [(layer, check) for layer in layers for check in layer.survey.checks]
     checks = [(layer, check) for layer, check in checks if check.name == ROW_SUMS or check.is_of_outputs]
@@ -350,6 +361,18 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     at = Place(None, None, None, f"{before}{layer.name}")
     answer = asker.answer("row-sums", False, message, check.error, tolerance=check.tolerance, tried=tried, at=at)
     return _failed(asker, answer)
+
+
+def _attention_inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
+    """The attentions of a pass by class and by whether their weights times their values were verified to be their output."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for layer in layers:
+        kind = type(model.get_submodule(layer.name)).__name__
+        found.setdefault((kind, "; ".join(layer.unverified[:1])), []).append(layer.name)
+    return tuple(
+        AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
+        for (kind, reason), names in found.items()
+    )
 
 
 _WORD = "word"

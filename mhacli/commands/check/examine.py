@@ -164,6 +164,8 @@ def _of_behaviour(target: str, asker: Asker) -> Examination:
     """The report on a model that takes token ids: its behaviour."""
     open_ones = [behaviour for behaviour in asker.behaviours if behaviour.ok is None]
     verdict: Verdict = "wrong" if asker.findings else "consistent" if asker.holds else "unknown"
+    if verdict == "consistent" and asker.inside and all(each.verdict == "right" for each in asker.inside):
+        verdict = "right"
     return Examination(
         verdict=verdict,
         target=target,
@@ -176,6 +178,7 @@ def _of_behaviour(target: str, asker: Asker) -> Examination:
         reason="; ".join(f"{b.name}: {b.reason}" for b in open_ones[:1]) if verdict == "unknown" else None,
         n_parameters=0 if asker.module is None else sum(p.numel() for p in asker.module.parameters()),
         behaviour=asker.behaviours,
+        inside=asker.inside,
     )
 
 
