@@ -214,9 +214,9 @@ KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
     "duplicate-token": ("≡", "yellow"),
     "induction": ("↻", "green"),
     "local": ("▪", "bright_blue"),
-    "positional": ("⇠", "bright_cyan"),
-    "uniform": ("░", "white"),
-    "mixed": ("○", "white"),
+    "positional": ("⇠", "cyan"),
+    "uniform": ("░", "default"),
+    "mixed": ("○", "default"),
 }
 """The sign and colour of each head type."""
 

@@ -350,4 +350,4 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
         return text
     swatches = Text.assemble(*ramp_of(g).swatches(colour=screen.colour))
     is_upper = scale == "change" and low == "0"
-    return text.append(": ").append_text(swatches[len(swatches) // 2 :] if is_upper else swatches)
+    return Text.assemble(text.append(": "), swatches[len(swatches) // 2 :] if is_upper else swatches)
