@@ -34,6 +34,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "pair": ("run", SEVEN, "a dog ran", "--heads", "2", "--padding", "left", "--causal"),
     "cross": ("run", "the cat", "--context", "v w x y z", "--heads", "2"),
     "long": ("run", " ".join(f"w{place}" for place in range(97)), "--heads", "2", "--causal"),
+    "many": ("run", " ".join(f"w{place % 97}" for place in range(300)), "--heads", "12", "--d-model", "96", "--causal"),
     "hostile": ("run", "--file", "text.txt", "--tokenizer", "tokenizer.json", "--heads", "1", "--view", "none"),
     "bare": ("run", SEVEN, "--heads", "2", "--keep", "z"),
     "trained": ("run", SEVEN, "--heads", "2", "--train", "--dropout", "0.5"),

@@ -152,12 +152,14 @@ def notes(
 ) -> Iterator[str]:
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
-        meaning = cell_meaning(max(each["block"] for each in data["maps"]))
-        exact = f"as the record holds it{', rounded to 32-bit floats' * (data['bits'] > 32)}"
+        block, rounded = max(each["block"] for each in data["maps"]), ", rounded to 32-bit floats" * (data["bits"] > 32)
+        exact = f", as the record holds it{rounded}"
         if data["factor"] > 1:
-            limit = f"so that the page stays about {shown(LIMIT_BYTES, 'bytes')}"
-            exact = f"a mean of the record's cells, {limit}; --full stores every cell"
-        yield f"{meaning}, {exact}"
+            n_keys = data["n_keys"]
+            keys = f", and the {count_of(n_keys, 'strongest key')} of every query exactly{rounded}" if n_keys else ""
+            limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}"
+            exact = f"; the page has the mean of {block} × {block} tokens{keys}, {limit}; --full stores every cell"
+        yield cell_meaning(block) + exact
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return

@@ -1,6 +1,6 @@
 """The numbers of a page, schema `mha.page/1`: tokens, heads and their maps.
 
-A map has the cells of the record while all maps fit into the page, else blocks of them.
+A map has the cells of the record while all maps fit into the page, else blocks of them and the strongest keys of every query.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from mhacli.text.tokens import TokenSequence
 SCHEMA = "mha.page/1"
 PARTS = ("scores", "qk", "z", "v")
 """The arrays that explain a weight and its effect, the most informative first."""
-_NUMBER, _OVERHEAD = 5.1, 800
-"""The bytes that a number takes in the page, packed and in base64, and what else a map has."""
+MOST_KEYS = 8
+"""The strongest keys of a query that a page of blocks has, or fewer if maps would have less than `_LEAST_BLOCKS`."""
+_LEAST_BLOCKS = 16 * 16
+_NUMBER, _KEY, _OVERHEAD = 5.1, 6.9, 800
+"""The bytes that a number takes in the page, a key with its weight, and what else a map has: packed, and in base64."""
 _NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
 _EXPLAINED = (
@@ -91,10 +94,15 @@ def script_safe(data: Mapping[str, Any]) -> Html:
 
 def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, Any]:
     """The maps and the ends of their scale, with and without sinks: every cell if there is room, and as many of `PARTS` as fit,
-    else blocks of `factor` × `factor` cells."""
+    else blocks of `factor` × `factor` cells and the `n_keys` strongest keys of every query."""
     n_cells = sum(_n_cells(*pair) for pair in of)
     room = max(room - len(of) * _OVERHEAD, len(of) * _NUMBER)
-    factor = 1 if n_cells * _NUMBER <= room else ceil(sqrt(n_cells * _NUMBER / room))
+    factor, n_keys = 1, 0
+    if n_cells * _NUMBER > room:
+        n_queries = sum(len(head.record.sequences[b].tokens) for head, b in of if "pattern" in head.record.arrays)
+        for_keys = max(0, room - len(of) * _LEAST_BLOCKS * _NUMBER)
+        n_keys = min(MOST_KEYS, int(for_keys / (_KEY * n_queries))) if n_queries else 0
+        factor = ceil(sqrt(n_cells * _NUMBER / (room - n_keys * n_queries * _KEY)))
     room -= n_cells * _NUMBER
     parts = []
     for name in PARTS:
@@ -107,7 +115,8 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
         blocks = cells.pooled(factor)
         both = blocks, blocks.without_sinks()
         about = _about_sinks(cells)
-        maps.append(_map(*both) | {"about": about, "parts": dict(_parts(head, sequence, parts))})
+        strongest = _strongest(cells, n_keys) if n_keys and "pattern" in head.record.arrays else {}
+        maps.append(_map(*both, strongest) | {"about": about, "parts": dict(_parts(head, sequence, parts))})
         tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
         largest = [
             max(most, float(np.nanmax(each.weights, initial=0.0))) for most, each in zip(largest, both, strict=True)
@@ -116,7 +125,7 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
         {"top": top or 1.0, **{scale: ends(scale, top or 1.0, largest=most) for scale in ("linear", "log")}}
         for top, most in zip(tops, largest, strict=True)
     ]
-    return {"factor": factor, "scales": scales, "maps": maps}
+    return {"factor": factor, "n_keys": n_keys, "scales": scales, "maps": maps}
 
 
 def _weights(head: DrawableHead) -> Array:
@@ -138,8 +147,8 @@ def _n_numbers(head: DrawableHead, name: str) -> int:
     return 0 if array is None else int(np.prod(array.shape[2:]))
 
 
-def _map(cells: HeadMap, without: HeadMap) -> dict[str, Any]:
-    """A map with and without sinks.
+def _map(cells: HeadMap, without: HeadMap, strongest: Mapping[str, Array]) -> dict[str, Any]:
+    """A map with and without sinks, and the strongest keys of its queries.
 
     `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, `of_sinks` `[row, sink column]` is taken
     from the cells, the rest of a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a sink
@@ -153,6 +162,7 @@ def _map(cells: HeadMap, without: HeadMap) -> dict[str, Any]:
         "of_sinks": cells.of_sinks[:, columns],
         "left": np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf)),
         "taken": np.where(has_queries, without.sink_weights, FORBIDDEN),
+        **strongest,
     }
     if cells.learned is not None:
         numbers["learned"] = np.where(has_queries, cells.learned, FORBIDDEN)
@@ -167,6 +177,15 @@ def _map(cells: HeadMap, without: HeadMap) -> dict[str, Any]:
         "masked": int((~cells.is_open).sum()),
         "missing": int(np.isnan(cells.weights).sum()),
     }
+
+
+def _strongest(cells: HeadMap, k: int) -> Mapping[str, Array]:
+    """The `k` strongest keys of every query and their weights, both `[query, k]`, the largest first; `FORBIDDEN` where a query
+    sees fewer, and for what is not a number."""
+    known = np.nan_to_num(cells.weights, nan=FORBIDDEN)
+    keys = np.argsort(-known, axis=1, kind="stable")[:, :k]
+    shares = np.take_along_axis(known, keys, axis=1)
+    return {"keys": np.where(shares == FORBIDDEN, FORBIDDEN, keys), "shares": shares}
 
 
 def _about_sinks(cells: HeadMap) -> str:

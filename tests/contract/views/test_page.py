@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +131,24 @@ def test_a_large_page_stays_below_a_mebibyte_unless_all_is_requested(tmp_path: P
     assert (tmp_path / "small.html").stat().st_size < MEBIBYTE
     run(tmp_path, "show", "r", "--view", "none", "--full", "--html", "full.html")
     assert (tmp_path / "full.html").stat().st_size > 4 * MEBIBYTE
+
+
+def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_exactly(tmp_path: Path) -> None:
+    html, weights = page_of(tmp_path, "many"), pattern("many")[0].astype(np.float32)
+    data = Html(html).data
+    assert len(html.encode()) < MEBIBYTE
+    block = data["maps"][0]["block"]
+    assert block > 1
+    assert f"the mean of {block} × {block} tokens, and the 8 strongest keys of every query exactly" in Html(html).text
+    for head, held in enumerate(data["maps"]):
+        keys, shares = (
+            np.frombuffer(zlib.decompress(base64.b64decode(held["numbers"][name])), "<f4").reshape(300, 8)
+            for name in ("keys", "shares")
+        )
+        is_key = np.arange(8) <= np.arange(300)[:, None]  # the first queries see fewer
+        assert ((keys >= 0) == is_key).all()
+        assert (shares[is_key] == -np.sort(-weights[head])[:, :8][is_key]).all()
+        assert (shares == np.take_along_axis(weights[head], keys.astype(int), axis=1))[is_key].all()
 
 
 # ------------------------------------------------------------------------------------------------------------ in a browser
@@ -506,6 +526,30 @@ def test_blocks_of_a_long_text_show_their_mean(show: Open) -> None:
             mean = weights[first : last + 1, left : right + 1].sum(axis=1).mean()
             assert first > 0
             assert page.number == pytest.approx(mean, abs=1e-3, rel=0.02)
+
+
+@pytest.mark.real
+def test_a_block_names_its_strongest_weight_and_tokens_their_strongest_keys(show: Open) -> None:
+    weights = pattern("many")[0, 5].astype(np.float32)
+    with show("many", at="#head=5&query=200") as page:
+        by_weight = np.argsort(-weights[200])
+        strongest = page.tab.get_by_role("status").locator("strong").last
+        assert f"query 200 “w6” → key {by_weight[0]} “" in page.said
+        assert np.float32(strongest.inner_text()) == weights[200].max()
+        shown = {int(words[0]): words[-1] for words in page.tokens("keys") if words[-1].startswith(".")}
+        assert shown == {int(key): short(weights[200, key]) for key in by_weight[:8]}
+        block = int(re.findall(r"(\d+) × ", page.tab.get_by_role("main").inner_text())[0])
+        cell = (200 // block, int(by_weight[0]) // block)
+        page.point_at(*cell)
+        rows, columns = (slice(place * block, (place + 1) * block) for place in cell)
+        assert page.said.startswith(f"queries {rows.start}–{rows.stop - 1} → keys {columns.start}–")
+        mean = float(page.tab.get_by_role("status").locator("strong").first.inner_text())
+        assert mean == pytest.approx(weights[rows, columns].sum(axis=1).mean(), abs=6e-4)
+        assert np.float32(strongest.inner_text()) == weights[rows, columns].max()
+        page.matrix.click(position=page.place_of(cell[0] + 0.5, cell[1] + 0.5))
+        page.wait_for_picture()
+        query, key = int(page.address["query"]), int(page.address["key"])
+        assert weights[query, key] == weights[rows, columns].max()
 
 
 @pytest.mark.real

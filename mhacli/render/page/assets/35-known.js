@@ -1,29 +1,51 @@
-// What is known of a query, of a key and of a cell. A place is a row or a column of the map: a token, or a block of tokens where
-// the page has the means of blocks.
+// What is known of a query, of a key and of a cell. A place is a token; or, where only the means of blocks are known, a block of
+// them. A cell of the matrix is a place of a query and one of a key, or a block whose strongest weights are known.
 
 // The words of all places, and which of them are or hold sinks.
 function readTexts(map) {
-  const layer = RECORD.layers[HEADS[choice.head].layer], isOfBlocks = map.block > 1;
+  const layer = RECORD.layers[HEADS[choice.head].layer], isOfBlocks = map.block > 1 && !map.keys;
   const texts = [layer.queries, layer.keys].map((family) => RECORD.texts[family[choice.sequence]]);
   const blocks = (count, text, first) => range(0, count).map((cell) => {
     const from = cell * map.block + first;
     return rangeText(Math.max(0, from), Math.min(text.length, from + map.block) - 1);
   });
   const words = isOfBlocks ? [blocks(map.rows, texts[0], map.first[0]), blocks(map.columns, texts[1], map.first[1])] : texts;
-  const sinks = map.sinks.map((place) => Math.floor((place - map.first[1]) / map.block));
-  return { isOfBlocks, sinks, words: { query: words[0], key: words[1] } };
+  const sinks = map.keys ? map.sinks : map.sinks.map((place) => Math.floor((place - map.first[1]) / map.block));
+  return { isOfBlocks, sinks, perCell: map.keys ? map.block : 1, words: { query: words[0], key: words[1] } };
 }
 
 const wordsOf = (side) => chosen.words[side];
-const sizeOf = (side) => wordsOf(side).length;
+const sizeOf = (side) => cellOf(wordsOf(side).length - 1) + 1;
 
-// The share that a query gives a key.
-const shareOf = (query, key) => chosen.map.cells[query * chosen.map.columns + key];
+// The row or column of a place, and the first and last place of a row or column.
+const cellOf = (place) => Math.floor(place / chosen.perCell);
 
-// What a query gives to keys, or what queries give to a key: places with their shares.
+function placesOf(side, cell) {
+  const from = cell * chosen.perCell;
+  return [from, Math.min(wordsOf(side).length, from + chosen.perCell) - 1];
+}
+
+// The share that a query gives a key; undefined where it is not known.
+function shareOf(query, key) {
+  const { cells, columns, keys, shares } = chosen.map;
+  if (!keys) return cells[query * columns + key];
+  const count = keys.length / wordsOf("query").length, at = keys.subarray(query * count, (query + 1) * count).indexOf(key);
+  return at < 0 ? undefined : shares[query * count + at];
+}
+
+// What a query gives to keys, or what queries give to a key: places with their shares, as far as they are known.
 function sharesOf(side, place) {
   const share = side === "query" ? (key) => shareOf(place, key) : (query) => shareOf(query, place);
-  return wordsOf(side === "query" ? "key" : "query").map((_, at) => ({ place: at, share: share(at) }));
+  const entries = wordsOf(side === "query" ? "key" : "query").map((_, at) => ({ place: at, share: share(at) }));
+  return entries.filter((entry) => entry.share !== undefined);
+}
+
+// The largest known weight of a cell; its first query and key where none is known.
+function strongestIn({ row, column }) {
+  const [query, last] = placesOf("query", row), [key, end] = placesOf("key", column);
+  const weights = range(query, last - query + 1).flatMap((from) =>
+    range(key, end - key + 1).map((to) => ({ query: from, key: to, share: shareOf(from, to) })));
+  return largestOf(weights) ?? { query, key };
 }
 
 const largestOf = (entries) => entries.reduce((best, entry) => (entry.share > (best?.share ?? 0) ? entry : best), null);

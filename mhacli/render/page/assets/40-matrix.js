@@ -12,6 +12,11 @@ function strips() {
   return found;
 }
 
+function cellName(side, cell) {
+  const [from, to] = placesOf(side, cell);
+  return chosen.perCell > 1 ? rangeText(from, to) : wordsOf(side)[cell];
+}
+
 // Cells as large as fit; square, unless one side is much longer than the other.
 function fittingCells({ rows, columns }, width, height) {
   const wide = Math.min(LARGEST_CELL, width / columns), high = Math.min(LARGEST_CELL, height / rows);
@@ -23,7 +28,7 @@ function fittingCells({ rows, columns }, width, height) {
 // Names stand beside cells that are large enough for them, else numbers at every so many cells.
 function layOut() {
   const { map } = chosen, area = byId("matrix").clientWidth, height = between(340, 720, innerHeight - 330);
-  const longest = (side) => Math.max(...wordsOf(side).map((word) => word.length)) * LETTER;
+  const longest = (side) => Math.max(...range(0, sizeOf(side)).map((cell) => cellName(side, cell).length)) * LETTER;
   const named = { left: Math.min(24 + longest("query"), 150, area / 3), top: Math.min(12 + longest("key"), 110) };
   const ticked = { left: 16 + Math.min(80, area / 6), top: 26 }, reserved = strips().length * STRIP + 8;
   const fit = ({ left, top }) => fittingCells(map, area - left - reserved, height - top - 8);
@@ -69,12 +74,12 @@ function namesOf(side, step) {
   const first = chosen.map.first[side === "query" ? 0 : 1];
   const tick = (cell) => String(Math.max(0, cell * chosen.map.block + first));
   const cells = range(0, Math.ceil(sizeOf(side) / step)).map((i) => i * step);
-  return cells.map((cell) => (layout.isNamed ? label(cell, wordsOf(side)[cell]) : label(cell, tick(cell), "tick")));
+  return cells.map((cell) => (layout.isNamed ? label(cell, cellName(side, cell)) : label(cell, tick(cell), "tick")));
 }
 
 function drawNames() {
   const [down, right] = layout.isNamed ? [1, 1] : [tickStep(layout.high, 26), tickStep(layout.wide, 44)];
-  const marks = new Set(chosen.sinks);
+  const marks = new Set(chosen.sinks.map(cellOf));
   byId("row-names").replaceChildren(...namesOf("query", down));
   byId("column-names").replaceChildren(...namesOf("key", right), ...[...marks].map((column) => label(column, "▾", "sink mark")));
 }
@@ -132,8 +137,8 @@ function put(element, { row = 0, column = 0 }) {
 
 // The frames of the chosen cell and of what the pointer rests on, and the names of its row and column.
 function drawFrames() {
-  const own = { row: choice.query, column: choice.key };
-  const seen = cellInView() ?? { [pointed.side === "query" ? "row" : "column"]: pointed.place };
+  const own = { row: cellOf(choice.query), column: cellOf(choice.key) };
+  const seen = cellInView() ?? { [pointed.side === "query" ? "row" : "column"]: cellOf(pointed.place) };
   const frame = byId("pointed");
   put(byId("cursor"), own);
   put(frame, seen);
@@ -146,12 +151,12 @@ function drawFrames() {
 // The cell under the pointer, or else the chosen one; null while the pointer is at a token.
 function cellInView() {
   if (pointed) return pointed.side === "cell" ? pointed : null;
-  return { side: "cell", row: choice.query, column: choice.key };
+  return { side: "cell", row: cellOf(choice.query), column: cellOf(choice.key) };
 }
 
 function drawPlate(plate, side, cell) {
   plate.hidden = cell === undefined;
   if (plate.hidden) return;
-  plate.textContent = chosen.isOfBlocks ? wordsOf(side)[cell] : `${cell} ${wordsOf(side)[cell]}`;
+  plate.textContent = chosen.map.block > 1 ? cellName(side, cell) : `${cell} ${wordsOf(side)[cell]}`;
   plate.style.setProperty("--at", cell);
 }

@@ -12,7 +12,7 @@ function listenToMatrix() {
   });
   plot.addEventListener("click", (event) => {
     const cell = cellAt(event);
-    if (cell && !drag?.isMoved) choose({ query: cell.row, key: cell.column, side: "query" });
+    if (cell && !drag?.isMoved) chooseCell(cell);
     drag = null;
   });
   plot.addEventListener("keydown", (event) => {
@@ -97,10 +97,16 @@ function press(key) {
   if (STEPS[key]) {
     const [down, right] = STEPS[key];
     pointed = null;
-    choose({ query: stepped("query", down), key: stepped("key", right), side: "query" });
+    chooseCell({ row: stepped("query", down), column: stepped("key", right) });
   }
   KEYS[key]?.();
   return key in STEPS || key in KEYS;
 }
 
-const stepped = (side, by) => between(0, sizeOf(side) - 1, choice[side] + by);
+const stepped = (side, by) => between(0, sizeOf(side) - 1, cellOf(choice[side]) + by);
+
+// Of a block its strongest weight is chosen.
+function chooseCell(cell) {
+  const { query, key } = strongestIn(cell);
+  choose({ query, key, side: "query" });
+}

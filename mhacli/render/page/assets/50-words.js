@@ -3,9 +3,10 @@
 const MOST_SINKS = 4;
 
 // `query 5 “mat”`, or `queries 16–23`.
-function named(side, place) {
-  const word = wordsOf(side)[place];
-  if (chosen.isOfBlocks) return [`${side === "query" ? "queries" : "keys"} ${word}`];
+function named(side, place, last = place) {
+  const word = wordsOf(side)[place], plural = side === "query" ? "queries" : "keys";
+  if (last > place) return [`${plural} ${rangeText(place, last)}`];
+  if (chosen.isOfBlocks) return [`${plural} ${word}`];
   return [`${side} ${place} “`, tokenElement(word), "”"];
 }
 
@@ -25,18 +26,30 @@ function drawReadout() {
 
 function aboutPlace({ side, place }) {
   const strongest = largestOf(sharesOf(side, place)), name = named(side, place);
-  if (!strongest) return [name, [side === "query" ? "sees no key" : "no query sees it"]];
-  const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", " is given most by "];
+  const [to, verb, none] = side === "query" ? ["key", " gives most to ", "sees no key"] : givenTo();
+  if (!strongest) return [name, [none]];
   return [[...name, verb, ...named(to, strongest.place)], valueParts(strongest.share, chosen.isOfBlocks)];
 }
 
+// Where the page has the strongest keys of queries alone, a key is known of the queries that have it among theirs.
+function givenTo() {
+  if (chosen.map.keys) return ["query", ", where it is among the strongest keys, is given most by ", "is among no query’s strongest keys"];
+  return ["query", " is given most by ", "no query sees it"];
+}
+
 function aboutCell({ row, column }) {
-  const { map, isOfBlocks } = chosen, share = shareOf(row, column), left = cellsOf(map)[row * map.columns + column];
-  const names = [...named("query", row), " → ", ...named("key", column)];
+  const { map } = chosen, at = row * map.columns + column, share = map.cells[at], left = cellsOf(map)[at], isMean = map.block > 1;
+  const names = [...named("query", ...placesOf("query", row)), " → ", ...named("key", ...placesOf("key", column))];
   if (share === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
-  const reading = valueParts(share, isOfBlocks);
-  if (isOfBlocks) reading.push(" of a query’s attention, the mean of this block");
-  if (chosen.sinks.includes(column)) reading.push(make("span", { class: "sink" }, isOfBlocks ? " · holds a sink" : " · a sink"));
+  const reading = valueParts(share, isMean);
+  if (isMean) reading.push(" is the mean of this block");
+  const strongest = map.keys && strongestIn({ row, column });
+  if (strongest?.share) {
+    const { query, key } = strongest;
+    reading.push(" · strongest: ", ...named("query", query), " → ", ...named("key", key), " ", ...valueParts(strongest.share));
+  }
+  const isSink = chosen.sinks.some((place) => cellOf(place) === column);
+  if (isSink) reading.push(make("span", { class: "sink" }, isMean ? " · holds a sink" : " · a sink"));
   if (left === TAKEN) reading.push(make("span", { class: "sink" }, ", taken out"));
   else if (strips().length && choice.hideSinks) reading.push(` · ${shareText(left, 3)} of what is left beside sinks`);
   return [names, reading];
@@ -69,7 +82,8 @@ function drawLegend() {
     entry("ramp", least, most),
     make("span", {}, ...marked(`{attention weight} · ${choice.scale}, one scale for all heads`)),
   ];
-  if (map.block > 1) parts.push(make("span", {}, `a cell is ${map.block} × ${map.block} tokens`));
+  const exact = map.keys ? `, and the ${RECORD.n_keys} strongest key${RECORD.n_keys > 1 ? "s" : ""} of every query exactly` : "";
+  if (map.block > 1) parts.push(make("span", {}, `a cell is the mean of ${map.block} × ${map.block} tokens${exact}`));
   if (map.masked) parts.push(entry("swatch masked", "", "masked"));
   if (map.missing) parts.push(entry("swatch lost", "", "not a number"));
   if (strips().length) parts.push(entry("ramp of-sinks", "beside the plot: 0", "1"));

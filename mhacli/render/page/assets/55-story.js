@@ -6,7 +6,7 @@ function drawStory() {
   const { query, key } = choice, weight = shareOf(query, key);
   const names = [...named("query", query), " → ", ...named("key", key)];
   const title = make("h3", {}, "This cell, step by step: ", ...names);
-  byId("story").replaceChildren(title, chosen.isOfBlocks ? untold() : told(query, key, weight));
+  byId("story").replaceChildren(title, chosen.isOfBlocks || weight === undefined ? untold() : told(query, key, weight));
   // Where the frame is higher than the window it sticks by its lower end, so that the story can be read.
   const frame = byId("chosen");
   frame.style.setProperty("--stick", `${Math.min(12, innerHeight - frame.offsetHeight - 12)}px`);
@@ -14,7 +14,7 @@ function drawStory() {
 
 function untold() {
   const { block } = chosen.map;
-  const why = `A cell of this map stands for ${block} × ${block} tokens, and single cells are not in the page.`;
+  const why = `A cell of this map stands for ${block} × ${block} tokens, and this single cell is not in the page.`;
   return make("p", { class: "note" }, why);
 }
 

@@ -28,7 +28,7 @@ function pressOnTokens(event, side) {
 
 // The query or key whose lines are drawn.
 function focusOfTokens() {
-  if (pointed?.side === "cell") return { side: "query", place: pointed.row };
+  if (pointed?.side === "cell") return { side: "query", place: strongestIn(pointed).query };
   return pointed ?? { side: choice.side, place: choice[choice.side] };
 }
 
@@ -42,7 +42,7 @@ function drawTokens() {
   markPlaces(side, new Map(), 1, focus);
   markPlaces(other, new Map(entries.map((entry) => [entry.place, { ...entry, isTaken: isTaken(entry) }])), largest);
   drawLines(focus, LISTS[other], open, largest);
-  tellTokens(focus);
+  tellTokens(focus, open);
 }
 
 function isOfSink(focus, entry) {
@@ -103,8 +103,9 @@ function drawLines(focus, list, open, largest) {
   svg.replaceChildren(...lines);
 }
 
-function tellTokens({ side, place }) {
+function tellTokens({ side, place }, open) {
   const parts = [...named(side, place), side === "query" ? ": what it gives to keys" : ": what queries give to it"];
+  if (chosen.map.keys) parts.push(side === "query" ? `, its ${open.length} strongest` : ", where it is among their strongest keys");
   if (chosen.isOfBlocks) parts.push(", in means of blocks");
   parts.push(". Widths follow attention weights, from the largest down.");
   if (choice.hideSinks) parts.push(" Lines to what is taken out are thin and broken; weights are of all attention.");
