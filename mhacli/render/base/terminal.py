@@ -14,7 +14,7 @@ from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Selection, balanced
 
-_MOST, _LEGEND = 500, 3
+_MOST, _LEGEND = 500, 4
 """The widest cell, and the most lines below a table."""
 
 
