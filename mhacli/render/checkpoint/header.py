@@ -28,15 +28,19 @@ _CAPTURES = {
 }
 
 
-def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool = False) -> RenderableType:
+def model_header(
+    record: Record, model: Model, screen: Screen, *, in_brief: bool = False, of_head: bool = False
+) -> RenderableType:
     """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
-    unverified layers; unless `in_brief` also how its layers were captured."""
+    unverified layers; unless `in_brief` also how its layers were captured. `of_head`: what one head of it needs."""
     path = Text(visible(model.path), style="bold")
     words = [f"revision {visible(model.revision)}"] if model.revision else []
-    words += [_layers(record, model), *by_layers(record.layers, _heads), visible(model.dtype)]
-    words += [visible(record.environment.device), *texts_in_words(record), *_masks_and_scores(record)]
-    lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
-    if not in_brief:
+    words += [] if of_head else [_layers(record, model), *by_layers(record.layers, _heads)]
+    words += [visible(model.dtype), visible(record.environment.device)]
+    words += [*texts_in_words(record), *_masks_and_scores(record)]
+    proof = [] if of_head and model.identical_outputs is not False else [*_proof(record, model)]
+    lines: list[RenderableType] = [flowing([path, *words, *proof], screen.width)]
+    if not (in_brief or of_head):
         lines.append(flowing(_details(record, model), screen.width, style="dim"))
     if model.generated is not None:
         generated = model.generated

@@ -55,13 +55,17 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     if options.brief:
         return Group(*remarks, bare(of_heads, screen.width), Text(""), checks)
     has_all = options.verbose or options.everything
-    header = model_header(record, record.model, screen, in_brief=not options.verbose)
     drawn = Group(*patterns_view(layers, sequences.shown, options, screen))
     numbers = Group(*remarks, *statistics(of_heads, options, screen))
     overview: list[RenderableType] = [grid(record, layers, screen)] if len(layers) > 1 else []
     overview.append(_sinks(record, layers, heads, screen))
-    sections: list[RenderableType] = [header]
-    if are_drawn(layers, options):
+    is_drawn = are_drawn(layers, options)
+    is_asked = is_drawn and len(listed) == 1 and not has_all  # one head: its matrix first, the model last
+    header = model_header(record, record.model, screen, in_brief=not options.verbose, of_head=is_asked)
+    sections: list[RenderableType] = [] if is_asked else [header]
+    if is_asked:
+        sections.append(Group(drawn, numbers))
+    elif is_drawn:
         sections += [drawn, numbers, *([Group(*overview)] if has_all or options.heads is None else ())]
     else:
         sections += [Group(*overview), Group(numbers, drawn)]
@@ -84,7 +88,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         sections += cells_view(layer.record, of_layer, options, screen, layer.inspected.label)
     if options.maps and len(of_layers) > n_drawn:
         sections.append(hidden(len(of_layers) - n_drawn, "layer", "--all or --layer"))
-    sections.append(checks)
+    sections.append(Group(header, checks) if is_asked else checks)
     return spaced(sections)
 
 

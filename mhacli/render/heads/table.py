@@ -96,7 +96,8 @@ def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iter
         yield from table(of, screen.width, has_all=options.verbose)
         return
     head, uniform = of.rows[0], of.foot[0]
-    numbers = [column for column in of.columns if column.unit not in ("word", "id") and column.drop < _ON_REQUEST]
+    numbers = [column for column in of.columns if column.drop == 0 or column.heading in _OF_ONE_HEAD]
+    numbers = [column for column in numbers if column.unit not in ("word", "id")]
     words, compared = list[str](), "uniform "
     for column in numbers:
         words.append(f"{column.meaning or column.heading} {column.text(head)} ({compared}{column.text(uniform)})")
@@ -105,8 +106,8 @@ def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iter
     yield flowing([name, *words, Text(_MORE, style="dim")], screen.width)
 
 
-_ON_REQUEST = 3
-"""The columns that the numbers of a single head in a row leave out drop earlier than this."""
+_OF_ONE_HEAD = ("H/max", "first", "prev")
+"""The numbers of a single head, beside those that were asked for."""
 _MORE = "more: --verbose, mha explain"
 
 
