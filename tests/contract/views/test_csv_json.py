@@ -301,6 +301,7 @@ def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(mha: Ru
     page, picture = (tmp_path / "p.html").read_text(), (tmp_path / "p.svg").read_text()
     assert "<script" not in page
     shown = [html.unescape(re.sub(r"<[^>]+>", " ", page)), " ".join(ElementTree.fromstring(picture).itertext())]
+    verdict = f"{'✗' if code else '✓'} {report['verdict']} mine.py" if "check" in words else report["summary"]
     for text in shown:
-        assert " ".join(report["summary"].split()) in " ".join(text.split())
+        assert " ".join(verdict.split()) in " ".join(text.split())
     assert "exists" in mha(*words.split(), "--svg", "p.svg", code=1).said
