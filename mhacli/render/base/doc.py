@@ -79,9 +79,8 @@ class Table(Generic[Row]):
     below: Callable[[Row], Sequence[RenderableType]] = lambda row: ()
 
     def meanings(self, columns: Sequence[Column[Row]]) -> list[str]:
-        """What the headings of columns mean, those that stay on a narrow screen first, and the legend."""
-        explained = [column for column in sorted(columns, key=lambda column: column.drop) if column.meaning]
-        return [*(f"{column.heading} = {column.meaning}" for column in explained), *self.legend]
+        """What the headings of columns mean, in their order, and the legend."""
+        return [*(f"{column.heading} = {column.meaning}" for column in columns if column.meaning), *self.legend]
 
 
 def pairs(

@@ -37,7 +37,8 @@ def table(of: Table[Row], width: int, *notes: str, has_all: bool = False) -> Ite
     n_dropped = len(of.columns) - len(columns)
     if n_dropped:
         fixed.append(f"{count_of(n_dropped, 'more column')} on a wider screen or {of.elsewhere}")
-    legend = _legend(of.meanings(columns), [*fixed, *notes], width, has_all)
+    by_room = sorted(columns, key=lambda column: column.drop)
+    legend = _legend(of.meanings(by_room), [*fixed, *notes], width, has_all)
     if legend.plain:
         yield legend
 

@@ -73,8 +73,8 @@ def walkthrough(record: Record) -> Html:
         return Html("")
     if record.decoding is None:
         end = closing(record, _STORY) if record.survey is None else self_check_line(record.self_check)
-        body = [table(steps_table(record)), preformatted(end, _STORY.width)]
+        heading, body = "shapes, step by step", [table(steps_table(record)), preformatted(end, _STORY.width)]
     else:
         shown = step_table(record.trace, range(len(record.sequences)))
-        body = [table(replace(shown, title="one token at a time, with a cache"))]
-    return tag("section", tag("h2", text("shapes, step by step")), *body, id="walk")
+        heading, body = "decoding, step by step", [table(shown)]
+    return tag("section", tag("h2", text(heading)), *body, id="walk")

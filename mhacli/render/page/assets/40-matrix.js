@@ -29,7 +29,7 @@ function fittingCells({ rows, columns }, width, height) {
 function layOut() {
   const { map } = chosen, area = byId("matrix").clientWidth, height = between(340, 720, innerHeight - 330);
   const longest = (side) => Math.max(...range(0, sizeOf(side)).map((cell) => cellName(side, cell).length)) * LETTER;
-  const named = { left: Math.min(24 + longest("query"), 150, area / 3), top: Math.min(12 + longest("key"), 110) };
+  const named = { left: Math.min(36 + longest("query"), 150, area / 3), top: Math.min(12 + longest("key"), 110) };
   const ticked = { left: 16 + Math.min(80, area / 6), top: 26 }, reserved = strips().length * STRIP + 8;
   const fit = ({ left, top }) => fittingCells(map, area - left - reserved, height - top - 8);
   const isSmall = (cells) => Math.min(...cells) < NAMED;
