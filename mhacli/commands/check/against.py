@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mhacli.attention.mistakes.stages import Projection
-from mhacli.commands.check.candidates import head_counts, widest
+from mhacli.commands.check.candidates import head_counts
 from mhacli.commands.check.inputs import (
     HIDDEN,
     TOLERANCE,
@@ -219,7 +219,7 @@ def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) 
     numbers = torch.arange(1, count + 1, dtype=torch.float64)  # 0 marks zeros that a reading inserts
     vector_to_parameters(numbers, numbered.parameters())
     parts = parts_of(numbered, {})
-    heads = head_counts(subject.built, module, request, parts_width=widest(parts))[0]
+    heads = head_counts(subject.built, module, request, parts=parts)[0]
     widths = Widths(subject.sizes.d_in, subject.sizes.d_context, *heads)
     return list(projection_readings(parts, widths))[:_MOST_READINGS]
 

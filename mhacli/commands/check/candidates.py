@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mhacli.attention.mistakes.stages import ReferenceLayer, split
+from mhacli.attention.mistakes.stages import ReferenceLayer
 from mhacli.commands.check.inputs import Examined
 from mhacli.commands.check.observed_properties import (
     PAIRS,
@@ -18,10 +18,9 @@ from mhacli.commands.check.observed_properties import (
     PairedRuns,
     Rotation,
     around,
-    distinct_norms,
     has_tables,
     learned_scales,
-    norms,
+    norm_of,
     rotations,
     runs_of,
     score_bias,
@@ -63,12 +62,9 @@ def candidates(examined: Examined) -> list[Candidate]:
     runs = recorded_runs(examined)
     bases = list(_base_layers(examined))
     if runs is not None:
-        shown = norms(runs)
-        bases = [
-            layer
-            for base in _with_observed(bases, examined, runs)
-            for layer in _with_norms(base, examined, runs, shown)
-        ]
+        shown = norm_of(runs, "q"), norm_of(runs, "k")
+        observed = _with_observed(bases, examined, runs)
+        bases = [layer for base in observed for layer in _with_norms(base, examined, runs, shown)]
     learned = [] if runs is None else list(learned_scales(runs))
     turned = list(product(_causalities(examined), _rotations(examined, runs)))
     layers = [
@@ -98,11 +94,9 @@ def _n_open(candidate: Candidate) -> int:
 
 def _causalities(examined: Examined) -> tuple[bool, ...]:
     """The answers that its behaviour leaves open: whether it masks the future itself."""
-    if examined.probed.visible != "full":
-        return (True, False) if examined.expects_causal else (False, True)
-    if not examined.expects_causal:
-        return (False, True)
-    return (False,) if examined.subject.mask_forms else (True,)
+    if examined.expects_causal and examined.probed.visible == "full":
+        return (not examined.subject.mask_forms,)
+    return examined.expects_causal, not examined.expects_causal
 
 
 # ------------------------------------------------------------------------------------------------------ weights and heads
@@ -114,7 +108,7 @@ def _base_layers(examined: Examined) -> Iterator[Candidate]:
         yield Candidate(ReferenceLayer(subject.n_heads, subject.n_heads))
         return
     parts, sizes = parts_of(module, examined.tensors), subject.sizes
-    for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts_width=widest(parts)):
+    for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts=parts):
         contradicts = () if request.n_heads in (None, n_heads) else ("n_heads",)
         for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
             for base in _with_head_orders(reading):
@@ -134,20 +128,16 @@ def _with_head_orders(reading: ProjectionReading) -> Iterator[Candidate]:
         yield Candidate(variant, (*choices, columns), reading)
 
 
-def widest(parts: Sequence[WeightMatrix]) -> int:
-    """The largest size of an axis in these matrices, at least 1."""
-    return max((max(part.weight.shape) for part in parts), default=1)
-
-
 def head_counts(
-    built: Built, module: nn.Module | None, request: CheckRequest, *, parts_width: int
+    built: Built, module: nn.Module | None, request: CheckRequest, *, parts: Sequence[WeightMatrix]
 ) -> list[tuple[int, int | None]]:
-    """Possible numbers of query and kv heads: stated, else from arguments and attributes, else divisors of the width."""
+    """Possible numbers of query and kv heads: stated, else from arguments and attributes, else divisors of the widest weight."""
     n_kv = counts_of(built, module, "n_kv_heads")
     named = counts_of(built, module, "n_heads")
-    counts = [n for n in range(1, 65) if parts_width % n == 0]
+    width = max((max(part.weight.shape) for part in parts), default=1)
+    counts = [n for n in range(1, 65) if width % n == 0]
     if named:
-        counts = [*named, 1, *(parts_width // n for n in named)]
+        counts = [*named, 1, *(width // n for n in named)]
     counts = [request.n_heads or counts[0], *counts]
     return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts) if n]
 
@@ -161,7 +151,12 @@ def stated_heads(examined: Examined) -> int | None:
 def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
     """Integers with names of this role, among arguments and module attributes."""
     namespaces: list[Mapping[str, Any]] = [{str(name).rpartition(".")[2]: v for name, v in built.arguments.items()}]
-    namespaces += [vars(child) for child in ([] if module is None else module.modules()) if not _is_of_torch(child)]
+    for child in [] if module is None else module.modules():
+        is_of_torch = type(child).__module__.startswith(
+            "torch."
+        )  # whose numbers are not heads, such as the groups of a norm
+        if not is_of_torch or isinstance(child, nn.MultiheadAttention):
+            namespaces.append(vars(child))
     counts = [
         value
         for namespace in namespaces
@@ -169,11 +164,6 @@ def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
         if type(value) is int and 0 < value <= 1024 and role_of(str(name)) == role
     ]
     return list(dict.fromkeys(counts))
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    """Whether it is a torch module whose numbers are not heads, such as the groups of a norm."""
-    return type(module).__module__.startswith("torch.") and not isinstance(module, nn.MultiheadAttention)
 
 
 # ------------------------------------------------------------------------------------------------------ what runs show
@@ -199,9 +189,11 @@ def _at(line: SourceLine) -> str:
     return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
 
 
-def _with_norms(base: Candidate, examined: Examined, runs: PairedRuns, shown: Sequence[Norm]) -> Iterator[Candidate]:
-    """Layers with queries and keys normalised, by the norms that their names give to queries and keys, else as runs show;
-    without norms too if a run does not show what they apply to."""
+def _with_norms(
+    base: Candidate, examined: Examined, runs: PairedRuns, shown: tuple[Norm | None, Norm | None]
+) -> Iterator[Candidate]:
+    """Layers with queries and keys normalised, by the norms that their names give to queries and keys, else as runs show; with
+    and without norms if a run shows one of them."""
     layer, module = base.layer, examined.module
     named = {
         read_name(name)[0]: child
@@ -213,30 +205,20 @@ def _with_norms(base: Candidate, examined: Examined, runs: PairedRuns, shown: Se
         normed = replace(layer, q_norm=named.get("q"), k_norm=named.get("k"))
         yield replace(base, layer=normed, choices=(*base.choices, choice))
         return
-    fitting = [norm for norm in shown if norm.gain.shape[-1] == layer.d_head]
-    choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
-    observed = _normed_in_run(layer, fitting, runs)
-    if observed is None:
+    q_norm, k_norm = shown[0] or shown[1], shown[1] or shown[0]
+    if None in shown:
         yield base
-    n_gains = {(n, m) for n in (1, layer.n_heads) for m in (1, layer.n_kv_heads)}
-    uses_all = module is None or runs.uses(len([*module.parameters()]))
-    for q_norm, k_norm in product(distinct_norms(fitting), repeat=2) if observed is None else [observed]:
-        is_open = uses_all or not q_norm.is_like(k_norm)
-        if is_open and (q_norm.gain.shape[0], k_norm.gain.shape[0]) in n_gains:
-            normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
-            yield replace(base, layer=normed, choices=(*base.choices, choice))
-
-
-def _normed_in_run(layer: ReferenceLayer, fitting: Sequence[Norm], runs: PairedRuns) -> tuple[Norm, Norm] | None:
-    """The last norms observed on this layer's queries and keys; None unless both were observed."""
-    if layer.weights is None or not fitting:
-        return None
-    rows = (runs.rows.queries, runs.rows.keys)
-    q_rows, k_rows = (t if layer.before is None else layer.before(t) for t in rows)
-    q = split(layer, layer.weights.q(q_rows), layer.n_heads, "q")
-    k = split(layer, layer.weights.k(k_rows), layer.n_kv_heads, "k")
-    q_norms, k_norms = ([norm for norm in fitting if norm.is_of(heads)] for heads in (q, k))
-    return (q_norms[-1], k_norms[-1]) if q_norms and k_norms else None
+    if q_norm is None or k_norm is None:
+        return
+    is_as_wide = q_norm.gain.shape[-1] == k_norm.gain.shape[-1] == layer.d_head
+    fits = q_norm.gain.shape[0] in (1, layer.n_heads) and k_norm.gain.shape[0] in (1, layer.n_kv_heads)
+    unused = {name for name, _ in ([] if module is None else module.named_parameters())} - {
+        *runs.first.constants.values()
+    }
+    if is_as_wide and fits and not unused:  # an unused gain is one that the queries or keys should have
+        choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
+        normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
+        yield replace(base, layer=normed, choices=(*base.choices, choice))
 
 
 # ---------------------------------------------------------------------------------------------------- rotation and scale

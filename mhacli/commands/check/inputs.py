@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -111,20 +112,16 @@ def masked_cases(subject: UserAttention, seed: int, forms: Sequence[MaskForm], k
     """One case for each form of a mask, or of padding."""
     drawer = drawer_of(subject, seed)
     inputs = drawer.inputs(with_context=subject.takes_context)
-    if kind == "mask":
-        allowed = drawer.allowed(inputs)
-    else:
-        holes, right = drawer.real(inputs, on_the_right=False), drawer.real(inputs)
+    allowed = drawer.allowed(inputs) if kind == "mask" else None
+    holes, right = drawer.real(inputs, on_the_right=False), drawer.real(inputs)
     for form in forms:
-        try:
-            if kind == "mask":
+        with suppress(Exception):  # the form does not fit these sizes
+            if allowed is not None:
                 masked = inputs._replace(allowed=allowed if "batch" in form.axes else allowed[:1])
-                yield make_case("mask", _mask_text(form), subject, masked, form)
+                yield make_case(kind, _mask_text(form), subject, masked, form)
             else:
                 padded = inputs._replace(real=right if form.kind == "lengths" else holes)
-                yield make_case("padding", _mask_text(form), subject, padded, padding=form)
-        except Exception:  # the form does not fit these sizes
-            continue
+                yield make_case(kind, _mask_text(form), subject, padded, padding=form)
 
 
 def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase | None:
@@ -182,21 +179,17 @@ def with_random_weights(
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
     module = subject.built.module
     if module is None:
-        attributes = getattr(subject.built.call, "__dict__", {})
-        stored = {
-            n: value for n, value in attributes.items() if isinstance(value, Tensor) and value.is_floating_point()
+        stored = dict(subject.tensors) or getattr(subject.built.call, "__dict__", {})
+        tensors = {
+            name: value for name, value in stored.items() if isinstance(value, Tensor) and value.is_floating_point()
         }
-        weights = {name: t.detach().to("cpu", torch.float64) for name, t in (dict(subject.tensors) or stored).items()}
+        weights = {name: value.detach().to("cpu", torch.float64) for name, value in tensors.items()}
         return Examined(subject, None, weights, probed, request, expects_causal)
     if probed.is_random or probed.keeps_state:
-        try:
+        with suppress(Exception):  # the constructor may reject it
             module = subject.built.rebuild(dict.fromkeys(probed.dropout_names, 0.0)).module or module
-        except Exception:  # the constructor rejects it
-            module = subject.built.module
-    assert module is not None
     module = cast(randomised(module, request.of.seed), subject.dtype)
-    randomised_subject = subject.of(module, subject.dtype)
-    subject = replace(randomised_subject, is_forgetful=bool(probed.keeps_state))
+    subject = replace(subject.of(module, subject.dtype), is_forgetful=bool(probed.keeps_state))
     reference_module = cast_copy(module, torch.float64, "cpu")
     return Examined(subject, reference_module, {}, probed, request, expects_causal)
 
