@@ -289,9 +289,9 @@ def _rates(x: Tensor, y: Tensor, pairing: Pairing) -> Tensor | None:
     products, squares = b * a.conj(), a.abs().square()
     rotor = products.sum(others, keepdim=True) / squares.sum(others, keepdim=True)
     steps = rotor[1:] / rotor[:-1]
-    if len(steps) < 2 or (b - rotor * a).abs().max() > TOLERANCE * x.abs().max():
-        return None
-    if (rotor.abs() - 1).abs().max() > 1e-4 or (steps - steps[:1]).abs().max() > 1e-4:
+    is_rotation = (rotor.abs() - 1).abs().max() <= 1e-4
+    is_rotation &= (b - rotor * a).abs().max() <= TOLERANCE * x.abs().max()
+    if len(steps) < 2 or not is_rotation or (steps - steps[:1]).abs().max() > 1e-4:
         return None
     rates = steps.mean(dim=0).angle().flatten()
     rates = rates[rates.abs() > 1e-6]
@@ -361,9 +361,9 @@ def _norm(x: Tensor, y: Tensor) -> Norm | None:
     fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
     gaps = [float((norm(x) - y).abs().max()) for norm in fits]
     least = min(gaps)
-    if least > TOLERANCE * y.abs().max():
-        return None
-    return fits[gaps.index(least)]
+    if least <= TOLERANCE * y.abs().max():  # not if the rows are 0, and the norm NaN
+        return fits[gaps.index(least)]
+    return None
 
 
 def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Norm:
@@ -400,7 +400,8 @@ def around(runs: PairedRuns, module: nn.Module | None) -> tuple[Before | None, A
     """What the run does to the input of attention and to its output, as choices: a norm of the module, a residual connection, an
     activation at the end."""
     x, out, choices = runs.rows.queries, _plain(runs.first.out), []
-    made = [_as_rows(op.output) for op in runs.first.operations]
+    made = [_as_rows(op.output) for op in runs.first.operations if op.output.ndim > 2]
+    made += [rows.transpose(0, 1) for rows in made]  # the length first
     made = [rows for rows in made if rows.shape == out.shape]
     last = runs.first.operations[-1]
     activation = _ACTIVATIONS.get(last.name.rstrip("_"))
