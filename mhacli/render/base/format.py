@@ -240,3 +240,9 @@ def _origin(record: Record) -> tuple[str, str]:
     if record.weights is not None:
         return "weights", record.weights
     return "seed", f"{record.config.seed} · init {record.config.init}"
+
+
+def self_check_verdict(*, ok: bool | None, found: str = "") -> Text:
+    """Whether a self-check passes, and what it found."""
+    verdict = Text("self-check ok" if ok else "self-check FAILED", style="bold green" if ok else "bold red")
+    return verdict.append(f": {found}", style="not bold default") if found else verdict

@@ -13,6 +13,7 @@ from mhacli.render.base.format import (
     checks_in_brief,
     count_of,
     flowing,
+    self_check_verdict,
     texts_in_words,
 )
 from mhacli.render.base.options import Screen
@@ -145,12 +146,10 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     surveys = [layer.survey for layer in record.layers]
     checks = [check for survey in surveys for check in survey.checks]
     is_changed = record.model is not None and record.model.identical_outputs is False
-    if not record.self_check.ok:
-        verdict = Text("self-check FAILED", style="bold red")
-    elif is_changed or in_detail:
-        verdict = Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}", style="bold green")
-    else:
-        return Text("self-check ok: ", style="bold green").append(checks_in_brief(checks), style="not bold default")
+    ok = record.self_check.ok
+    if ok and not (is_changed or in_detail):
+        return self_check_verdict(ok=True, found=checks_in_brief(checks))
+    verdict = self_check_verdict(ok=ok, found=f"{len(checks)} checks, {names_of(record.layers)}" if ok else "")
     parts = [Text("outputs differ from those without inspection", style="bold red")] if is_changed else []
     parts += [_worst(name, record.layers) for name in dict.fromkeys(check.name for check in checks)]
     return Text("\n").join([verdict, flowing(parts, screen.width)])

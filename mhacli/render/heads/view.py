@@ -20,6 +20,7 @@ from mhacli.render.base.format import (
     configuration,
     count_of,
     flowing,
+    self_check_verdict,
     texts_in_words,
     token_at,
     token_text,
@@ -114,12 +115,10 @@ _MAX_SINKS = 5
 
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
     ok = record.self_check.ok
-    verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
-    if options.verbose or not ok:
-        return verdict.append("\n").append_text(
-            flowing(map(agreement, survey.checks), screen.width, "; ", "not bold default")
-        )
-    return verdict.append(checks_in_brief(survey.checks), style="not bold default")
+    if ok and not options.verbose:
+        return self_check_verdict(ok=True, found=checks_in_brief(survey.checks))
+    in_detail = flowing(map(agreement, survey.checks), screen.width, "; ")
+    return Text("\n").join([self_check_verdict(ok=ok), in_detail])
 
 
 # --------------------------------------------------------------------------------------------------------- single cells

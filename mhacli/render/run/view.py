@@ -11,7 +11,7 @@ from rich.text import Text
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import configuration, count_of, rough_note, texts_in_words
+from mhacli.render.base.format import configuration, count_of, rough_note, self_check_verdict, texts_in_words
 from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import bare, spaced, table
@@ -62,12 +62,11 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
 
 def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
     """One line: whether the output follows from the pattern shown, or what was `compared` instead."""
-    verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
     words = f"the check that {compared} met another shape, NaN or infinity"
     if check.error is not None:
         within = "within" if check.ok else "only within"
         words = f"{compared} {within} {shown(check.error, 'error')} (tolerance {shown(check.tolerance, 'error')})"
-    return verdict.append(f": {words}", style="not bold default")
+    return self_check_verdict(ok=check.ok, found=words)
 
 
 def kv_heads_line(record: Record) -> Iterator[Text]:
