@@ -39,8 +39,7 @@ def model_header(
     words += [] if of_head else [_layers(record, model), *by_layers(record.layers, _heads)]
     words += [visible(model.dtype), visible(record.environment.device)]
     words += [*texts_in_words(record), *_masks_and_scores(record)]
-    proof = [] if of_head and model.identical_outputs is not False else [*_proof(record, model)]
-    lines: list[RenderableType] = [flowing([path, *words, *proof], screen.width)]
+    lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
     if not (in_brief or of_head):
         lines.append(flowing(_details(record, model), screen.width, style="dim"))
     if model.generated is not None:

@@ -106,7 +106,7 @@ def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iter
     yield flowing([name, *words, Text(_MORE, style="dim")], screen.width)
 
 
-_OF_ONE_HEAD = ("H/max", "first", "prev")
+_OF_ONE_HEAD = ("H/max", "eff.keys", "first", "prev")
 """The numbers of a single head, beside those that were asked for."""
 _MORE = "more: --verbose, mha explain"
 
