@@ -170,7 +170,7 @@ def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path)
     ).json
     assert document["verdict"] == "right"
     assert [(each["type"], each["verdict"], len(each["names"])) for each in document["inside"]] == [
-        ("GPT2Attention", "right", 2)
+        ("GPT2Attention", "right", 3)
     ]
     held = {behaviour["name"] for behaviour in document["behaviour"] if behaviour["ok"]}
     assert held >= {
