@@ -69,6 +69,7 @@ def terms() -> tuple[Word, ...]:
     tables: list[tuple[str, Literal["columns", "glossary", "mistakes"], str]] = [
         ("concept", "glossary", "concept"), ("sign", "glossary", "sign"), ("column", "columns", "statistic"),
         ("head type", "columns", "head_type"), ("probe", "glossary", "probe"), ("mistake", "mistakes", "mistake"),
+        ("behaviour", "glossary", "behaviour"),
         *((command, "columns", command) for command in TABLES),
     ]  # fmt: skip
     listed = []

@@ -352,30 +352,3 @@ class OwnGrowingCache(nn.Module):
         hidden = torch.ones(x.size(1), k.size(2), dtype=torch.bool, device=x.device).triu(start + 1)
         scores = (q @ k.transpose(-1, -2) / q.size(-1) ** 0.5).masked_fill(hidden, -torch.inf)
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
-class OffsetAlone(nn.Module):
-    """Causal rotary attention without a cache; start_pos moves all positions, which changes nothing."""
-
-    def __init__(self, d_model=24, n_heads=3):
-        super().__init__()
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.proj = nn.Linear(d_model, d_model)
-        self.last_weights = None
-
-    def rope(self, x, start):
-        place = torch.arange(start, start + x.size(2), dtype=x.dtype, device=x.device)
-        angle = place[:, None] * 10000.0 ** (
-            -torch.arange(0, self.d_head, 2, dtype=x.dtype, device=x.device) / self.d_head
-        )
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
-
-    def forward(self, x, start_pos=0):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = self.rope(q, start_pos), self.rope(k, start_pos)
-        hidden = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).triu(1)
-        weights = (q @ k.mT / self.d_head**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
-        self.last_weights = weights
-        return self.proj((weights @ v).transpose(1, 2).flatten(2))
