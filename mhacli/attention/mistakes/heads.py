@@ -81,6 +81,14 @@ def merged_as(order: str) -> Callable[..., Tensor]:
     return merge
 
 
+def read_as_rows(*orders: str) -> Forms:
+    """Heads merged with the axes in each of these orders."""
+    names = {"b": "batch", "h": "head", "t": "query", "d": "column"}
+    for order in orders:
+        axes = ", ".join(names[axis] for axis in order)
+        yield f"the heads are read as rows in the order {axes}", merged_as(order)
+
+
 @mistake("merge-without-transpose", "merge")
 def merge_without_transpose() -> Forms:
     """Heads before tokens."""
@@ -90,13 +98,7 @@ def merge_without_transpose() -> Forms:
 @mistake("merge-axis-order", "merge")
 def merge_axis_order() -> Forms:
     """The axes of each sequence in another order."""
-    for order, axes in (
-        ("bhdt", "batch, head, column, query"),
-        ("btdh", "batch, query, column, head"),
-        ("bdht", "batch, column, head, query"),
-        ("bdth", "batch, column, query, head"),
-    ):
-        yield f"the heads are read as rows in the order {axes}", merged_as(order)
+    yield from read_as_rows("bhdt", "btdh", "bdht", "bdth")
 
 
 @mistake("merge-batch-moved", "merge")
@@ -111,13 +113,7 @@ def merge_batch_moved() -> Forms:
 
     yield "[batch · head, query, d_v] is read as [head, batch, query, d_v]", read
     yield "[head · batch, query, d_v] is read as [batch, head, query, d_v]", laid
-    for order, axes in (
-        ("hbtd", "head, batch, query, column"),
-        ("htbd", "head, query, batch, column"),
-        ("tbhd", "query, batch, head, column"),
-        ("thbd", "query, head, batch, column"),
-    ):
-        yield f"the heads are read as rows in the order {axes}", merged_as(order)
+    yield from read_as_rows("hbtd", "htbd", "tbhd", "thbd")
 
 
 @mistake("attention-over-heads", "split")
