@@ -45,7 +45,7 @@ from mhacli.usercode.call.find_call import find_modes
 from mhacli.usercode.call.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.inputs import copied
-from mhacli.usercode.process import Stage
+from mhacli.usercode.process import Stage, exception_text
 from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
 from mhacli.usercode.types import Built
 from mhacli.usercode.user_module import arguments_of, load_built
@@ -92,48 +92,46 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
             claim = is_claimed_causal(built.module) if claim is None else claim
             asker = asker_of(model, request.seed, stage, is_causal=claim)
             asker.all()
-        report = replace(_of_behaviour(request.of.target, asker), arguments=arguments_of(built))
         with one_thread():
-            return _with_attention_inside(report, built.module, request, stage)
+            asker.inside, mistakes = _compared_inside(built.module, request, stage)
+        asker.findings = [*mistakes, *asker.findings]
+        return replace(_of_behaviour(request.of.target, asker), arguments=arguments_of(built))
     with one_thread():  # faster for such small products
         subjects = find_modes(built, request.of)
         return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
 
 
-def _with_attention_inside(
-    report: Examination, module: nn.Module | None, request: CheckRequest, stage: Stage
-) -> Examination:
-    """The report on a whole model, with the comparison of each class of attention inside, and with its mistakes first."""
+def _compared_inside(
+    module: nn.Module | None, request: CheckRequest, stage: Stage
+) -> tuple[tuple[AttentionInside, ...], list[Finding]]:
+    """The comparison of each class of attention inside a model with the reference, and the mistakes found."""
     inside, mistakes = list[AttentionInside](), list[Finding]()
-    for parts in _attention_inside(module).values():
-        names, name = tuple(parts), type(next(iter(parts.values()))).__name__
+    for cls, parts in _innermost_attention(module).items():
+        verdict: Verdict = "unknown"
         try:
             with naming(copied(next(iter(parts.values())))) as target:
                 of = replace(request.of, target=target, arguments=(), call_arguments=(), example=None, causal=False)
                 subjects = find_modes(load_built(of, stage), of)
                 alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
                 compared = combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
-        except MhaError as fault:
-            inside.append(AttentionInside(name, names, "unknown", fault.message))
-            continue
-        inside.append(AttentionInside(name, names, compared.verdict, compared.reason or ""))
-        mistakes += compared.findings
-    verdict = report.verdict
-    if mistakes:
-        verdict = "wrong"
-    elif verdict == "consistent" and inside and all(each.verdict == "right" for each in inside):
-        verdict = "right"
-    return replace(report, verdict=verdict, findings=(*mistakes, *report.findings), inside=tuple(inside))
+            verdict, reason = compared.verdict, compared.reason or ""
+            mistakes += compared.findings
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as fault:  # user code may raise anything
+            reason = fault.message if isinstance(fault, MhaError) else exception_text(fault)
+        inside.append(AttentionInside(cls.__name__, tuple(parts), verdict, reason))
+    return tuple(inside), mistakes
 
 
-def _attention_inside(module: nn.Module | None) -> dict[type, dict[str, nn.Module]]:
-    """The innermost attention modules of a model, by class and name."""
+def _innermost_attention(module: nn.Module | None) -> dict[type, dict[str, nn.Module]]:
+    """The attention modules of a model that contain no others, by class and name."""
     named = {} if module is None else dict(module.named_modules())
     names = [name for name, part in named.items() if name and is_attention("", part)]
-    innermost = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
     by_class: dict[type, dict[str, nn.Module]] = {}
-    for name in innermost:
-        by_class.setdefault(type(named[name]), {})[name] = named[name]
+    for name in names:
+        if not any(other.startswith(f"{name}.") for other in names):
+            by_class.setdefault(type(named[name]), {})[name] = named[name]
     return by_class
 
 

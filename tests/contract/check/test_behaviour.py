@@ -90,6 +90,14 @@ def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     assert asked["cache"] is (True if layer == "Cached" else None)
 
 
+def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_path: Path) -> None:
+    path, line = user_code.write(tmp_path, "models:GPT", ("is_causal=self.causal", "is_causal=self.causal, scale=1.0"))
+    report = mhacli.check(user_code.load(path).GPT())
+    assert report.verdict == "wrong"
+    assert [(each.code, each.proven, each.line) for each in report.findings] == [("scale-missing", True, line)]
+    assert False not in {behaviour.ok for behaviour in report.behaviour}
+
+
 class Translator(nn.Module):
     """An encoder with a decoder, and a mask for the decoder's tokens."""
 
