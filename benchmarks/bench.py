@@ -24,8 +24,7 @@ from pathlib import Path
 import torch
 
 from mhacli.attention import attend, masks
-from mhacli.attention.fused import fused_attend
-from mhacli.commands.bench.measure import calls_of, seconds_of, time_in_turns
+from mhacli.commands.bench.measure import calls_of, fused_attend, seconds_of, time_in_turns
 from mhacli.commands.bench.result import Benchmark, Sweep, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))

@@ -7,7 +7,7 @@ import os
 import signal
 from typing import NoReturn
 
-from mhacli.io import interrupts
+from mhacli.io import long_work
 from mhacli.io.files import remove_temporary_folders
 from mhacli.io.memory import uncollected
 
@@ -16,7 +16,7 @@ def main() -> NoReturn:
     """Runs the command line and ends the process: 0 done, 1 could not, 2 usage, 3 the check says no, 130/143 interrupted."""
     code = 0
     try:
-        interrupts.install()
+        long_work.install()
         gc.freeze()  # what is loaded stays
         with uncollected():
             from mhacli.cli import app as cli
@@ -24,7 +24,7 @@ def main() -> NoReturn:
         code = cli.main()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except interrupts.Terminated:
+    except long_work.Terminated:
         code = 128 + signal.SIGTERM
     remove_temporary_folders()
     os._exit(code)  # nothing is left to flush, and torch takes its time to leave

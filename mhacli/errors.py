@@ -6,7 +6,10 @@ be valid; the hint is a line of its own that says what to type. Anything that is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
 """The code of what went wrong in one of several processes alone, and which each of them must say of itself."""
@@ -100,3 +103,38 @@ def installing(*libraries: str) -> str:
     extra of mha, for it must work wherever mha was installed from."""
     ranges = needed_ranges()
     return " ".join(["pip install", *(f'"{name}{ranges.get(name, "")}"' for name in libraries)])
+
+
+# --------------------------------------------------------------------------------------------------- calls of libraries
+
+T = TypeVar("T")
+
+
+def guarded(what: str, path: str, call: Callable[[], T]) -> T:
+    """The result of a call of a library that uses `what` of a file or folder.
+
+    Its exceptions, also panics of native code, which are no `Exception` and write to stderr, become an `MhaError` of one line.
+    """
+    try:
+        with silent_stderr():
+            return call()
+    except (MemoryError, MhaError):
+        raise
+    except BaseException as fault:
+        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+            raise  # an interrupt is not a fault of the file
+        reason = " ".join(f"{type(fault).__name__}: {fault}".split())
+        raise bad_file(path, f"{what} of {path} cannot be used: {reason:.300}") from None
+
+
+@contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Discards everything written to stderr within the context, even by native code."""
+    saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from mhacli.errors import MhaError
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.io.memory import uncollected
-from mhacli.io.progress import Progress, no_progress
 from mhacli.text.escape import message_text, visible
 
 if TYPE_CHECKING:

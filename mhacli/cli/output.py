@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour
+from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour, write
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.render.base.options import Screen, ViewOptions
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.record.record import Record
+    from mhacli.render.base.options import ViewOptions
     from mhacli.run import Run
 
 FORMATS = ("json", "csv")
@@ -84,7 +85,7 @@ DRAWING = ("figure", "map_scale", "hide_sinks", "full")
 """Options of `Output`, and of `ViewOptions` (`PATTERNS`, `TABLES`, `DRAWING`), that commands offer together."""
 
 
-# ------------------------------------------------------------------------------------------------- before the command
+# --------------------------------------------------------------------------------------------------- before the command
 
 
 def require_output(options: ViewOptions, output: Output, *, read: str | None = None) -> None:
@@ -269,7 +270,7 @@ def _print_notes(record: Record, notes: Sequence[str]) -> None:
         note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
+# --------------------------------------------------------------------------------------------------------------- checks
 
 
 def require_self_check(record: Record) -> None:
@@ -286,3 +287,48 @@ def require_self_check(record: Record) -> None:
     if record.model is not None and record.model.identical_outputs is False:
         message = "the model's outputs with inspection differ from those without"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
+
+
+# ---------------------------------------------------------------------------------------------------- what to type next
+
+
+def after_run(record: Record, options: ViewOptions) -> None:
+    """Names the tables that can be added, and suggests what `after_trace` does."""
+    if record.model is None and not options.verbose:
+        _write_filled("more:", "--tokens,", "--shapes,", "--timings,", "or", "--verbose", "for", "all")
+    after_trace(record, options)
+
+
+def after_trace(record: Record, options: ViewOptions) -> None:
+    """Suggests to trace the largest of the weights between tokens that stand out, if none is traced yet, and says where it is on
+    the screen. The first token of a checkpoint's text is often a sink."""
+    from mhacli.render.base.format import token_at, token_text
+
+    kinds = {layer.name: layer.kind for layer in record.layers}
+    cells = [
+        (cell, head)
+        for head in record.heads
+        if kinds.get(head.attention, "self") == "self" and (options.heads is None or head.head in options.heads)
+        for cell in head.largest
+        if (options.sequences is None or cell.sequence in options.sequences)
+        and (record.context is not None or cell.key != cell.query)
+        and (record.model is None or cell.key > 0)
+    ]
+    if not cells or record.cell is not None:
+        return
+    cell, head = max(cells, key=lambda each: each[0].share)
+    query = token_at(token_text(record.sequences[cell.sequence], cell.query), cell.query)
+    key = token_at(token_text(record.keys[cell.sequence], cell.key), cell.key)
+    words = "next: mha trace" if record.model is None else f"next: mha trace --layer {head.layer}"
+    words += f" --cell {head.head},{cell.query},{cell.key}"
+    words += f" --sequence {cell.sequence}" if len(record.sequences) > 1 else ""
+    weight = shown(cell.share, "weight", options.precision)
+    about = f"with the same text and layer computes the weight {weight} of head {head.head}, query {query}, key {key}"
+    _write_filled(words, *about.split())
+
+
+def _write_filled(*parts: str) -> None:
+    """Prints parts of a sentence in lines as wide as stdout."""
+    from mhacli.render.base.format import filled
+
+    write("\n".join(filled([*parts], stdout_width(), " ")) + "\n")

@@ -18,16 +18,16 @@ from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import Run
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
-from mhacli.text import vocabulary as vocabularies
+from mhacli.text import tokenizers as vocabularies
 from mhacli.text.encode import encode
 from mhacli.text.escape import without_surrogates
 from mhacli.text.reading import argument_text, stream_text
 from mhacli.text.spans import read_chat
-from mhacli.text.vocabulary import Vocabulary
+from mhacli.text.tokenizers import Vocabulary
 
 if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
-    from mhacli.models.runs.run import CheckpointRun
+    from mhacli.models.run import CheckpointRun
     from mhacli.record.record import Record
 
 MATRICES = ("pattern", "scores", "qk", "z")
@@ -145,7 +145,7 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
 def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     """The checkpoint of a run in memory with its inputs, and notes for the user. Raises `MhaError`."""
     with loading_torch():
-        from mhacli.models.prepare import prepare_checkpoint
+        from mhacli.models.run import prepare_checkpoint
     with show_activity("loading the checkpoint"), uncollected():
         _, prepared, notes = prepare_checkpoint(run)
         return prepared, notes

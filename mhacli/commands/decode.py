@@ -13,7 +13,7 @@ from mhacli.settings import MAX_LENGTH, Computation, Reading, setting
 from mhacli.sites import CacheKind
 
 if TYPE_CHECKING:
-    from mhacli.models.runs.run import CheckpointRun
+    from mhacli.models.run import CheckpointRun
     from mhacli.record.record import Record
     from mhacli.run import Run
 
@@ -43,12 +43,12 @@ def decode(
     from mhacli.cli.source import computed, make_run, require_one_layer
 
     def of_layer(run: Run) -> Record:
-        from mhacli.layer.decode import decode
+        from mhacli.layer.steps import decode
 
         return decode(run, cache=cache, prompt_len=prompt_len)
 
     def of_model(prepared: CheckpointRun) -> Record:
-        from mhacli.models.runs.steps import decode_checkpoint
+        from mhacli.models.steps import decode_checkpoint
 
         return decode_checkpoint(prepared, prompt_len)
 

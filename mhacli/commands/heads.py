@@ -131,7 +131,7 @@ def _of_checkpoint(
 
     with loading_torch():
         from mhacli.commands.effect.head_study import head_table
-        from mhacli.models.prepare import prepare_checkpoint
+        from mhacli.models.run import prepare_checkpoint
     if effect or control:
         with show_activity("loading the checkpoint"), uncollected():
             loaded, prepared, notes = prepare_checkpoint(run, "predict" if effect else None)

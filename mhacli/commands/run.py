@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.next_steps import after_run
-from mhacli.cli.output import COLOUR, DRAWING, DRAWN, PATTERNS, SAVED, TABLES, Output, print_result, require_output
+from mhacli.cli.output import (
+    COLOUR,
+    DRAWING,
+    DRAWN,
+    PATTERNS,
+    SAVED,
+    TABLES,
+    Output,
+    after_run,
+    print_result,
+    require_output,
+)
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
 
 if TYPE_CHECKING:
-    from mhacli.models.runs.run import CheckpointRun
+    from mhacli.models.run import CheckpointRun
     from mhacli.record.record import Record
     from mhacli.run import Run
 

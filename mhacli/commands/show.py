@@ -7,7 +7,7 @@ from typing import Annotated
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
-from mhacli.record.consistency import require_agreement
+from mhacli.record.storage import require_agreement
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import chosen_layers, require_generated, require_rows
 from mhacli.settings import setting

@@ -11,8 +11,17 @@ from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
-from mhacli.cli.next_steps import after_trace
-from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_report, print_result, require_output
+from mhacli.cli.output import (
+    COLOUR,
+    DRAWING,
+    DRAWN,
+    SAVED,
+    Output,
+    after_trace,
+    print_report,
+    print_result,
+    require_output,
+)
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal, computed, make_run, record_command, require_one_layer
 from mhacli.errors import UsageError
@@ -34,7 +43,7 @@ from mhacli.settings import (
 )
 
 if TYPE_CHECKING:
-    from mhacli.models.runs.run import CheckpointRun
+    from mhacli.models.run import CheckpointRun
     from mhacli.record.record import Record
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
@@ -145,12 +154,12 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     place, texts = None if walk.cell is None else (walk.sequence, *walk.cell), run.encoded.sequences
 
     def of_layer(run: Run) -> Record:
-        from mhacli.layer import trace as study
+        from mhacli.layer import steps as study
 
         return study.walk(run, route=walk.route, values=walk.values, place=place)
 
     def of_model(prepared: CheckpointRun) -> Record:
-        from mhacli.models.runs.steps import walk_checkpoint
+        from mhacli.models.steps import walk_checkpoint
 
         return walk_checkpoint(prepared, values=walk.values, place=place)
 
@@ -163,7 +172,7 @@ def _draw_mask(run: Run, output: Output) -> None:
     from mhacli.render.run.mask import mask_document, mask_view
 
     with loading_torch():
-        from mhacli.layer.trace import masks_of
+        from mhacli.layer.steps import masks_of
     masks = masks_of(run)
     document = [mask_document(run, masks, record_command())]
     print_report(output, view=partial(mask_view, run, masks), json=lambda: document)

@@ -68,7 +68,7 @@ def view(
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     from mhacli.commands.run import inspected
     from mhacli.record import storage
-    from mhacli.record.consistency import require_agreement
+    from mhacli.record.storage import require_agreement
 
     _require_terminal()
     layers, path, notes, run = what.model.layers, _record_path(what.typed), tuple[str, ...](), None

@@ -18,7 +18,7 @@ from mhacli.text.escape import token_label
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mhacli.text.vocabulary import Entry
+    from mhacli.text.tokenizers import Entry
 
 DEFAULT_MAX_BYTES = 100 << 20
 MAX_ROWS = 24
@@ -40,7 +40,7 @@ def vocab(
 ) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
     from mhacli.cli.source import texts_of
-    from mhacli.text import vocabulary as vocabularies
+    from mhacli.text import tokenizers as vocabularies
     from mhacli.text.encode import make_tokenizer, no_tokens
 
     require_writable(output.files, force=output.force)

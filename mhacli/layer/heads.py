@@ -20,8 +20,8 @@ from mhacli.attention.head_statistics import HeadResults, joined, results_of
 from mhacli.attention.memory import require_memory
 from mhacli.attention.statistics import Baseline, blocks_of, head_groups, make_baseline
 from mhacli.attention.taps import not_finite, stage_timings, to_array
-from mhacli.io.progress import Progress, no_progress
-from mhacli.layer.setup import Setup
+from mhacli.io.long_work import Progress, no_progress
+from mhacli.layer.run import Setup
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable

@@ -22,7 +22,7 @@ from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.statistics import Baseline, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
-from mhacli.io.progress import Progress, no_progress
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.heads import SMALL_CELLS
 from mhacli.models.calls import Call, Masking, as_attention, masking_of, state_of
 from mhacli.models.inputs import ModelInputs

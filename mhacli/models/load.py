@@ -22,17 +22,16 @@ from torch import nn
 
 from mhacli.attention.core import is_finite
 from mhacli.attention.devices import choose_device
-from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, installing, missing_library
+from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, guarded, installing, missing_library
 from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import temporary_folder
-from mhacli.io.libraries import guarded
 from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
 from mhacli.models.layer_names import n_vocabulary_of
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.numbers import shown
 from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
-from mhacli.text.tokenizer_file import BYTES, LibraryTokenizer, file_tokenizer
+from mhacli.text.tokenizers import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]

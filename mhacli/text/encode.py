@@ -9,11 +9,9 @@ from typing import TypeVar
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
-from mhacli.text import vocabulary as vocabularies
-from mhacli.text.tokenizer_file import LibraryTokenizer, file_tokenizer
-from mhacli.text.tokenizers import BUILT_IN, BuiltInTokenizer, Token
+from mhacli.text import tokenizers as vocabularies
+from mhacli.text.tokenizers import BUILT_IN, BuiltInTokenizer, LibraryTokenizer, Token, Vocabulary, file_tokenizer
 from mhacli.text.tokens import UNKNOWN, TokenSequence, places
-from mhacli.text.vocabulary import Vocabulary
 
 T = TypeVar("T")
 Tokenizer = BuiltInTokenizer | LibraryTokenizer

@@ -1,14 +1,26 @@
-"""Reads texts within limits: the bytes of files, pipes, arguments and corpora become text in one way."""
+"""Reads texts within limits: arguments, files and pipes, and the documents of a corpus: text files, JSON lines and tables."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
-from itertools import chain
+import csv
+import glob
+import gzip
+import json
+import os
+import re
+import shlex
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
-from mhacli.errors import MhaError, UsageError
-from mhacli.io.files import READ_CHUNK_BYTES, describe, opened
-from mhacli.settings import DEFAULT_MAX_BYTES, Source
+from mhacli.errors import MhaError, UsageError, missing_library
+from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
+from mhacli.settings import DEFAULT_MAX_BYTES, Source, parse_bytes, setting
 from mhacli.text.numbers import shown
 
 _HANDLERS = {"strict": "strict", "replace": "replace", "escape": "backslashreplace"}
@@ -78,3 +90,226 @@ def _bad(
 ) -> MhaError:
     """The error for a text that cannot be used."""
     return MhaError(f"{name} is {reason}" if name else reason, hint=hint, code=code, path=path)
+
+
+# ------------------------------------------------------------------------------------------------ documents of a corpus
+
+CORPUS = "Corpus"
+_FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
+_COLUMN = "Read Parquet (needs pyarrow), .csv or .tsv, and take the text from this column. (default: text)"
+DEFAULT_FIELD = "text"
+"""The default for the field of JSON lines and the column of tables that hold the text."""
+_KINDS = {
+    ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "array",
+    **dict.fromkeys((".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4"), "compressed"),
+}  # fmt: skip
+"""How files are read by the ending of their names, which `.gz` may follow. An array and other compressed files are refused."""
+_HINTS = {
+    "array": "--field text reads it if each line is an object; jq -c '.[]' makes such lines of an array",
+    "compressed": "decompressed on stdin it can be read: … | mha scan - --field text",
+}
+_ROWS_AT_ONCE = 64
+_MAX_CELL_BYTES = 1 << 30
+"""The largest cell of a `.csv` that is read; `--max-bytes` leaves out smaller ones by themselves."""
+_TEXT_TYPE = re.compile(r"(dictionary<values=)?(large_)?string")
+
+
+class Document(NamedTuple):
+    """The text of one document, and its source.
+
+    `place` is the line or row of `file`, counted from 1, or 0 for a whole file. CRLF in `text` has become LF. A document without
+    usable text has a `reason` instead, a phrase such as `empty`.
+    """
+
+    file: str
+    place: int
+    text: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CorpusFormat:
+    """How files are split into documents.
+
+    `lines`: each non-blank line is a document. `field`: each line is a JSON object with the text in this field;
+    `a.b` may also be the field b of the object a.
+    `column`: the files are tables with the texts in this column, Parquet unless they are named `.csv` or `.tsv`. If none
+    is set, the file name decides: `.jsonl` and `.ndjson` are JSON lines, `.parquet`, `.csv` and `.tsv` are tables, `.json` is
+    refused, and any other file is one document. The content of `.gz` counts by the name without it. `max_docs` limits
+    the number of documents, bad ones included. A document or line of more than `max_bytes` is bad.
+    """
+
+    # fmt: off
+    field: str | None = setting(None, CORPUS, _FIELD, metavar="NAME", common=True, excludes=("column", "lines"))
+    column: str | None = setting(None, CORPUS, _COLUMN, metavar="NAME", common=True, excludes=("lines",))
+    lines: bool = setting(False, CORPUS, "Treat each line of a file as a sequence.", common=True)
+    max_docs: int | None = setting(None, CORPUS, "Use only the first N documents.", low=1, high=10**12, common=True)
+    max_bytes: int = setting(
+        DEFAULT_MAX_BYTES, CORPUS, "Leave out larger documents.", parse=parse_bytes, metavar="SIZE", default="64.0 MiB"
+    )
+    # fmt: on
+
+    def kind(self, file: str) -> str:
+        """How a file is read: as `text`, `lines` or one of `_KINDS`."""
+        named = _KINDS.get(os.path.splitext(file.lower().removesuffix(".gz"))[1], "text")
+        if named != "compressed" and (self.lines or self.field is not None):
+            return "lines" if self.lines else "json"
+        return "parquet" if self.column is not None and named in ("text", "json", "array") else named
+
+    def text(self, raw: bytes | None) -> str:
+        """The text of one document. Raises `MhaError` for bytes that are none, and for no bytes."""
+        text = "".join(decoded([raw or b""], Source(max_bytes=self.max_bytes)))
+        if not text:
+            raise MhaError("null" if raw is None else "empty")
+        return text
+
+
+def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
+    """The documents of files, globs and (`-`) stdin, in the given order. Globs are sorted, and each file is read once.
+
+    Files are read as UTF-8. Memory grows with the largest document, not with the corpus. Before the first document,
+    raises `MhaError` if a source does not exist or cannot be read, a glob has no match, a table lacks the column
+    or has numbers in it, or pyarrow is missing. Raises `MhaError` later if reading a file fails.
+    """
+    files = dict.fromkeys(file for source in sources for file in _matched(source))
+    for file in files:
+        kind, has_one_pass = form.kind(file), is_pipe(file)
+        if os.path.isdir(file):
+            message = f"{file} is a directory: {shlex.quote(os.path.join(file, '*'))} takes its files"
+            raise MhaError(message, code="unreadable", path=file)
+        if kind in _HINTS:
+            raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file)
+        if has_one_pass and kind in ("parquet", "csv"):
+            raise UsageError(f"{describe(file)} is a pipe: a table must be a regular file", path=file)
+        if not has_one_pass:
+            with opened(file):
+                next(_raw_texts(file, form), None)
+    return islice((document for file in files for document in _documents_of(file, form)), form.max_docs)
+
+
+def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document]:
+    for place, raw in _raw_texts(file, form):
+        try:
+            yield Document(file, place, _field_of(form, raw) if form.kind(file) == "json" else form.text(raw))
+        except MhaError as fault:
+            yield Document(file, place, reason=fault.message)
+
+
+def _matched(source: str) -> list[str]:
+    """The files that a source names. An existing file whose name looks like a glob is a file."""
+    if source == "-" or os.path.lexists(source) or not glob.has_magic(source):
+        return [source]
+    files = sorted(file for file in glob.iglob(source, recursive=True) if not os.path.isdir(file))
+    if not files:
+        raise MhaError(f"no file matches {shlex.quote(source)}", code="unreadable", path=source)
+    return files
+
+
+def is_pipe(source: str) -> bool:
+    """Whether a source can be read only once."""
+    return source == "-" or (os.path.exists(source) and stat.S_ISFIFO(os.stat(source).st_mode))
+
+
+def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes | None]]:
+    """The bytes of each document with its place, truncated just above the size limit. Text in tables may be no UTF-8."""
+    kind, most = form.kind(file), form.max_bytes + 2
+    if kind in ("parquet", "csv"):
+        yield from enumerate((_rows if kind == "parquet" else _cells)(file, form.column or DEFAULT_FIELD), 1)
+        return
+    with _unpacked(file) as read:
+        if kind == "text":
+            yield 0, read_up_to(read, most)
+        else:
+            yield from _lines(read, most)
+
+
+def _lines(read: Callable[[int], bytes], most: int) -> Iterator[tuple[int, bytes]]:
+    """Each non-blank line with its number. Only LF ends a line."""
+    place, line = 1, b""
+    while chunk := read(READ_CHUNK_BYTES):
+        rest, *begun = chunk.split(b"\n")
+        line += rest[: most - len(line)]
+        for begins in begun:
+            if line.strip():
+                yield place, line.removesuffix(b"\r")
+            place, line = place + 1, begins[:most]
+    if line.strip():
+        yield place, line.removesuffix(b"\r")
+
+
+@contextmanager
+def _unpacked(file: str) -> Iterator[Callable[[int], bytes]]:
+    """The `read(n)` of a file, of its content if it is named `.gz`."""
+    if file.lower().endswith(".gz"):
+        with _whole(file, "gzip file"), gzip.open(file) as content:
+            yield content.read
+    else:
+        with opened(file) as read:
+            yield read
+
+
+@contextmanager
+def _whole(file: str, kind: str, fault_type: type[Exception] = OSError) -> Iterator[None]:
+    """Turns the faults of reading a file into `MhaError`."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, fault_type) as fault:
+        raise MhaError(f"{file} is no whole {kind}: {fault}", code="unreadable", path=file) from fault
+
+
+def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
+    """The text in the field of a JSON line. Where an object has no field `a.b`, it is the field b of the object a."""
+    field = form.field or DEFAULT_FIELD
+    try:
+        entry = json.loads(form.text(raw))
+    except (ValueError, RecursionError):
+        raise MhaError("not JSON") from None
+    if not isinstance(entry, dict):
+        raise MhaError("not a JSON object")
+    for name in [field] if field in entry else field.split("."):
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    if not isinstance(entry, str):
+        raise MhaError(f"without text in the field {field!r}")
+    try:
+        return form.text(entry.encode())
+    except UnicodeEncodeError:
+        raise MhaError("not text: it has half a surrogate pair") from None
+
+
+def _rows(file: str, column: str) -> Iterator[bytes | None]:
+    """The column of a Parquet file, read page by page, because a row group may be larger than memory."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError:
+        raise missing_library("pyarrow", file) from None
+    with (
+        _whole(file, "Parquet file", ArrowException),
+        ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False) as table,
+    ):
+        _require_texts(file, column, {field.name: str(field.type) for field in table.schema_arrow})
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
+            yield from batch.column(column).cast("large_binary").to_pylist()
+
+
+def _cells(file: str, column: str) -> Iterator[bytes | None]:
+    """The column of a table of values between commas or tabs."""
+    name = file.lower()
+    csv.field_size_limit(_MAX_CELL_BYTES)
+    opens: Any = gzip.open if name.endswith(".gz") else open
+    with (
+        _whole(file, "table", csv.Error),
+        opens(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as lines,
+    ):
+        rows = csv.DictReader(lines, delimiter="\t" if ".tsv" in name[-7:] else ",")
+        _require_texts(file, column, dict.fromkeys(rows.fieldnames or (), "string"))
+        for row in rows:
+            value = row.get(column)
+            yield None if value is None else value.encode(errors="surrogateescape")
+
+
+def _require_texts(file: str, column: str, kinds: Mapping[str, str]) -> None:
+    """Raises `UsageError` unless the column of a table has texts, by the kinds of its columns."""
+    if not _TEXT_TYPE.match(kinds.get(column, "")):
+        names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
+        raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)

@@ -1,21 +1,31 @@
-"""Tokenizers: by word, by character or by byte (`tokenizer_file.py` has those of a `tokenizer.json`).
+"""Tokenizers: by word, by character, by byte, and those of a `tokenizer.json` and of every other tokenizer of its library; and
+vocabularies, the distinct tokens in order, with ids from 0 and counts.
 
 Every token keeps its character offsets in the source text.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from itertools import accumulate, chain, groupby, pairwise
+from typing import Any, ClassVar, Literal
 
-from mhacli.errors import MhaError
+from msgspec import Struct, to_builtins
+
+from mhacli.errors import MhaError, UsageError, bad_file, guarded, missing_library
+from mhacli.io.data import decode, load_json
+from mhacli.io.files import read_whole
 from mhacli.settings import Config
+from mhacli.text.tokens import UNKNOWN, Piece, TokenSequence
 
 BUILT_IN = ("word", "char", "byte")
 
@@ -121,3 +131,283 @@ def require_token_len(length: int, limit: int | None) -> None:
     if limit is not None and length > limit:
         hint = f"--max-token-len {10 * limit} raises the limit; --tokenizer char needs no spaces"
         raise MhaError(f"a word has {length} or more characters, the limit is {limit}", hint=hint, code="too-large")
+
+
+# ----------------------------------------------------------------------------------------------- the tokenizers library
+
+MAX_FILE_BYTES = 64 << 20
+_BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+"""The byte for each character of a byte-level token: printable bytes stand for themselves, the others count up from 256.
+Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` in its encoder.py."""
+
+
+class LibraryTokenizer:
+    """Gives the tokens of a tokenizer of the tokenizers library, whose padding and truncation are switched off.
+
+    A token is shown as the vocabulary spells it, decoded by the tokenizer's decoder: ` Eiffel` for `ĠEiffel` and `▁Eiffel`, `fel`
+    for `##fel`. Special tokens and the token for unknown text are shown by their names. A token with a part of a character is
+    shown as the text at its offsets with the number of the part: `日⟨1/3⟩`. `path` is the source in messages.
+    """
+
+    def __init__(self, library: Any, path: str) -> None:
+        library.no_padding()
+        library.no_truncation()
+        self.library, self.path = library, path
+        self.special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
+        is_byte_level = type(library.decoder).__name__ == "ByteLevel"
+        self.unknown = None if is_byte_level else getattr(library.model, "unk_token", None)
+        self.token = cache(self._token)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The names of all tokens by their ids. Raises `MhaError` if there are none, or too many."""
+        by_id = {i: name for name, i in self.library.get_vocab(with_added_tokens=True).items()}
+        size = max(by_id, default=-1) + 1
+        if not 0 < size <= MAX_ENTRIES:
+            raise bad_file(self.path, f"{self.path} has ids up to {size - 1}: at least 0, at most {MAX_ENTRIES - 1}")
+        return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
+
+    def _token(self, token_id: int) -> tuple[Piece, str | None]:
+        """The description of a token and its text, None for a part of a character. The text is decoded behind another token,
+        because decoders drop the space before a text."""
+        name, decoder = self.library.id_to_token(token_id) or f"<{token_id}>", self.library.decoder
+        content, is_special = name.encode("utf-8", "surrogatepass"), token_id in self.special
+        if decoder is not None and not is_special and name != self.unknown:
+            text = guarded("the tokenizer", self.path, lambda: decoder.decode(["x", name])[1:])
+            if "\ufffd" in text and "\ufffd" not in name:
+                byte = _BYTE_NAME.fullmatch(name)
+                content = bytes.fromhex(byte[1]) if byte else bytes(BYTES[c] for c in name if c in BYTES)
+            elif text != f" {name}":  # else the decoder puts spaces between words
+                content = text.encode()
+        try:
+            return Piece(name, content.hex(), is_special), content.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return Piece(name, content.hex()), None
+
+    def tokens(self, text: str) -> Iterator[Token]:
+        """The tokens, including the special tokens that the tokenizer adds (with an empty range)."""
+        sequence = self.sequence(text)
+        yield from zip(sequence.tokens, sequence.offsets, sequence.ids, strict=True)
+
+    def count(self, pieces: Iterable[str]) -> Counter[str]:
+        """The count of each name, taken line by line, without the special tokens that the tokenizer adds."""
+        counts: Counter[str] = Counter()
+        for lines in _whole_lines(pieces):
+            encode = partial(self.library.encode_batch, lines, add_special_tokens=False)
+            for line in guarded("the tokenizer", self.path, encode):
+                counts.update(line.tokens)
+        return counts
+
+    def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
+        """The tokens of a text, with the special tokens that the tokenizer adds unless `special` is false."""
+        return self.beginning(text, None, special=special)[0]
+
+    def beginning(
+        self, text: str, limit: int | None, *, special: bool = True, pair: str | None = None
+    ) -> tuple[TokenSequence, int]:
+        """The first `limit` tokens of a text (None: all), or of it and its `pair`, and the number of further tokens."""
+        encode = partial(self.library.encode, text, pair, add_special_tokens=special)
+        encoding = guarded("the tokenizer", self.path, encode)
+        ids, names = encoding.ids, encoding.tokens
+        if len(ids) != len(names) or any(self.library.id_to_token(i) is None for i in set(ids)):
+            given = f"{len(ids)} ids and {len(names)} tokens for a text, {[*zip(names, ids, strict=False)]!r:.80}"
+            rule = "its post_processor must give every special token an id of the vocabulary"
+            raise bad_file(self.path, f"{self.path} gives {given}: {rule}")
+        n = None if limit is None else limit + 3  # with all parts of the last character, which has at most four
+        pieces, labels = [self.token(i)[0] for i in ids[:n]], [self.token(i)[1] for i in ids[:n]]
+        begins = [len(text) + 1 if number == 1 else 0 for number in encoding.sequence_ids]
+        offsets = [(a + begin, b + begin) for begin, (a, b) in zip(begins, encoding.offsets, strict=True)]
+        words = [None if word is None else (begin, word) for begin, word in zip(begins, encoding.word_ids, strict=True)]
+        types = () if pair is None else tuple(encoding.type_ids[:n])
+        text = text if pair is None else f"{text}\n{pair}"
+        is_unigram = type(self.library.model).__name__ == "Unigram"  # it names unknown text by the text
+        for i, piece in enumerate(pieces):
+            if piece.name == self.unknown or (is_unigram and names[i].strip() != piece.name):
+                typed = text[slice(*offsets[i])].encode("utf-8", "surrogatepass")
+                pieces[i], labels[i] = Piece(piece.name, typed.hex()), piece.name
+            if encoding.special_tokens_mask[i]:
+                pieces[i], labels[i] = replace(piece, special=True), piece.name
+        bare = TokenSequence(text, (), tuple(ids[:n]), tuple(offsets[:n]), token_type_ids=types)
+        sequence = _described(bare, pieces, labels, words).first(limit)
+        return sequence, len(ids) - len(sequence.ids)
+
+    def of_ids(self, ids: Sequence[int]) -> TokenSequence:
+        """The tokens of ids without a text: the text is what they stand for."""
+        pieces, labels = [self.token(i)[0] for i in ids], [self.token(i)[1] for i in ids]
+        contents = [bytes.fromhex(piece.bytes) for piece in pieces]
+        characters = b"".join(contents).decode("utf-8", "surrogateescape")
+        character_of = [i for i, c in enumerate(characters) for _ in c.encode("utf-8", "surrogateescape")]
+        ends = accumulate(map(len, contents), initial=0)
+        offsets = [(character_of[a], character_of[b - 1] + 1) if a < b else (0, 0) for a, b in pairwise(ends)]
+        text = re.sub(r"[\udc80-\udcff]", "\ufffd", characters)
+        return _described(TokenSequence(text, (), tuple(ids), tuple(offsets)), pieces, labels, [])
+
+
+def _described(
+    bare: TokenSequence, pieces: list[Piece], labels: list[str | None], words: Sequence[object]
+) -> TokenSequence:
+    """The tokens of a text, with the number of each word and of each part of a character.
+
+    Words are those of the library, the numbers in `words`, if it splits texts, else what white space separates. A number, and a
+    word with a mark inside, are one word. The parts of a character, which have no label, end at the same character. A byte of
+    no character becomes Python's lone surrogate.
+    """
+    text, offsets = bare.text, bare.offsets
+    for (is_cut, end), group in groupby(range(len(pieces)), lambda i: (labels[i] is None, offsets[i][1])):
+        members = [*group] if is_cut else []
+        for part, i in enumerate(members, 1):
+            content, typed = bytes.fromhex(pieces[i].bytes), text[offsets[i][0] : end]
+            if "\ufffd" in typed:
+                labels[i] = content.decode("utf-8", "surrogateescape")
+                continue
+            space = " " if content[:1] == b" " and typed[:1] != " " else ""  # offsets may leave the space out
+            labels[i] = space + typed + (f"⟨{part}/{len(members)}⟩" if len(members) > 1 else "")
+            pieces[i] = replace(pieces[i], part=part, parts=len(members))
+    shown, word, is_split = tuple(label or "" for label in labels), -1, len({*words} - {None}) > 1
+    for i, piece in enumerate(pieces):
+        start = offsets[i][0]
+        if piece.special:
+            continue
+        if not i or pieces[i - 1].special:
+            begins = True
+        elif is_split:
+            is_number = start > 0 and text[start - 1 : start + 1].isdecimal()
+            is_within = is_number or is_inner_mark(text, start) or is_inner_mark(text, start - 1)
+            begins = words[i] != words[i - 1] and not is_within
+        else:
+            is_after_space = shown[i - 1][-1:].isspace() and shown[i - 1] != " "
+            begins = is_after_space or shown[i][:1].isspace() or text[offsets[i - 1][1] : start].isspace()
+        word += begins
+        pieces[i] = replace(piece, word=word)
+    return replace(bare, tokens=shown, pieces=tuple(pieces))
+
+
+def file_tokenizer(path: str) -> LibraryTokenizer:
+    """The tokenizer of a `tokenizer.json`. Raises `MhaError` if the file or the library is missing, or the file is not a
+    tokenizer."""
+    if not os.path.exists(path) and os.path.basename(path) == path and "." not in path:
+        known = f"one of {', '.join(BUILT_IN)} or the path of a tokenizer.json"
+        raise UsageError(f"--tokenizer {shlex.quote(path)} is not {known}")
+    data = read_whole(path, MAX_FILE_BYTES)
+    try:
+        import tokenizers
+    except ImportError:
+        raise missing_library("tokenizers", "a tokenizer.json") from None
+    library = guarded("the tokenizer", path, lambda: tokenizers.Tokenizer.from_str(data.decode()))
+    return LibraryTokenizer(library, path)
+
+
+def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield [line + "\n" for line in lines]
+    yield [rest] if rest else []
+
+
+# --------------------------------------------------------------------------------------------------------- vocabularies
+
+MAX_VOCABULARY_BYTES = 256 << 20
+MAX_ENTRIES = 2_000_000
+
+
+class Entry(Struct, frozen=True):
+    """One token of a vocabulary: its id, its count (0 if unknown), and its size in UTF-8."""
+
+    token: str
+    id: int
+    count: int
+    bytes: int
+
+
+class _File(Struct, frozen=True):
+    """What is read of a file of mha. Those of earlier versions lack `inner_marks`, which their words did not have."""
+
+    schema: Literal["mha.vocab/1"]
+    tokens: tuple[Entry, ...]
+    inner_marks: bool = False
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens whose index is their id. `<unk>` stands for those that it lacks.
+
+    `inner_marks` says whether its words have marks inside them (see `BuiltInTokenizer`); None if unknown.
+    """
+
+    tokens: tuple[str, ...]
+    inner_marks: bool | None = None
+
+    @cached_property
+    def id_of(self) -> Mapping[str, int]:
+        """Token → id."""
+        return {token: i for i, token in enumerate(self.tokens)}
+
+    def ids(self, tokens: Sequence[str], source: str) -> tuple[int, ...]:
+        """The id of every token. Raises `MhaError` for a missing token if the vocabulary has no `<unk>`."""
+        unknown = self.id_of.get(UNKNOWN, -1)
+        missing = next((token for token in tokens if token not in self.id_of), None)
+        if missing is not None and unknown < 0:
+            message = f"{missing!r} is not among the {len(self.tokens)} tokens of {source}, which has no <unk>"
+            raise MhaError(message, code="unknown-token")
+        return tuple(self.id_of.get(token, unknown) for token in tokens)
+
+
+def build(tokens: Iterable[str]) -> Vocabulary:
+    """The vocabulary of the distinct tokens, sorted.
+
+    >>> build(["the", "cat", "the"]).tokens
+    ('cat', 'the')
+    """
+    return Vocabulary(tuple(sorted(set(tokens))))
+
+
+def entries(counts: Counter[str], vocabulary: Vocabulary | None = None, *, of_bytes: bool = False) -> list[Entry]:
+    """The counted tokens in the order of their ids, which are alphabetical unless `vocabulary` assigns them.
+
+    `of_bytes`: each token is a single byte, whatever its name.
+    """
+    ids = (vocabulary or build(counts)).id_of
+    n_bytes = {token: 1 if of_bytes else len(token.encode("utf-8", "surrogatepass")) for token in counts}
+    return [Entry(token, ids[token], counts[token], n_bytes[token]) for token in sorted(counts, key=ids.__getitem__)]
+
+
+def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
+    """The document of schema `mha.vocab/1`: `{schema, tokenizer, inner_marks, tokens: [{token, id, count, bytes}]}`."""
+    head = {"schema": "mha.vocab/1", "tokenizer": tokenizer, "inner_marks": True}
+    return json.dumps(head | {"tokens": to_builtins(tuple(rows))}, indent=1) + "\n"
+
+
+def load(path: str) -> Vocabulary:
+    """The vocabulary in a file of mha, a JSON list of tokens, or a JSON map from token to id as tokenizers save it.
+
+    `<unk>` is appended unless the file has it. Raises `MhaError` for anything else.
+    """
+    document = load_json(read_whole(path, MAX_VOCABULARY_BYTES), path)
+    inner_marks = None
+    if isinstance(document, dict) and "schema" in document:
+        file = decode(_File, document, path)
+        pairs, inner_marks = [(entry.token, entry.id) for entry in file.tokens], file.inner_marks
+    elif isinstance(document, dict):
+        pairs = list(document.items())
+    elif isinstance(document, list):
+        pairs = [(token, i) for i, token in enumerate(document)]
+    else:
+        raise bad_file(path, f"{path} holds {document!r:.80}, not a list of tokens or a map from token to id")
+    if not 0 < len(pairs) <= MAX_ENTRIES:
+        raise bad_file(path, f"{path} has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
+    ids, last = dict[str, int](), len(pairs) - 1
+    by_id = dict[int, str]()
+    for token, i in pairs:
+        is_entry = isinstance(token, str) and type(i) is int and 0 <= i <= last
+        if not is_entry or token in ids or i in by_id:
+            rule = f"tokens are strings, their ids 0 to {last}, and each occurs once"
+            raise bad_file(path, f"{path} gives {token!r:.80} the id {i!r:.80}, but {rule}")
+        ids[token], by_id[i] = i, token
+    tokens = tuple(by_id[i] for i in range(len(pairs)))
+    return Vocabulary(tokens if UNKNOWN in ids else (*tokens, UNKNOWN), inner_marks)

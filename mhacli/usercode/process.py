@@ -200,7 +200,7 @@ def _end_with_parent(stdin: int) -> None:
 
 def _loaded(job: str) -> Callable[[dict[str, Any], Stage], bytes]:
     """The job's function. Torch is loaded first, without its warnings."""
-    from mhacli.io.libraries import silent_stderr
+    from mhacli.errors import silent_stderr
     from mhacli.io.memory import uncollected
 
     gc.freeze()

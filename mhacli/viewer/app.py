@@ -19,7 +19,7 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from mhacli.errors import MhaError
-from mhacli.io.interrupts import Terminated
+from mhacli.io.long_work import Terminated
 from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper

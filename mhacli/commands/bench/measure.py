@@ -19,19 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.autograd.profiler import profile
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
-from mhacli.attention.fused import KERNELS, fused_attend, kernel_among
 from mhacli.commands.bench.result import LAYERS, BackendStatus, Benchmark, BenchRow, Direction, Interval, Sweep
 from mhacli.io.data import finite
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.io.memory import cpu_name, fits, n_cpus, uncollected
-from mhacli.io.progress import Progress, no_progress
 from mhacli.settings import ITEM_BYTES
 from mhacli.text.numbers import shown
 
@@ -374,3 +375,46 @@ def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[f
 def _is_precise(samples: Mapping[str, Sequence[float]]) -> bool:
     intervals = map(median_interval, samples.values())
     return all(max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals)
+
+
+# ------------------------------------------------------------------------------------------------------ fused attention
+
+KERNELS: Mapping[str, SDPBackend] = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+"""torch's kernels by name; `math` is the one that is not fused."""
+
+_TRACES = {
+    "_flash_attention": "flash",
+    "_efficient_attention": "efficient",
+    "_cudnn_attention": "cudnn",
+    "_attention_math_for_mps": "mps",
+    "_attention_math": "math",
+    "_fused_attention_overrideable": "overrideable",
+}
+"""What stands in the name of the operator `aten::_scaled_dot_product…` of each kernel."""
+
+
+def fused_attend(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    v: Float[Tensor, "batch kv_head key d_v"],
+    *,
+    causal: bool = False,
+) -> Float[Tensor, "batch head query d_v"]:
+    """The z of `attend` by the kernel that torch picks, or that `sdpa_kernel` allows, with the default scale.
+
+    `causal` takes query i as token i, as torch does. Gradients flow. Source: Dao et al. 2022, "FlashAttention".
+    """
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def kernel_among(operators: frozenset[str]) -> str | None:
+    """The kernel of attention that left its name among operators; `unfused` for a softmax outside one; None without either."""
+    for part, kernel in _TRACES.items():
+        if any("_scaled_dot_product" in name and part in name for name in operators):
+            return kernel
+    return "unfused" if any("softmax" in name for name in operators) else None

@@ -39,15 +39,14 @@ from mhacli.commands.check.result import (
     Place,
     Tried,
 )
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
-from mhacli.io.libraries import guarded
-from mhacli.io.progress import Progress
+from mhacli.io.long_work import Progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import TIMES_SHAKEN, ModelInputs, make_inputs, outputs_of
 from mhacli.models.layer_names import LayerNumbers, most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, own_tokenizer, require_ids
-from mhacli.models.runs.run import CheckpointRun
+from mhacli.models.run import CheckpointRun
 from mhacli.record.checks import ROW_SUMS
 from mhacli.record.record import InspectedLayer
 from mhacli.run import Run

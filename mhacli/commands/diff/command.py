@@ -21,7 +21,7 @@ from mhacli.cli.output import (
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.record.consistency import require_agreement
+from mhacli.record.storage import require_agreement
 from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
 from mhacli.settings import VIEW, setting
 

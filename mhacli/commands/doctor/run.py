@@ -16,7 +16,7 @@ import mhacli
 from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.data import plain
-from mhacli.io.progress import Progress, no_progress
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.display import Shown
 from mhacli.settings import Dtype, ModelSettings
 

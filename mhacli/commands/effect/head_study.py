@@ -15,14 +15,13 @@ import torch
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import run_of, study_of, verified
 from mhacli.errors import UsageError
-from mhacli.io.progress import Progress, no_progress
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, own_tokenizer
 from mhacli.models.passes import require_open
-from mhacli.models.prepare import make_texts, prepare_checkpoint
-from mhacli.models.runs.run import CheckpointRun
+from mhacli.models.run import CheckpointRun, make_texts, prepare_checkpoint
 from mhacli.record.heads import HeadStatistics, Kept
 from mhacli.record.record import Record
 from mhacli.record.tables import HeadTable

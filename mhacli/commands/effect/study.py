@@ -15,19 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, read, values
-from mhacli.commands.effect.parts import Parts, finding, removed_otherwise, repeated
-from mhacli.commands.effect.removal import Removal, stand_in, without
+from mhacli.commands.effect.removal import Parts, Removal, finding, removed_otherwise, repeated, stand_in, without
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
-from mhacli.io.progress import Progress, no_progress
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
-from mhacli.models import prepare as checkpoints
+from mhacli.models import run as checkpoints
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import TIMES_SHAKEN, ModelInputs, shaken_parts
 from mhacli.models.layer_names import LayerKey, dtype_of
 from mhacli.models.load import Loaded, ModelTokenizer
-from mhacli.models.runs.run import CheckpointRun
+from mhacli.models.run import CheckpointRun
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.record import Record

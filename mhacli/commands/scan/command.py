@@ -17,8 +17,7 @@ from mhacli.cli.output import COLOUR, Output, print_record, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
-from mhacli.io.interrupts import Terminated, graceful_interrupt
-from mhacli.io.progress import no_progress
+from mhacli.io.long_work import Terminated, graceful_interrupt, no_progress
 from mhacli.render.base.format import count_of
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
@@ -34,8 +33,8 @@ from mhacli.settings import (
     Statistics,
     setting,
 )
-from mhacli.text.corpus import CORPUS, CorpusFormat
 from mhacli.text.numbers import shown
+from mhacli.text.reading import CORPUS, CorpusFormat
 from mhacli.text.spans import require_expressions
 
 if TYPE_CHECKING:

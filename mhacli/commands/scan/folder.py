@@ -25,7 +25,7 @@ from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.record.corpus import named
 from mhacli.record.record import Record
 from mhacli.record.storage import MANIFEST, SUMMARY
-from mhacli.text.corpus import Document
+from mhacli.text.reading import Document
 
 Settings = Mapping[str, Any]
 """The settings that, with the documents, determine the results, as JSON: equal settings give equal bytes."""

@@ -32,14 +32,14 @@ from mhacli.commands.scan.folder import ANEW, UNIT_SIZE, ScanFolder, Settings, U
 from mhacli.commands.scan.totals import EFFECTS, Totals, read_totals, summary, totals_to_bytes
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import json_checksum, plain
-from mhacli.io.interrupts import uninterrupted
+from mhacli.io.long_work import uninterrupted
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
-from mhacli.models.prepare import make_texts, spans_of_pair
+from mhacli.models.run import make_texts, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
 from mhacli.record.record import Record, SpanTokens
 from mhacli.record.storage import load
 from mhacli.record.tables import Columns, EffectTable, HeadTable, arrow_of, dicts_of, require_library
-from mhacli.text.corpus import Document, documents, is_pipe
+from mhacli.text.reading import Document, documents, is_pipe
 from mhacli.text.spans import find_spans, tokens_of
 
 FORMAT = 4

@@ -11,9 +11,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from mhacli.record.checks import Check
-from mhacli.record.consistency import contradictions
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, Timing
+from mhacli.record.storage import contradictions
 from mhacli.sites import positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown

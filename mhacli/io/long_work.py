@@ -1,4 +1,4 @@
-"""Ends the process within a second of Ctrl-C or SIGTERM, even during a long native call."""
+"""Long work: it reports its progress, and ends within a second of Ctrl-C or SIGTERM, even during a long native call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from mhacli.io.files import remove_temporary_folders
+
+Progress = Callable[[float, str], None]
+"""Takes the completed fraction of the work, from 0 to 1, and a description of the next step."""
+
+
+def no_progress(fraction: float, step: str) -> None:
+    """Discards progress."""
+
 
 GRACE_S = 0.6
 """Seconds that the main thread has for its cleanup before the process is ended."""

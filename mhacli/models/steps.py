@@ -21,13 +21,12 @@ from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import largest_difference, step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
-from mhacli.layer.decode import decode_step, largest_of, phase_of, spans_of, weight_bytes
-from mhacli.layer.trace import cell_of
+from mhacli.layer.steps import cell_of, decode_step, largest_of, phase_of, spans_of, weight_bytes
 from mhacli.models.calls import Call, as_attention
 from mhacli.models.capture import captured
 from mhacli.models.inputs import outputs_of, run_model
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
-from mhacli.models.runs.run import CheckpointRun
+from mhacli.models.run import CheckpointRun
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.record import (
     CacheStep,
@@ -132,7 +131,7 @@ def _with_memory(steps: list[tuple[Tensor, Step]], *, values: bool) -> Iterator[
         yield replace(step, layout=layout, view_of=owner, values=summarise(tensor) if values else None)
 
 
-# ------------------------------------------------------------------------------------------------------------ the modules
+# ---------------------------------------------------------------------------------------------------------- the modules
 
 
 def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: Mapping[str, int]) -> Step:
@@ -183,7 +182,7 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
     return tuple(axes)
 
 
-# ------------------------------------------------------------------------------------------------------- the attention itself
+# ------------------------------------------------------------------------------------------------- the attention itself
 
 
 def _inside(
@@ -258,7 +257,7 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
     return cell_of(axes, place, at, tensors, scale=call.scale, softcap=call.softcap, parts=parts)
 
 
-# ------------------------------------------------------------------------------------------------------- decoding
+# ------------------------------------------------------------------------------------------------------------- decoding
 
 
 @torch.no_grad()
