@@ -136,7 +136,8 @@ def test_a_page_begins_with_the_question_that_it_answers() -> None:
 
 def test_each_form_of_attention_has_a_reason_a_source_and_a_command() -> None:
     sections = re.findall(r"^### (.*?)\n(.*?)(?=^#|\Z)", PAGES["ATTENTION.md"], re.DOTALL | re.MULTILINE)
-    assert len(sections) > 15
+    table = re.findall(r"^\| (?!form|---)(.*?) \| (`--.*?`) \| (.+?) \| (.+?) \|$", PAGES["ATTENTION.md"], re.MULTILINE)
+    assert len(sections) + len(table) > 20
     for title, body in sections:
         assert re.search(r"Why: .+ Source: .+\.", " ".join(body.split())), title
         assert re.search(r"^\$ mha (trace|run) ", body, re.MULTILINE), title
