@@ -152,13 +152,18 @@ def notes(
 ) -> Iterator[str]:
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
-        block, rounded = max(each["block"] for each in data["maps"]), ", rounded to 32-bit floats" * (data["bits"] > 32)
-        exact = f", as the record holds it{rounded}"
+        block, exact = max(each["block"] for each in data["maps"]), ", as the record holds it"
         if data["factor"] > 1:
             n_keys = data["n_keys"]
-            keys = f", and the {count_of(n_keys, 'strongest key')} of every query exactly{rounded}" if n_keys else ""
+            keys = (
+                f", and the {count_of(n_keys, 'strongest key')} of every query with weights to 3 digits"
+                if n_keys
+                else ""
+            )
             limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}"
             exact = f"; the page has the mean of {block} × {block} tokens{keys}, {limit}; --full stores every cell"
+        elif data["bits"] > 32:
+            exact += ", rounded to 32-bit floats"
         yield cell_meaning(block) + exact
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"

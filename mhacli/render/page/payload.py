@@ -33,8 +33,11 @@ PARTS = ("scores", "qk", "z", "v")
 MOST_KEYS = 8
 """The strongest keys of a query that a page of blocks has, or fewer if maps would have less than `_LEAST_BLOCKS`."""
 _LEAST_BLOCKS = 16 * 16
-_NUMBER, _KEY, _OVERHEAD = 5.1, 6.9, 800
-"""The bytes that a number takes in the page, a key with its weight, and what else a map has: packed, and in base64."""
+_NUMBER, _BLOCK, _KEY, _OVERHEAD = 4.6, 2.2, 2.7, 800
+"""The bytes in the page of a number, of the mean of a block, of a key with its weight, and of what else a map has."""
+_MASKED, _NOT_A_NUMBER, _ZERO, _FIRST = range(4)
+"""The codes of weights without digits, and the first of those with digits."""
+_DIGITS, _LEAST_EXPONENT = 3, -40
 _NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
 _EXPLAINED = (
@@ -97,12 +100,14 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
     else blocks of `factor` × `factor` cells and the `n_keys` strongest keys of every query."""
     n_cells = sum(_n_cells(*pair) for pair in of)
     room = max(room - len(of) * _OVERHEAD, len(of) * _NUMBER)
-    factor, n_keys = 1, 0
+    factor, n_keys, strongest = 1, 0, [dict[str, str]()] * len(of)
     if n_cells * _NUMBER > room:
+        least = len(of) * _LEAST_BLOCKS * _BLOCK
         n_queries = sum(len(head.record.sequences[b].tokens) for head, b in of if "pattern" in head.record.arrays)
-        for_keys = max(0, room - len(of) * _LEAST_BLOCKS * _NUMBER)
-        n_keys = min(MOST_KEYS, int(for_keys / (_KEY * n_queries))) if n_queries else 0
-        factor = ceil(sqrt(n_cells * _NUMBER / (room - n_keys * n_queries * _KEY)))
+        n_keys = min(MOST_KEYS, int(max(0, room - least) / (_KEY * n_queries))) if n_queries else 0
+        strongest = [_strongest(*pair, n_keys) for pair in of]
+        taken = sum(len(text) for held in strongest for text in held.values())
+        factor = ceil(sqrt(n_cells * _BLOCK / max(room - taken, least)))
     room -= n_cells * _NUMBER
     parts = []
     for name in PARTS:
@@ -110,13 +115,12 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
         parts += [name] if room >= 0 else []
     maps: list[Mapping[str, Any]] = []
     tops, largest = [0.0, 0.0], [0.0, 0.0]
-    for head, sequence in of:
+    for (head, sequence), held in zip(of, strongest, strict=True):
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
         both = blocks, blocks.without_sinks()
-        about = _about_sinks(cells)
-        strongest = _strongest(cells, n_keys) if n_keys and "pattern" in head.record.arrays else {}
-        maps.append(_map(*both, strongest) | {"about": about, "parts": dict(_parts(head, sequence, parts))})
+        others = {"about": _about_sinks(cells), "parts": dict(_parts(head, sequence, parts)), "strongest": held}
+        maps.append(_map(*both, is_rounded=factor > 1) | others)
         tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
         largest = [
             max(most, float(np.nanmax(each.weights, initial=0.0))) for most, each in zip(largest, both, strict=True)
@@ -147,22 +151,22 @@ def _n_numbers(head: DrawableHead, name: str) -> int:
     return 0 if array is None else int(np.prod(array.shape[2:]))
 
 
-def _map(cells: HeadMap, without: HeadMap, strongest: Mapping[str, Array]) -> dict[str, Any]:
-    """A map with and without sinks, and the strongest keys of its queries.
+def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any]:
+    """A map with and without sinks. The cells of a rounded one have `_DIGITS` digits.
 
-    `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, `of_sinks` `[row, sink column]` is taken
-    from the cells, the rest of a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a sink
-    logit.
+    `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, cells of columns with a sink are
+    `beside_sinks` `[row, sink column]`, a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a
+    sink logit.
     """
-    rest = np.where(cells.is_open, np.clip(cells.weights - cells.of_sinks, 0, None), 0.0).sum(axis=1)
+    beside = np.clip(cells.weights - cells.of_sinks, 0, None)
+    rest = np.where(cells.is_open, beside, 0.0).sum(axis=1)
     columns = np.flatnonzero((cells.of_sinks != 0).any(axis=0))
     has_queries = cells.n_queries > 0
     numbers = {
-        "cells": cells.weights,
-        "of_sinks": cells.of_sinks[:, columns],
+        **({} if is_rounded else {"cells": cells.weights}),
+        "beside_sinks": beside[:, columns],
         "left": np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf)),
         "taken": np.where(has_queries, without.sink_weights, FORBIDDEN),
-        **strongest,
     }
     if cells.learned is not None:
         numbers["learned"] = np.where(has_queries, cells.learned, FORBIDDEN)
@@ -174,18 +178,35 @@ def _map(cells: HeadMap, without: HeadMap, strongest: Mapping[str, Array]) -> di
         "sinks": cells.sinks,
         "sink_columns": columns.tolist(),
         "numbers": {name: packed(array) for name, array in numbers.items()},
+        "rounded": packed(_codes(cells.weights), "<u2") if is_rounded else "",
         "masked": int((~cells.is_open).sum()),
         "missing": int(np.isnan(cells.weights).sum()),
     }
 
 
-def _strongest(cells: HeadMap, k: int) -> Mapping[str, Array]:
-    """The `k` strongest keys of every query and their weights, both `[query, k]`, the largest first; `FORBIDDEN` where a query
-    sees fewer, and for what is not a number."""
-    known = np.nan_to_num(cells.weights, nan=FORBIDDEN)
+def _strongest(head: DrawableHead, sequence: int, k: int) -> dict[str, str]:
+    """The `k` strongest keys of every query, the largest first, counted from 1, with 0 where a query sees fewer and where weights
+    are no numbers; and the codes of their weights: the first of a query, and of each other what it lacks of the one before."""
+    if "pattern" not in head.record.arrays or not k:
+        return {}
+    known = np.nan_to_num(head_map(head, sequence).weights, nan=FORBIDDEN)
     keys = np.argsort(-known, axis=1, kind="stable")[:, :k]
-    shares = np.take_along_axis(known, keys, axis=1)
-    return {"keys": np.where(shares == FORBIDDEN, FORBIDDEN, keys), "shares": shares}
+    weights = np.take_along_axis(known, keys, axis=1)
+    codes = _codes(weights)
+    codes[:, 1:] = codes[:, :-1] - codes[:, 1:]
+    return {"keys": packed(np.where(weights == FORBIDDEN, 0, keys + 1), "<u2"), "shares": packed(codes, "<u2")}
+
+
+def _codes(weights: Array) -> Array:
+    """Weights in `_DIGITS` digits as whole numbers, which grow with them: 900 for every power of ten."""
+    has_digits = weights > 10.0**_LEAST_EXPONENT
+    known = np.where(has_digits, weights, 1.0)
+    exponents = np.floor(np.log10(known))
+    digits = np.rint(known / 10.0 ** (exponents - _DIGITS + 1))
+    least = 10 ** (_DIGITS - 1)
+    codes = _FIRST + (exponents - _LEAST_EXPONENT) * 9 * least + digits - least
+    is_none = [weights == FORBIDDEN, np.isnan(weights), ~has_digits]
+    return np.select(is_none, [_MASKED, _NOT_A_NUMBER, _ZERO], codes).astype(np.int64)
 
 
 def _about_sinks(cells: HeadMap) -> str:
@@ -212,10 +233,12 @@ def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[
         yield name, packed(numbers)
 
 
-def packed(numbers: Array) -> str:
-    """Numbers as 32-bit floats in row-major order, little-endian, deflated, in base64."""
-    ordered = np.ascontiguousarray(numbers, dtype="<f4")
-    return base64.b64encode(zlib.compress(ordered.tobytes(), 9)).decode("ascii")
+def packed(numbers: Array, dtype: str = "<f4") -> str:
+    """Numbers in row-major order, little-endian, the first bytes of all before the second bytes; deflated, in base 85 with digits
+    that a script need not escape."""
+    ordered = np.ascontiguousarray(numbers, dtype=dtype)
+    content = zlib.compress(ordered.reshape(-1, 1).view(np.uint8).T.tobytes(), 9)
+    return base64.b85encode(content).translate(bytes.maketrans(b"<>&", b",./")).decode("ascii")
 
 
 # ------------------------------------------------------------------------------------------------------ layers and heads

@@ -133,22 +133,28 @@ def test_a_large_page_stays_below_a_mebibyte_unless_all_is_requested(tmp_path: P
     assert (tmp_path / "full.html").stat().st_size > 4 * MEBIBYTE
 
 
-def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_exactly(tmp_path: Path) -> None:
+def whole_numbers(text: str) -> Any:
+    """Numbers of 16 bits as a page packs them."""
+    content = zlib.decompress(base64.b85decode(text.translate(str.maketrans(",./", "<>&"))))
+    return np.frombuffer(content, np.uint8).reshape(2, -1).T.copy().view("<u2").astype(int)
+
+
+def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_to_three_digits(tmp_path: Path) -> None:
     html, weights = page_of(tmp_path, "many"), pattern("many")[0].astype(np.float32)
     data = Html(html).data
     assert len(html.encode()) < MEBIBYTE
     block = data["maps"][0]["block"]
     assert block > 1
-    assert f"the mean of {block} × {block} tokens, and the 8 strongest keys of every query exactly" in Html(html).text
+    strongest = "the 8 strongest keys of every query with weights to 3 digits"
+    assert f"the mean of {block} × {block} tokens, and {strongest}" in Html(html).text
     for head, held in enumerate(data["maps"]):
-        keys, shares = (
-            np.frombuffer(zlib.decompress(base64.b64decode(held["numbers"][name])), "<f4").reshape(300, 8)
-            for name in ("keys", "shares")
-        )
+        keys, codes = (whole_numbers(held["strongest"][name]).reshape(300, 8) for name in ("keys", "shares"))
         is_key = np.arange(8) <= np.arange(300)[:, None]  # the first queries see fewer
-        assert ((keys >= 0) == is_key).all()
-        assert (shares[is_key] == -np.sort(-weights[head])[:, :8][is_key]).all()
-        assert (shares == np.take_along_axis(weights[head], keys.astype(int), axis=1))[is_key].all()
+        assert ((keys > 0) == is_key).all()
+        codes = (2 * codes[:, :1] - np.cumsum(codes, axis=1))[is_key] - 3
+        shares = [float(f"{100 + code % 900}e{code // 900 - 42}") for code in codes.tolist()]
+        assert shares == [float(f"{weight:.2e}") for weight in -np.sort(-weights[head])[:, :8][is_key]]
+        assert shares == [float(f"{weight:.2e}") for weight in np.take_along_axis(weights[head], keys - 1, 1)[is_key]]
 
 
 # ------------------------------------------------------------------------------------------------------------ in a browser
@@ -535,7 +541,8 @@ def test_a_block_names_its_strongest_weight_and_tokens_their_strongest_keys(show
         by_weight = np.argsort(-weights[200])
         strongest = page.tab.get_by_role("status").locator("strong").last
         assert f"query 200 “w6” → key {by_weight[0]} “" in page.said
-        assert np.float32(strongest.inner_text()) == weights[200].max()
+        assert float(strongest.inner_text()) == float(f"{weights[200].max():.2e}")
+        assert "8 strongest keys of every query, their weights to 3 digits" in page.tab.get_by_role("main").inner_text()
         shown = {int(words[0]): words[-1] for words in page.tokens("keys") if words[-1].startswith(".")}
         assert shown == {int(key): short(weights[200, key]) for key in by_weight[:8]}
         block = int(re.findall(r"(\d+) × ", page.tab.get_by_role("main").inner_text())[0])
@@ -545,7 +552,7 @@ def test_a_block_names_its_strongest_weight_and_tokens_their_strongest_keys(show
         assert page.said.startswith(f"queries {rows.start}–{rows.stop - 1} → keys {columns.start}–")
         mean = float(page.tab.get_by_role("status").locator("strong").first.inner_text())
         assert mean == pytest.approx(weights[rows, columns].sum(axis=1).mean(), abs=6e-4)
-        assert np.float32(strongest.inner_text()) == weights[rows, columns].max()
+        assert float(strongest.inner_text()) == float(f"{weights[rows, columns].max():.2e}")
         page.matrix.click(position=page.place_of(cell[0] + 0.5, cell[1] + 0.5))
         page.wait_for_picture()
         query, key = int(page.address["query"]), int(page.address["key"])

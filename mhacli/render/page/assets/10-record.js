@@ -5,40 +5,65 @@ const HEADS = RECORD.heads;
 // Cells that have no weight: masked ones, and sinks that were taken out.
 const FORBIDDEN = -1, TAKEN = -2;
 
-// Numbers that Python deflated.
-async function numbersOf(text) {
+// The digits of base 85 in which Python writes bytes.
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%/()*+-;,=.?@^_`{|}~";
+const VALUES = Uint8Array.from({ length: 128 }, (_, code) => Math.max(0, DIGITS.indexOf(String.fromCharCode(code))));
+
+function bytesOf(text) {
+  const words = new DataView(new ArrayBuffer(4 * Math.ceil(text.length / 5)));
+  for (let at = 0; at < text.length; at += 5) {
+    let word = 0;
+    for (let i = at; i < at + 5; i++) word = 85 * word + (i < text.length ? VALUES[text.charCodeAt(i)] : 84);
+    words.setUint32((4 * at) / 5, word);
+  }
+  return words.buffer.slice(0, Math.floor((4 * text.length) / 5));
+}
+
+// Numbers that Python deflated, the first bytes of all before the second bytes.
+async function numbersOf(text, Kind) {
   if (!text) return null;
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Float32Array(await new Response(stream).arrayBuffer());
+  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const parts = new Uint8Array(await new Response(stream).arrayBuffer()), size = Kind.BYTES_PER_ELEMENT;
+  const bytes = new Uint8Array(parts.length), count = parts.length / size;
+  for (let i = 0; i < bytes.length; i++) bytes[(i % count) * size + Math.floor(i / count)] = parts[i];
+  return new Kind(bytes.buffer);
 }
 
 // The numbers of several texts by their names, read at the same time.
-async function allNumbersOf(texts) {
-  const read = async ([name, text]) => [name, await numbersOf(text)];
+async function allNumbersOf(texts, Kind = Float32Array) {
+  const read = async ([name, text]) => [name, await numbersOf(text, Kind)];
   return Object.fromEntries(await Promise.all(Object.entries(texts).map(read)));
 }
+
+// Weights of three digits: masked, not a number and 0, then 900 codes for every power of ten.
+const weightOf = (code) => [FORBIDDEN, NaN, 0][code] ?? Number(`${100 + ((code - 3) % 900)}e${Math.floor((code - 3) / 900) - 42}`);
 
 const packedMap = (head) => RECORD.maps[head * RECORD.numbers.length + choice.sequence];
 
 // The map of a head of the chosen sequence: cells row by row, and what sinks have of them.
 async function loadMap(head) {
-  const { numbers, ...map } = packedMap(head);
-  return { ...map, ...(await allNumbersOf(numbers)) };
+  const { numbers, rounded, ...map } = packedMap(head), cells = await numbersOf(rounded, Uint16Array);
+  return { ...map, ...(await allNumbersOf(numbers)), ...(cells && { cells: Float32Array.from(cells, weightOf) }) };
 }
 
 // The arrays behind the weights.
 const loadArrays = (head) => allNumbersOf(packedMap(head).parts);
 
-// The cells, or what is left of them beside sinks: Python says what sinks have of each row, and what is left.
+// The strongest keys of every query, -1 where it sees no more, and their shares; nothing where the page has every cell.
+async function loadStrongest(head) {
+  const { keys, shares } = await allNumbersOf(packedMap(head).strongest, Uint16Array);
+  shares?.forEach((less, i) => { if (i % RECORD.n_keys) shares[i] = shares[i - 1] - less; });
+  return keys && { keys: Int32Array.from(keys, (key) => key - 1), shares: Float32Array.from(shares, weightOf) };
+}
+
+// The cells, or what is left of them beside sinks: Python says what is left of columns with a sink, and of each row.
 function cellsOf(map) {
   if (!choice.hideSinks) return map.cells;
   return map.cells.map((share, i) => {
     if (share === FORBIDDEN) return share;
     const row = Math.floor(i / map.columns), sink = map.sink_columns.indexOf(i % map.columns);
     if (sink >= 0 && map.block === 1) return TAKEN;
-    const own = sink < 0 ? 0 : map.of_sinks[row * map.sink_columns.length + sink];
-    return Math.max(0, share - own) / map.left[row];
+    return (sink < 0 ? share : map.beside_sinks[row * map.sink_columns.length + sink]) / map.left[row];
   });
 }
 

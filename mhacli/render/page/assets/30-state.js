@@ -16,9 +16,10 @@ async function choose(changes) {
   Object.assign(choice, changes);
   const { head, sequence } = choice, turn = ++turns;
   if (chosen.head !== head || chosen.sequence !== sequence) {
-    const [map, arrays] = await Promise.all([loadMap(head), loadArrays(head)]);
+    const [map, strongest, arrays] = await Promise.all([loadMap(head), loadStrongest(head), loadArrays(head)]);
     if (turn !== turns) return;
     if (map.rows !== chosen.map?.rows || map.columns !== chosen.map?.columns) zoom = 1;
+    Object.assign(map, strongest);
     Object.assign(chosen, { head, sequence, map, arrays }, readTexts(map));
     pointed = null;
   }

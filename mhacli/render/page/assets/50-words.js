@@ -10,11 +10,13 @@ function named(side, place, last = place) {
   return [`${side} ${place} “`, tokenElement(word), "”"];
 }
 
-// A weight as it stands in the record; a mean in as many digits as say something.
+// A weight as it stands in the record, or in the three digits that the page has of it, as the legend says; a mean in as many as
+// say something.
 function valueParts(share, isMean = false) {
   if (Number.isNaN(share)) return [make("strong", { class: "bad" }, "not a number")];
   if (isMean) return [make("strong", {}, shareText(share, share < 0.01 ? 5 : 3))];
-  return [make("strong", {}, exactText(share)), RECORD.bits === 64 ? " rounded to 32 bits" : " exact"];
+  const precision = RECORD.bits === 64 ? " rounded to 32 bits" : " exact";
+  return [make("strong", {}, exactText(share)), chosen.map.keys ? "" : precision];
 }
 
 // Two lines of a fixed height, so that the matrix stays where it is under the pointer.
@@ -82,8 +84,8 @@ function drawLegend() {
     entry("ramp", least, most),
     make("span", {}, ...marked(`{attention weight} · ${choice.scale}, one scale for all heads`)),
   ];
-  const exact = map.keys ? `, and the ${RECORD.n_keys} strongest key${RECORD.n_keys > 1 ? "s" : ""} of every query exactly` : "";
-  if (map.block > 1) parts.push(make("span", {}, `a cell is the mean of ${map.block} × ${map.block} tokens${exact}`));
+  if (map.block > 1) parts.push(make("span", {}, `a cell is the mean of ${map.block} × ${map.block} tokens`));
+  if (map.keys) parts.push(make("span", {}, `the page has the ${RECORD.n_keys} strongest keys of every query, their weights to 3 digits`));
   if (map.masked) parts.push(entry("swatch masked", "", "masked"));
   if (map.missing) parts.push(entry("swatch lost", "", "not a number"));
   if (strips().length) parts.push(entry("ramp of-sinks", "beside the plot: 0", "1"));
