@@ -209,7 +209,7 @@ def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
         request = replace(request, device="cpu")
     job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
-        result, printed = run_in_child("mhacli.usercode.trace.trace:trace_request", job, time_limit_s=walk.time_limit)
+        result, printed = run_in_child("mhacli.usercode.trace:trace_request", job, time_limit_s=walk.time_limit)
     record = decode(Record, load_json(result, target), target)
     assert record.module is not None, "the record of code has its module"
     return replace(record, module=replace(record.module, printed=printed))

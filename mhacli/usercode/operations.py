@@ -1,9 +1,8 @@
-"""Records the torch operations inside a user's attention, in order, each with its source line.
+"""Records the torch operations inside a user's attention, in order, each with its source line and its sources.
 
 A torch function mode sees each call. A function of `torch.nn.functional` is one operation (`F.softmax` is `softmax`), except
-`multi_head_attention_forward`, whose inner operations are recorded. A tensor is copied before a later operation overwrites it,
-so recorded values stay intact. Other tensors are not copied: an operation's input *is* the output of its producer, and views
-share memory.
+`multi_head_attention_forward`, whose inner operations are recorded. An output is copied before a later operation overwrites it,
+so recorded values stay intact; other outputs are not copied, and views share memory.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -22,25 +22,80 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, get_testing_overrides
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.errors import MhaError
 from mhacli.usercode.process import SourceLine
-from mhacli.usercode.types import Operation
 
 MAX_OPERATIONS: Final = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""
 _SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "register_hook", "set_"))
 """Functions that return a tensor without computing."""
+_PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
+_PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _MODULES = os.path.join(_TORCH, "nn", "modules")
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
-_WHOLE = ("scaled_dot_product_attention", "softmax")
-"""Operations recorded even if code of mha calls them; mha's other operations only prepare the call."""
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
+class Operation:
+    """One call of a torch function inside the user's attention.
+
+    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `inputs` and `output` are tensors; `arguments`
+    are the other arguments, by name if known, else by position ("0", "1", …). `file`, `line` and `source` give the line of user
+    code that made the call; `file` and `line` are None for a call from other code.
+
+    `sources` are the operations that made the inputs, and `readers` those that read the output. A tensor from outside has an
+    operation too, without a name. `site` is what the operation makes, such as `q`, `live` whether that depends on the inputs.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    sources: tuple[Operation, ...] = ()
+    readers: list[Operation] = field(default_factory=list)
+    site: str = ""
+    live: bool = False
+
+    @property
+    def at(self) -> SourceLine:
+        """The line of user code that made the call."""
+        return SourceLine(self.file, self.line, self.source)
+
+    @property
+    def live_sources(self) -> list[Operation]:
+        """The sources that depend on the inputs."""
+        return [source for source in self.sources if source.live]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies two tensors that depend on the inputs."""
+        return self.name in _PRODUCTS and len(self.live_sources) >= 2
+
+    @property
+    def projects(self) -> bool:
+        """Whether it multiplies vectors by a weight."""
+        return self.name in _PROJECTIONS and len(self.live_sources) == 1
+
+    def upstream(self) -> list[Operation]:
+        """This operation and those before it, back to a projection; if no input reaches it, all before it."""
+        found = [self]
+        for operation in found:
+            if not operation.projects:
+                before = [source for source in dict.fromkeys(operation.sources) if source.name]
+                found += [source for source in before if source.live == self.live and source not in found]
+        return found
+
+
 def watch(run: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operation, ...]]:
-    """The result of `run()`, and the torch operations that it called, in order.
+    """The result of `run()`, and the torch operations that it called, in order, without those that return their input.
 
     `files` are the user's source files; each operation's line is the innermost one in them, and `file` is None if there is
     none. An operation with several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. Raises
@@ -53,12 +108,13 @@ def watch(run: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operatio
 
 
 class _Watcher(TorchFunctionMode):
-    """Records every torch call. `holders` maps a storage address to the operations with a tensor there."""
+    """Records every torch call. `makers` has the operation that made a tensor, `holders` those with an output at an address."""
 
     def __init__(self, files: frozenset[str]) -> None:
         super().__init__()
         self.files = files
         self.operations: list[Operation] = []
+        self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
         self.holders: dict[int, list[Operation]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,21 +123,23 @@ class _Watcher(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return _ENTERED(*args, **kwargs)
-        name = name_of(func)
-        inputs, arguments = arguments_of(func, args, kwargs)
-        overwritten = _overwritten(name, inputs, kwargs)
-        inputs = self._preserved(inputs, overwritten)
+        name, inputs, arguments = _called(func, args, kwargs)
+        is_in_place = writes_into_input(name) or kwargs.get("inplace") is True
+        overwritten = kwargs.get("out", inputs[0] if is_in_place and inputs else None)
+        if isinstance(overwritten, Tensor):
+            for holder in self.holders.pop(address_of(overwritten), ()):
+                holder.output = holder.output.detach().clone()
         result = func(*args, **kwargs)
-        outputs = [overwritten] if name == "setitem" and overwritten is not None else list(_tensors_of(result))
-        if outputs and name not in _SILENT:
-            self._note(name, inputs, outputs, arguments, is_one=not isinstance(result, (tuple, list)))
+        if name not in _SILENT:
+            self._note(name, inputs, overwritten if name == "setitem" else result, arguments)
         return result
 
-    def _note(
-        self, name: str, inputs: list[Tensor], outputs: list[Tensor], arguments: Mapping[str, Any], *, is_one: bool
-    ) -> None:
-        line = _user_line(self.files)
-        if line is None and name not in _WHOLE:
+    def _note(self, name: str, inputs: Sequence[Tensor], result: Any, arguments: Mapping[str, Any]) -> None:
+        """Adds an operation for each output."""
+        several = isinstance(result, (tuple, list))
+        outputs = [each for each in (result if several else [result]) if _has_memory(each)]
+        line = _user_line(self.files) if outputs else None
+        if line is None:
             return
         if len(self.operations) + len(outputs) > MAX_OPERATIONS:
             raise MhaError(
@@ -89,51 +147,33 @@ class _Watcher(TorchFunctionMode):
                 hint="a loop over queries and keys runs fewer operations on a shorter text",
                 code="too-large",
             )
+        sources = tuple(self.makers.setdefault(each, Operation("", (), each)) for each in inputs)
         for number, output in enumerate(outputs):
-            output_index = {} if is_one else {"output": number}
-            operation = Operation(name, tuple(inputs), output, {**arguments, **output_index}, *(line or SourceLine()))
+            if inputs and not writes_into_input(name) and _is_same(output, inputs[0]):
+                self.makers[output] = sources[0]
+                continue
+            numbered = {**arguments, "output": number} if several else arguments
+            operation = Operation(name, tuple(inputs), output, numbered, *line, sources)
             self.operations.append(operation)
-            for address in {address_of(tensor) for tensor in (*inputs, output)} - {0}:
-                self.holders.setdefault(address, []).append(operation)
-
-    def _preserved(self, inputs: Sequence[Tensor], overwritten: Tensor | None) -> list[Tensor]:
-        """The inputs with copies of tensors in the memory of `overwritten`. Recorded operations that hold such tensors get the
-        copies too."""
-        address = 0 if overwritten is None else address_of(overwritten)
-        if not address:
-            return list(inputs)
-        copies: dict[int, Tensor] = {}
-
-        def preserved(tensor: Tensor) -> Tensor:
-            if address_of(tensor) != address:
-                return tensor
-            if id(tensor) not in copies:
-                copies[id(tensor)] = tensor.detach().clone()
-            return copies[id(tensor)]
-
-        for operation in self.holders.pop(address, ()):
-            operation.inputs, operation.output = (
-                tuple(preserved(tensor) for tensor in operation.inputs),
-                preserved(operation.output),
-            )
-        return [preserved(tensor) for tensor in inputs]
+            self.makers[output] = operation
+            self.holders.setdefault(address_of(output), []).append(operation)
+            for source in dict.fromkeys(sources):
+                source.readers.append(operation)
 
 
-def _overwritten(name: str, inputs: Sequence[Tensor], keywords: Mapping[str, Any]) -> Tensor | None:
-    """The tensor that a call overwrites in place, None if it allocates its output."""
-    out = keywords.get("out")
-    if isinstance(out, Tensor):
-        return out
-    is_named_so = name == "setitem" or (name.endswith("_") and not name.startswith("__"))
-    is_in_place = is_named_so or keywords.get("inplace") is True
-    return inputs[0] if is_in_place and inputs else None
+def writes_into_input(name: str) -> bool:
+    """Whether an operation of this name writes into its first input."""
+    return name == "setitem" or name.endswith("_")
 
 
-def _tensors_of(result: Any) -> Iterator[Tensor]:
-    """The output tensors of an operation, without tensors that have no memory, such as those inside vmap."""
-    for tensor in result if isinstance(result, (tuple, list)) else (result,):
-        if isinstance(tensor, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            yield tensor
+def _has_memory(value: Any) -> bool:
+    """Whether a value is a tensor with numbers of its own, unlike those inside vmap."""
+    return isinstance(value, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _is_same(output: Tensor, source: Tensor) -> bool:
+    """Whether an operation returns its input: dropout in eval mode, `contiguous` on a contiguous tensor."""
+    return output is source or (output.dtype == source.dtype and output.is_set_to(source))
 
 
 def address_of(tensor: Tensor) -> int:
@@ -158,11 +198,7 @@ def _user_line(files: frozenset[str]) -> SourceLine | None:
     return None if caller.startswith(_OURS) else SourceLine()
 
 
-@lru_cache(maxsize=4096)
-def _real(file: str) -> str:
-    return os.path.realpath(file)
-
-
+_real = lru_cache(maxsize=4096)(os.path.realpath)
 _FORWARD: Any = F.multi_head_attention_forward
 _ENTERED: Final = FunctionType(
     _FORWARD.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, "forward", _FORWARD.__defaults__
@@ -174,16 +210,13 @@ _ENTERED: Final = FunctionType(
 
 
 _ALIASES: Mapping[str, str] = {
-    "__matmul__": "matmul", "__rmatmul__": "matmul", "__getitem__": "getitem", "__setitem__": "setitem",
-    "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul_",
-    "__sub__": "sub", "__rsub__": "sub", "__isub__": "sub_", "__truediv__": "div", "__rdiv__": "div",
-    "__rtruediv__": "div", "__itruediv__": "div_", "__idiv__": "div_", "__pow__": "pow", "__rpow__": "pow",
-    "__ipow__": "pow_", "__neg__": "neg", "__floordiv__": "floor_divide", "__rfloordiv__": "floor_divide",
-    "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
-    "__invert__": "logical_not", "bitwise_not": "logical_not", "__and__": "logical_and", "bitwise_and": "logical_and",
-    "__or__": "logical_or", "bitwise_or": "logical_or", "multiply": "mul", "divide": "div", "true_divide": "div",
-    "subtract": "sub", "negative": "neg", "swapaxes": "transpose", "swapdims": "transpose", "concat": "cat",
-    "concatenate": "cat", "moveaxis": "movedim", "T": "transpose", "mT": "transpose", "H": "transpose",
+    "__rmatmul__": "matmul", "__radd__": "add", "__iadd__": "add_", "__rmul__": "mul", "__imul__": "mul_",
+    "__rsub__": "sub", "__isub__": "sub_", "__truediv__": "div", "__rdiv__": "div", "__rtruediv__": "div",
+    "__itruediv__": "div_", "__idiv__": "div_", "__rpow__": "pow", "__ipow__": "pow_", "__floordiv__": "floor_divide",
+    "__rfloordiv__": "floor_divide", "__invert__": "logical_not", "bitwise_not": "logical_not", "__and__": "logical_and",
+    "bitwise_and": "logical_and", "__or__": "logical_or", "bitwise_or": "logical_or", "multiply": "mul", "divide": "div",
+    "true_divide": "div", "subtract": "sub", "negative": "neg", "swapaxes": "transpose", "swapdims": "transpose",
+    "concat": "cat", "concatenate": "cat", "moveaxis": "movedim", "T": "transpose", "mT": "transpose", "H": "transpose",
     "mH": "transpose", "t": "transpose", "view_as": "view", "reshape_as": "reshape", "expand_as": "expand",
     "data": "detach", "absolute": "abs",
 }  # fmt: skip
@@ -202,51 +235,25 @@ def _parameters(function: Any) -> tuple[str, ...]:
     return tuple("input" if name == "self" else name for name in signature.parameters if name != "out")
 
 
-def name_of(func: Any) -> str:
-    """The canonical name of a torch function. `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an
-    underscore; `x[…] = y` is `setitem`; `x.T`, `x.mT` and `x.t()` are `transpose`. `bmm`, `mm`, `einsum`, `linear` and
-    `scaled_dot_product_attention` keep their names."""
-    name = str(getattr(func, "__name__", func))
-    if name == "__get__":  # a property, such as x.T
-        name = str(getattr(getattr(func, "__self__", None), "__name__", name))
-    return _ALIASES.get(name, name)
+def _called(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, list[Tensor], dict[str, Any]]:
+    """The name of a called function, its tensors, and its other arguments by name.
 
-
-def arguments_of(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
-    """The tensor arguments in parameter order, and the other arguments by name.
-
-    An argument of unknown name is named by its position, "0" for the first. For operators with a number on the left, such as `1
-    - x`, the number is `input`. `None` is kept; lists of tensors are flattened into the tensors.
+    `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an underscore; `x[…] = y` is `setitem`; `x.T`,
+    `x.mT` and `x.t()` are `transpose`. An argument of unknown name is named by its position. For operators with a number on the
+    left, such as `1 - x`, the number is `input`.
     """
-    names = _parameters(func)
-    n_single = len(names) - 1
-    if getattr(func, "__name__", "") in _REVERSED:
+    names, name = _parameters(func), str(getattr(func, "__name__", func))
+    if name in _REVERSED:
         args = args[::-1]
-    elif func is torch.Tensor.where and len(args) > 1:
-        args = (args[1], args[0], *args[2:])
-    if len(args) > len(names) > 1 and all(type(number) is int for number in args[n_single:]):
-        args = (*args[:n_single], tuple(args[n_single:]))  # a shape as separate numbers
+    last = len(names) - 1
+    if len(args) > len(names) > 1 and all(type(number) is int for number in args[last:]):
+        args = (*args[:last], tuple(args[last:]))  # a shape as separate numbers
     named = {names[n] if n < len(names) else str(n): value for n, value in enumerate(args)}
     named |= {"dim" if key == "axis" else key: value for key, value in keywords.items()}
-    inputs: list[Tensor] = []
-    others: dict[str, Any] = {}
-    for key in sorted(named, key=lambda key: names.index(key) if key in names else len(names)):
-        tensors = list(_tensors_in(named[key]))
-        if key in ("out", "_stacklevel"):
-            continue
-        if tensors:
-            inputs += tensors
-        else:
-            others[key] = named[key]
-    if getattr(getattr(func, "__self__", None), "__name__", "") in ("T", "mT", "H", "mH"):
-        others |= {"dim0": -2, "dim1": -1}
-    return inputs, others
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensor or tensors in an argument; those inside an index are left out."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors_in(item)
+    arguments = {key: named[key] for key in (*names, *named) if key in named and key not in ("out", "_stacklevel")}
+    inputs = [leaf for leaf in tree_leaves(list(arguments.values())) if isinstance(leaf, Tensor)]
+    others = {key: value for key, value in arguments.items() if not any(map(torch.is_tensor, tree_leaves(value)))}
+    if name == "__get__":  # a property, such as x.T
+        name = str(getattr(func.__self__, "__name__", name))
+        others |= {"dim0": -2, "dim1": -1} if name in ("T", "mT", "H", "mH") else {}
+    return _ALIASES.get(name, name.removeprefix("__").removesuffix("__")), inputs, others

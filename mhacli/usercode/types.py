@@ -1,15 +1,13 @@
-"""The data types of user code: the built target, its inputs and outputs, and the torch operations that it ran."""
+"""The data types of user code: the built target, its inputs and outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-
-from mhacli.usercode.process import SourceLine
 
 
 @dataclass(frozen=True)
@@ -90,27 +88,3 @@ class InputSizes:
     k_len: int
     d_in: int
     d_context: int
-
-
-@dataclass(eq=False)
-class Operation:
-    """One call of a torch function inside the user's attention.
-
-    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `inputs` and `output` are tensors; `arguments`
-    are the other arguments, by name if known, else by position ("0", "1", …). `file`, `line` and `source` give the line of user
-    code that made the call; `file` and `line` are None for a call from other code. Tensors are replaced by copies before a
-    later operation overwrites them.
-    """
-
-    name: str
-    inputs: tuple[Tensor, ...]
-    output: Tensor
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    file: str | None = None
-    line: int | None = None
-    source: str = ""
-
-    @property
-    def at(self) -> SourceLine:
-        """The line of user code that made the call."""
-        return SourceLine(self.file, self.line, self.source)

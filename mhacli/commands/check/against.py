@@ -30,11 +30,11 @@ from mhacli.io.data import finite
 from mhacli.usercode.arguments import role_of
 from mhacli.usercode.build import is_factory, parameters_of
 from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
+from mhacli.usercode.graph import recorded
 from mhacli.usercode.inputs import cast, cast_copy
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.usercode.target import Choice, TargetRequest, find_target
-from mhacli.usercode.trace.graph import recorded
 from mhacli.usercode.types import Inputs
 from mhacli.usercode.user_module import arguments_of, load_user_attention
 

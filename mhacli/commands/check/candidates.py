@@ -15,14 +15,14 @@ from mhacli.commands.check.inputs import Examined
 from mhacli.commands.check.observed_properties import (
     PAIRS,
     Norm,
-    PairedRuns,
     Rotation,
+    Run,
     around,
     has_tables,
     learned_scales,
     norm_of,
     rotations,
-    runs_of,
+    run_of,
     score_bias,
     sinks,
 )
@@ -76,12 +76,12 @@ def candidates(examined: Examined) -> list[Candidate]:
     return sorted(layers, key=lambda layer: (len(layer.contradicts), _n_open(layer)))
 
 
-def recorded_runs(examined: Examined) -> PairedRuns | None:
+def recorded_runs(examined: Examined) -> Run | None:
     """Two recorded runs, of self-attention if possible; None if the call cannot be recorded, or depends on the numbers."""
     subject = examined.subject
     for other in (False, True) if subject.takes_context else (False,):
         try:
-            return runs_of(subject, examined.request.of.seed, other=other)
+            return run_of(subject, examined.request.of.seed, other=other)
         except Exception:  # user code may raise anything
             continue
     return None
@@ -169,7 +169,7 @@ def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
 # ------------------------------------------------------------------------------------------------------ what runs show
 
 
-def _with_observed(bases: Sequence[Candidate], examined: Examined, runs: PairedRuns) -> Iterator[Candidate]:
+def _with_observed(bases: Sequence[Candidate], examined: Examined, runs: Run) -> Iterator[Candidate]:
     """Layers with the biases, sinks, norms around and residual connections that runs show."""
     choices: list[Choice] = []
     bias, sink = score_bias(examined.subject, examined.request.of.seed, runs), sinks(runs)
@@ -190,7 +190,7 @@ def _at(line: SourceLine) -> str:
 
 
 def _with_norms(
-    base: Candidate, examined: Examined, runs: PairedRuns, shown: tuple[Norm | None, Norm | None]
+    base: Candidate, examined: Examined, runs: Run, shown: tuple[Norm | None, Norm | None]
 ) -> Iterator[Candidate]:
     """Layers with queries and keys normalised, by the norms that their names give to queries and keys, else as runs show; with
     and without norms if a run shows one of them."""
@@ -212,9 +212,8 @@ def _with_norms(
         return
     is_as_wide = q_norm.gain.shape[-1] == k_norm.gain.shape[-1] == layer.d_head
     fits = q_norm.gain.shape[0] in (1, layer.n_heads) and k_norm.gain.shape[0] in (1, layer.n_kv_heads)
-    unused = {name for name, _ in ([] if module is None else module.named_parameters())} - {
-        *runs.first.constants.values()
-    }
+    read = {leaf.site for operation in runs.graph.operations for leaf in operation.sources}
+    unused = {name for name, _ in ([] if module is None else module.named_parameters())} - read
     if is_as_wide and fits and not unused:  # an unused gain is one that the queries or keys should have
         choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
         normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
@@ -224,7 +223,7 @@ def _with_norms(
 # ---------------------------------------------------------------------------------------------------- rotation and scale
 
 
-def _rotations(examined: Examined, runs: PairedRuns | None) -> list[Rotation]:
+def _rotations(examined: Examined, runs: Run | None) -> list[Rotation]:
     """The rotations that runs show, with the stated pairing; every usual one if a run only shows position tables."""
     stated = examined.request.rope
     shown = [] if runs is None else rotations(runs)

@@ -21,10 +21,9 @@ from mhacli.usercode.arguments import role_of, stated
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.names import function_around, in_user_names, mentions, names_on, names_within
-from mhacli.usercode.operations import watch
+from mhacli.usercode.operations import Operation, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
-from mhacli.usercode.types import Operation
 
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:

@@ -22,10 +22,10 @@ from mhacli.commands.check.inputs import HIDDEN, InputCase, make_case, max_error
 from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.names import assigned_names, is_within
-from mhacli.usercode.operations import watch
+from mhacli.usercode.operations import Operation, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.types import Built, Inputs, Operation
+from mhacli.usercode.types import Built, Inputs
 
 
 def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:

@@ -1,4 +1,4 @@
-"""Properties of a user's attention that two recorded runs show: score biases, learned scales, sinks, rotations, norms, and what
+"""Properties of a user's attention that a recorded run shows: score biases, learned scales, sinks, rotations, norms, and what
 stands around the attention.
 
 Of scores and scales only tensors that do not depend on the inputs are read, so that mistakes that depend on inputs stay visible.
@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -21,19 +20,17 @@ from torch import Tensor, nn
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs
 from mhacli.commands.check.inputs import HIDDEN, TOLERANCE, rows_of
 from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
+from mhacli.usercode.graph import KERNEL, Graph, recorded
+from mhacli.usercode.operations import Operation
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import is_norm
 from mhacli.usercode.target import Choice
-from mhacli.usercode.trace.graph import KERNEL, Graph, recorded
-from mhacli.usercode.types import Operation
 
 
-@dataclass(frozen=True)
-class PairedRuns:
-    """Two recorded calls of the same operations with inputs of the same sizes; `rows` are the inputs of the first."""
+class Run(NamedTuple):
+    """A recorded call, and its inputs."""
 
-    first: Graph
-    second: Graph
+    graph: Graph
     rows: ReferenceInputs
 
     @property
@@ -41,70 +38,52 @@ class PairedRuns:
         """The numbers of queries and keys."""
         return self.rows.queries.shape[-2], self.rows.keys.shape[-2]
 
-    @cached_property
-    def learned(self) -> frozenset[int]:
-        """The ids of tensors in the first run that are parameters or computed from parameters."""
-        ids: set[int] = set()
-        for op in self.first.operations:
-            ids |= {id(t) for t in op.inputs if isinstance(t, nn.Parameter)}
-            if any(id(t) in ids for t in op.inputs):
-                ids.add(id(op.output))
-        return frozenset(ids)
+    def combined(self, *names: str) -> Iterator[tuple[Operation, Operation]]:
+        """The operations of these names that combine what depends on the inputs with one tensor that does not, and its source."""
+        for operation in self.graph.operations:
+            fixed = [source for source in operation.sources if not source.live]
+            if operation.name.rstrip("_") in names and operation.live and len(fixed) == 1:
+                yield operation, fixed[0]
 
-    @cached_property
-    def combined(self) -> list[tuple[int, Operation, Tensor]]:
-        """The numbered operations that combine what depends on the inputs with one tensor that does not, and this tensor."""
-        found = []
-        for index, op in enumerate(self.first.operations):
-            again = self.second.operations[index]
-            fixed = [a for a, b in zip(op.inputs, again.inputs, strict=True) if _same(a, b)]
-            if len(fixed) == 1 and not _same(op.output, again.output):
-                found.append((index, op, fixed[0]))
-        return found
-
-    def path(self, role: str) -> list[int]:
+    def path(self, role: str) -> list[Operation]:
         """The operations from a projection to the queries or keys of the first product; `role` is q or k."""
-        ends = [attention[role] for attention in self.first.attentions[:1] if role in attention]
-        return sorted(index for end in ends for index in self.first.upstream(end))
+        ends = [attention[role] for attention in self.graph.attentions[:1] if role in attention]
+        path = {operation for end in ends for operation in end.upstream()}
+        return [operation for operation in self.graph.operations if operation in path]
 
     def vectors(self, role: str) -> list[Tensor]:
-        """What is made on the way to the queries or keys, in both runs, `[run, batch, head, length, d]` or without heads."""
+        """What is made on the way to the queries or keys, `[batch, head, length, d]` or without heads."""
         found = []
-        for index in self.path(role):
-            output = self.first.operations[index].output
-            again = self.second.operations[index].output
-            axes = [axis for axis in range(output.ndim - 1) if output.shape[axis] in self.lengths]
-            if output.is_floating_point() and output.ndim in (3, 4) and axes:
-                both = torch.stack([_plain(output), _plain(again)])
-                found.append(both.movedim(axes[-1] + 1, -2))
+        for tensor in [operation.output for operation in self.path(role)]:
+            axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.lengths]
+            if tensor.is_floating_point() and tensor.ndim in (3, 4) and axes:
+                found.append(_plain(tensor).movedim(axes[-1], -2))
         return found
 
-    def as_scores(self, tensor: Tensor, shape: torch.Size) -> Tensor | None:
+    def as_scores(self, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
         """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
-        batch, n_cells = self.rows.queries.shape[0], math.prod(self.lengths)
-        if shape[-2:] != self.lengths or tensor.ndim > len(shape):
-            return None
-        if shape.numel() % (batch * n_cells):
+        batch, n_numbers = self.rows.queries.shape[0], math.prod(shape)
+        if (
+            tuple(shape[-2:]) != self.lengths
+            or tensor.ndim > len(shape)
+            or n_numbers % (batch * math.prod(self.lengths))
+        ):
             return None
         return _plain(tensor).expand(shape).reshape(batch, -1, *self.lengths)
 
 
-def runs_of(
+def run_of(
     subject: UserAttention, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None
-) -> PairedRuns:
-    """Two recorded runs of a subject, with separate keys if `other`. Raises ValueError if the operations differ, and what the
-    subject raises."""
-    draws = [drawer_of(subject, seed + n).inputs(with_context=other, q_len=q_len, k_len=k_len) for n in range(2)]
-    first, second = (recorded(subject, draw, seed, CallMasks()) for draw in draws)
-    kinds = [[(op.name, op.line, op.output.shape) for op in graph.operations] for graph in (first, second)]
-    if kinds[0] != kinds[1]:
-        raise ValueError("the two runs have different operations")
-    return PairedRuns(first, second, rows_of(subject, draws[0]))
+) -> Run:
+    """A recorded run of a subject, with separate keys if `other`. Raises what the subject raises."""
+    inputs = drawer_of(subject, seed).inputs(with_context=other, q_len=q_len, k_len=k_len)
+    return Run(recorded(subject, inputs, seed, CallMasks()), rows_of(subject, inputs))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, with NaN equal to NaN."""
-    return a is b or (a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()))
+def _is_learned(source: Operation) -> bool:
+    """Whether a tensor that does not depend on the inputs is a parameter, or computed from parameters."""
+    used = [source, *(leaf for operation in source.upstream() for leaf in operation.sources)]
+    return any(isinstance(each.output, nn.Parameter) for each in used)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -115,17 +94,17 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def score_bias(
-    subject: UserAttention, seed: int, runs: PairedRuns
+    subject: UserAttention, seed: int, run: Run
 ) -> tuple[Callable[[ReferenceInputs], Tensor | None], SourceLine] | None:
     """The score bias `[1, head, query, key]` for inputs of any length, which raises what the subject raises, and the line that
     adds it; None without one."""
-    added = bias_terms(runs)
+    added = bias_terms(run)
     if not added:
         return None
 
     @functools.cache
     def at_lengths(is_own: bool, q_len: int, k_len: int) -> Tensor | None:
-        terms = [term for term, _ in bias_terms(runs_of(subject, seed, other=not is_own, q_len=q_len, k_len=k_len))]
+        terms = [term for term, _ in bias_terms(run_of(subject, seed, other=not is_own, q_len=q_len, k_len=k_len))]
         return torch.stack(terms).sum(dim=0) if terms else None
 
     def bias(rows: ReferenceInputs) -> Tensor | None:
@@ -134,41 +113,40 @@ def score_bias(
     return bias, added[0][1]
 
 
-def bias_terms(runs: PairedRuns) -> list[tuple[Tensor, SourceLine]]:
+def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
     """Every bias added to scores in a run, `[1, head, query, key]`, scaled as it reaches the softmax, with its line; masks are
     left out. A bias that its code mistakes is returned as it was meant: as a penalty for distance, with its heads in order."""
     found = []
-    for index, op, added in runs.combined:
-        shape = op.output.shape
-        if op.name.rstrip("_") not in ("add", "sub", "baddbmm", KERNEL) or not added.is_floating_point():
+    for op, source in run.combined("add", "sub", "baddbmm", KERNEL):
+        shape, added = op.output.shape, source.output
+        if not added.is_floating_point():
             continue
         if op.name == KERNEL:
             shape = torch.Size((*op.inputs[0].shape[:-1], op.inputs[1].shape[-2]))
-        bias = runs.as_scores(added, shape)
+        bias = run.as_scores(added, shape)
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
         visible = bias[0, 0] >= HIDDEN
-        factor = _scaled_later(runs.first, index)
+        factor = _scaled_later(op)
         if op.name.startswith("sub"):
             factor = -factor
-        bias = _in_order(runs, bias.masked_fill(bias < HIDDEN, 0.0) * factor)
-        if id(added) not in runs.learned and _rewards_distance(bias, visible):
+        bias = _in_order(run, bias.masked_fill(bias < HIDDEN, 0.0) * factor)
+        if not _is_learned(source) and _rewards_distance(bias, visible):
             bias = -bias
         found.append((bias, op.at))
     return found
 
 
-def _scaled_later(graph: Graph, index: int) -> float:
+def _scaled_later(operation: Operation) -> float:
     """The number that multiplies the result of an operation next."""
-    for reader in graph.readers.get(index, ()):
-        op = graph.operations[reader]
+    for op in operation.readers:
         number = op.arguments.get("other", op.arguments.get("1"))
         if op.name.rstrip("_") in ("mul", "div") and isinstance(number, int | float):
             return number if op.name.startswith("mul") else 1 / number
     return 1.0
 
 
-def _in_order(runs: PairedRuns, bias: Tensor) -> Tensor:
+def _in_order(run: Run, bias: Tensor) -> Tensor:
     """The bias `[batch, head, query, key]` as `[1, head, query, key]`, with heads and sequences in the intended order. Raises
     ValueError if it differs between sequences."""
     batch, n_heads, *lengths = bias.shape
@@ -179,8 +157,8 @@ def _in_order(runs: PairedRuns, bias: Tensor) -> Tensor:
         return by_head[None, :, 0]
     if n_heads == 1:
         return bias[:1]
-    for op in runs.first.operations:  # a learned table with heads last, reshaped to heads first without a transpose
-        if op.name not in ("view", "reshape") or id(op.inputs[0]) not in runs.learned:
+    for op in run.graph.operations:  # a learned table with heads last, reshaped to heads first without a transpose
+        if op.name not in ("view", "reshape") or op.live or not _is_learned(op):
             continue
         table, reshaped = op.inputs[0].shape, op.output.shape
         if table[-1] == n_heads and table != reshaped and reshaped[-3:] == bias.shape[1:]:
@@ -200,27 +178,27 @@ def _rewards_distance(bias: Tensor, visible: Tensor) -> bool:
 # ------------------------------------------------------------------------------------------------------------ scale and sinks
 
 
-def learned_scales(runs: PairedRuns) -> Iterator[tuple[float | Tensor, SourceLine]]:
+def learned_scales(run: Run) -> Iterator[tuple[float | Tensor, SourceLine]]:
     """Every learned factor of vectors or scores, a number or one for each head, `[head, 1, 1]`, with its line."""
-    for _, op, factor in runs.combined:
-        if op.name.rstrip("_") not in ("mul", "div") or id(factor) not in runs.learned:
+    for op, source in run.combined("mul", "div"):
+        if not _is_learned(source):
             continue
-        if op.name.startswith("div"):
-            factor = 1 / factor
-        scores = runs.as_scores(factor, op.output.shape)
+        factor = 1 / source.output if op.name.startswith("div") else source.output
+        scores = run.as_scores(factor, op.output.shape)
         if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
             yield scores[0, :, :1, :1], op.at
         elif factor.numel() == 1:
             yield float(factor), op.at
 
 
-def sinks(runs: PairedRuns) -> tuple[Tensor, SourceLine] | None:
+def sinks(run: Run) -> tuple[Tensor, SourceLine] | None:
     """The sink logit of each head, `[head]`, an extra score column that is equal for all queries; None without one."""
-    k_len = runs.lengths[1]
-    for _, op, column in runs.combined:
-        if op.name != "cat" or column.shape[-1] != 1 or op.output.shape[-1] != k_len + 1:
+    k_len = run.lengths[1]
+    for op, source in run.combined("cat"):
+        column = source.output
+        if column.shape[-1] != 1 or op.output.shape[-1] != k_len + 1:
             continue
-        logits = runs.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
+        logits = run.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
         if logits is not None and torch.equal(logits, logits[:1, :, :1].expand_as(logits)):
             return logits[0, :, 0, 0], op.at
     return None
@@ -230,7 +208,6 @@ def sinks(runs: PairedRuns) -> tuple[Tensor, SourceLine] | None:
 
 
 PAIRS: dict[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
-_MULTIPLYING = ("mul", "addcmul", "matmul", "bmm", "einsum")
 
 
 class Rotation(NamedTuple):
@@ -257,10 +234,10 @@ class Rotation(NamedTuple):
         return f"rotary positions rotate {columns}{PAIRS[self.pairing]}, {angles}{backwards}"
 
 
-def rotations(runs: PairedRuns) -> list[Rotation]:
+def rotations(run: Run) -> list[Rotation]:
     """Every distinct rotation of queries or keys in a run, by position or by head, backward ones last."""
     distinct: dict[tuple[Pairing, tuple[float, ...]], Rotation] = {}
-    pairs = [pair for role in "qk" for pair in combinations(runs.vectors(role), 2)]
+    pairs = [pair for role in "qk" for pair in combinations(run.vectors(role), 2)]
     for (x, y), pairing, axis in product(pairs, PAIRS, (-2, -3)):
         if x.shape != y.shape or x.shape[-1] % 2:
             continue
@@ -271,14 +248,11 @@ def rotations(runs: PairedRuns) -> list[Rotation]:
     return sorted(distinct.values(), key=lambda rotation: rotation.is_backward)
 
 
-def has_tables(runs: PairedRuns) -> bool:
+def has_tables(run: Run) -> bool:
     """Whether queries or keys are multiplied by tables of numbers, as in rotations."""
-    path = {*runs.path("q"), *runs.path("k")}
-    for index, op, table in runs.combined:
-        is_product = op.name.rstrip("_") in _MULTIPLYING and not runs.first.projects(index)
-        if is_product and table.ndim > 1 and index in path:
-            return True
-    return False
+    path = {*run.path("q"), *run.path("k")}
+    products = run.combined("mul", "addcmul", "matmul", "bmm", "einsum")
+    return any(source.output.ndim > 1 and op in path and not op.projects for op, source in products)
 
 
 def _rates(x: Tensor, y: Tensor, pairing: Pairing) -> Tensor | None:
@@ -345,9 +319,9 @@ class Norm:
         return bool((self.gain - unit).abs().max() < 1e-6)
 
 
-def norm_of(runs: PairedRuns, role: str) -> Norm | None:
+def norm_of(run: Run, role: str) -> Norm | None:
     """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain; None without one."""
-    rows = [t for t in runs.vectors(role) if t.ndim == 5]
+    rows = [t for t in run.vectors(role) if t.ndim == 4]
     for number, x in enumerate(rows):
         found = [_norm(x, y) for y in rows[number + 1 :] if x.shape == y.shape]
         last = next((norm for norm in reversed(found) if norm is not None), None)
@@ -357,7 +331,7 @@ def norm_of(runs: PairedRuns, role: str) -> Norm | None:
 
 
 def _norm(x: Tensor, y: Tensor) -> Norm | None:
-    """The norm from x to y, `[run, batch, head, length, d]`; None if there is none."""
+    """The norm from x to y, `[batch, head, length, d]`; None if there is none."""
     fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
     gaps = [float((norm(x) - y).abs().max()) for norm in fits]
     least = min(gaps)
@@ -369,7 +343,7 @@ def _norm(x: Tensor, y: Tensor) -> Norm | None:
 def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Norm:
     """The norm with the best gain and shift for each head and column, or for all heads if these are equal."""
     normed = function(x, x.shape[-1:], eps=eps)
-    u, y = (rows.movedim(2, 0).flatten(1, -2) for rows in (normed, y))
+    u, y = (rows.movedim(1, 0).flatten(1, -2) for rows in (normed, y))
     mean_u, mean_y = u.mean(dim=1, keepdim=True), y.mean(dim=1, keepdim=True)
     covariance = ((u - mean_u) * (y - mean_y)).mean(dim=1, keepdim=True)
     variance = (u - mean_u).square().mean(dim=1, keepdim=True)
@@ -396,14 +370,14 @@ _ACTIVATIONS: dict[str, Before] = {
 }
 
 
-def around(runs: PairedRuns, module: nn.Module | None) -> tuple[Before | None, After | None, tuple[Choice, ...]]:
+def around(run: Run, module: nn.Module | None) -> tuple[Before | None, After | None, tuple[Choice, ...]]:
     """What the run does to the input of attention and to its output, as choices: a norm of the module, a residual connection, an
     activation at the end."""
-    x, out, choices = runs.rows.queries, _plain(runs.first.out), []
-    made = [_as_rows(op.output) for op in runs.first.operations if op.output.ndim > 2]
+    x, out, choices = run.rows.queries, _plain(run.graph.out), []
+    made = [_as_rows(op.output) for op in run.graph.operations if op.output.ndim > 2]
     made += [rows.transpose(0, 1) for rows in made]  # the length first
     made = [rows for rows in made if rows.shape == out.shape]
-    last = runs.first.operations[-1]
+    last = run.graph.operations[-1]
     activation = _ACTIVATIONS.get(last.name.rstrip("_"))
     if activation is not None:
         out = _as_rows(last.inputs[0])

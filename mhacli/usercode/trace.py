@@ -1,0 +1,403 @@
+"""`mha trace FILE.py:NAME`: every tensor of a user's attention with named axes, its source line, formula, cost and a remark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli.attention.devices import environment
+from mhacli.attention.taps import step_of, summarise
+from mhacli.io.data import decode
+from mhacli.record.checks import SelfCheck
+from mhacli.record.record import Record, Step, TensorSummary, UserModule, WeightShape
+from mhacli.record.tables import HeadTable
+from mhacli.settings import Config
+from mhacli.sites import SITES
+from mhacli.text.tokens import places
+from mhacli.usercode.arguments import role_of
+from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
+from mhacli.usercode.graph import KERNEL, SOFTMAXES, Graph, is_transpose, recorded, weights_of
+from mhacli.usercode.inputs import copied, lengths_of
+from mhacli.usercode.operations import Operation, address_of, writes_into_input
+from mhacli.usercode.process import Stage
+from mhacli.usercode.projections import parts_of
+from mhacli.usercode.target import TargetRequest
+from mhacli.usercode.types import Inputs, MaskForm
+from mhacli.usercode.user_module import arguments_of, load_user_attention
+
+_TOLERANCE = 1e-4
+"""Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
+_MAX_STEPS = 400
+
+
+def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
+    """The record of one call of a user's attention, with a step for each operation, without arrays, as JSON. The request has the
+    target (`of`), whether to summarise `values`, and the command line. Raises `MhaError` if the target cannot be imported, built
+    or called."""
+    target = decode(TargetRequest, request["of"], "request")
+    subject = load_user_attention(target, stage)
+    plain = subject.of(copied(subject.built.call), subject.dtype)
+    inputs, mask = _first_inputs(subject, target)
+    stage(f"calling {target.target}")
+    graph = recorded(subject, inputs, target.seed, CallMasks(mask))
+    unrecorded = plain(inputs, mask=mask, seed=target.seed).out
+    sizes = _sizes(graph, subject, inputs)
+    queries, keys = places(sizes["query"]), places(sizes["key"])
+    has_context = not subject.is_function and inputs.keys is not None
+    record = Record(
+        command=tuple(request["command"]),
+        config=_config(subject, target, graph, sizes),
+        sequences=(queries,) * sizes["batch"],
+        context=(keys,) * sizes["batch"] if has_context else None,
+        vocabulary=keys.tokens if has_context else queries.tokens,
+        trace=_steps(graph, sizes, values=request["values"]),
+        heads=HeadTable(),
+        timings={},
+        self_check=_check(graph.out, unrecorded),
+        environment=environment(subject.device, target.device),
+        module=UserModule(
+            target=target.target,
+            arguments=arguments_of(subject.built),
+            called=subject.described,
+            sizes=tuple((word, size) for word, size in sizes.items() if word != "key" or size != sizes["query"]),
+            n_runs=1,
+            result=tuple(graph.out.shape),
+            expected=(*inputs.queries.shape[:-1], *graph.out.shape[-1:]),
+        ),
+    )
+    return json.dumps(record.document(), allow_nan=False).encode()
+
+
+def _first_inputs(subject: UserAttention, request: TargetRequest) -> tuple[Inputs, MaskForm | None]:
+    """Random inputs, with a separate context if the subject takes one. If it must be causal, there is none, and a mask makes it
+    causal unless an argument does."""
+    inputs = drawer_of(subject, request.seed).inputs(with_context=subject.takes_context and not request.causal)
+    if not request.causal or subject.causal_by is not None or not subject.mask_forms:
+        return inputs, None
+    _, n_queries, n_keys = lengths_of(inputs)
+    allowed = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=subject.device).tril()
+    return inputs._replace(allowed=allowed), subject.mask_forms[0]
+
+
+def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, int]:
+    """The size of each axis word: those of the inputs, and the head counts and widths that the run and the arguments show."""
+    batch, n_queries, n_keys = lengths_of(inputs)
+    sizes = {"batch": batch, "query": n_queries, "key": n_keys}
+    width, keys = inputs.queries.shape[-1], inputs.keys
+    if subject.is_function:
+        sizes |= {"head": inputs.queries.shape[1], "d_head": width}
+    else:
+        sizes["d_model"] = width
+        if keys is not None and keys.shape[-1] != width:
+            sizes["d_context"] = keys.shape[-1]
+    attentions = [attention for attention in graph.attentions if "z" in attention]
+    if not attentions:
+        return sizes
+    z = attentions[0]["z"]
+    product = attentions[0].get("qk", z)
+    d_v = d_head = z.output.shape[-1]
+    if product is not z or z.name == KERNEL:
+        d_head = product.live_sources[0].output.shape[-1]
+    sizes.setdefault("d_head", d_head)
+    products = [attention.get("qk", attention["z"]).output for attention in attentions]
+    n_numbers = sum(tensor.numel() for tensor in products if tensor.shape == product.output.shape)
+    n_rows = batch * n_queries * (d_v if product is z else n_keys)
+    sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
+    arguments = {role_of(name.rpartition(".")[2]): value for name, value in subject.built.arguments.items()}
+    n_kv_heads = arguments.get("n_kv_heads")
+    if isinstance(n_kv_heads, int) and n_kv_heads != sizes["head"]:
+        sizes["kv_head"] = n_kv_heads
+    if d_v != sizes["d_head"]:
+        sizes["d_v"] = d_v
+    return sizes
+
+
+def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes: Mapping[str, int]) -> Config:
+    """A config with the known facts: sizes, biases, output projection. Unknown heads count as one; positions are none."""
+    n_heads, d_head = sizes.get("head", 1), sizes.get("d_head")
+    n_kv_heads = sizes.get("kv_head", n_heads)
+    return Config(
+        d_model=sizes.get("d_model", n_heads * (d_head or 1)),
+        n_heads=n_heads,
+        n_kv_heads=n_heads if n_heads % n_kv_heads else n_kv_heads,
+        d_head=d_head,
+        d_v=sizes.get("d_v", d_head),
+        bias=any(part.bias is not None for part in parts_of(subject.built.module, {})),
+        out_proj=any(operation.site == "out" for operation in graph.operations),
+        positions="none",
+        causal=request.causal,
+        dtype=str(subject.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        device=request.device,
+        seed=request.seed,
+        random=(sizes["batch"], sizes["query"]),
+    ).resolved()
+
+
+def _check(out: Tensor, unrecorded: Tensor) -> SelfCheck:
+    """Whether recording left the output unchanged."""
+    if out.shape != unrecorded.shape or not out.numel():
+        return SelfCheck(error=None, tolerance=_TOLERANCE, ok=False)
+    largest = float(unrecorded.abs().nan_to_num().amax())
+    error = float((out - unrecorded).abs().nan_to_num().amax())
+    are_finite = torch.equal(out.isfinite(), unrecorded.isfinite())
+    return SelfCheck.of(error, _TOLERANCE * max(1.0, largest), holds=are_finite)
+
+
+# ----------------------------------------------------------------------------------------------------------------- steps
+
+
+def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Step, ...]:
+    """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
+    words."""
+    names = _names_by_size(sizes)
+    steps = []
+    for name, tensor in graph.given.items():
+        drawn = "True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"
+        step = step_of(
+            name,
+            tensor,
+            axes=_axes_of(tensor, names, name),
+            formula=f"{name} = {drawn}",
+            meaning=_meaning(name, ()),
+            flops=0,
+            values=_summary(tensor) if values else None,
+        )
+        steps.append(step)
+    axes = _axes(graph, names, has_context=sizes["query"] != sizes["key"])
+    groups: dict[object, list[Operation]] = {}
+    for operation in graph.operations:
+        place = (operation.at, operation.name, operation.site, operation.output.ndim)
+        groups.setdefault(place, []).append(operation)
+    for group in groups.values():
+        is_loop = len(group) > 1 and len(group) == sizes.get("head")
+        step = _step(group, axes, values=values)
+        steps.append(replace(step, repeats_of="head" if is_loop else ""))
+    return tuple(steps[:_MAX_STEPS])
+
+
+def _step(group: Sequence[Operation], axes_of: Mapping[Operation, tuple[str, ...]], *, values: bool) -> Step:
+    """The step of operations at one line, with the tensor of the first and the costs of all."""
+    operation = group[0]
+    output, site = operation.output, operation.site
+    axes = axes_of[operation]
+    view_of, remark = _view_of(operation), _remark(operation, axes_of)
+    weights = [weight for each in group for weight in weights_of(each).items()]
+    step = step_of(
+        site,
+        output,
+        axes=axes,
+        formula=f"{site} = {_formula(operation, axes)}",
+        meaning="" if remark else _meaning(site, axes),
+        is_view=view_of is not None,
+        flops=sum(map(_flops, group)),
+        view_of=view_of,
+        parameters=tuple(dict.fromkeys(WeightShape(name, tuple(tensor.shape)) for name, tensor in weights)),
+        values=_summary(output) if values else None,
+        operation=operation.name,
+        file=operation.file,
+        line=operation.line,
+        source=operation.source,
+        remark=remark,
+        repeats=len(group),
+    )
+    return replace(step, bytes=sum(each.output.numel() for each in group) * output.element_size())
+
+
+def _summary(tensor: Tensor) -> TensorSummary:
+    return summarise(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+
+
+def _view_of(operation: Operation) -> str | None:
+    """The site of the first input that shares memory with the output, or of the tensor that is written in place."""
+    is_in_place, address = writes_into_input(operation.name), address_of(operation.output)
+    pairs = zip(operation.sources, operation.inputs, strict=True)
+    return next((source.site for source, tensor in pairs if is_in_place or address_of(tensor) == address != 0), None)
+
+
+def _meaning(site: str, axes: Sequence[str]) -> str:
+    """The purpose of a site in one sentence, as of mha's own layer; empty for an unknown site."""
+    is_of_one_head = site.endswith("_proj") and axes[-1:] == ("d_head",)
+    site = site.replace("_proj", "_per_head") if is_of_one_head else site
+    explanation = SITES[site].words.explanation if site in SITES else ""
+    return re.split("[<{]", explanation)[0].rstrip(" :,")
+
+
+# ------------------------------------------------------------------------------------------------------------------ axes
+
+
+_WORDS = ("batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_context")
+_PRODUCTS = (
+    "head·d_head", "head·d_v", "kv_head·d_head", "kv_head·d_v", "batch·head", "batch·kv_head", "batch·query", "batch·key",
+    "2·d_model", "3·d_model", "4·d_model", "2·d_head", "2·head·d_head", "3·head·d_head", "2·kv_head·d_head",
+    "batch·head·query", "batch·head·key",
+)  # fmt: skip
+"""Merged axes, the usual ones first."""
+_OF_KEYS = ("k", "v", "kᵀ", "k_proj", "v_proj", "kv")
+_OF_PAIRS = ("qk", "scores", "pattern")
+
+
+def _names_by_size(sizes: Mapping[str, int]) -> Mapping[int, list[str]]:
+    """The names that an axis of each size may have, the simplest first."""
+    names: dict[int, list[str]] = {}
+    for name in (*_WORDS, *_PRODUCTS):
+        factors = [int(word) if word.isdigit() else sizes.get(word, 0) for word in name.split("·")]
+        names.setdefault(prod(factors), []).append(name)
+    names.setdefault(sizes.get("d_head", 0) // 2, []).append("d_head/2")
+    names.setdefault(sizes["key"] + 1, []).append("key+1")
+    return {size: named for size, named in names.items() if size}
+
+
+def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple[str, ...]:
+    """The axes of the tensor of a site. A name occurs once. Of names with one size, keys have no query, scores have no width, and
+    the last axis of another tensor is a width."""
+    axes: list[str] = []
+    group = site.partition(".")[0]
+    for size in tensor.shape:
+        possible = [name for name in names.get(size, ()) if name not in axes]
+        if group in _OF_KEYS and "key" in possible:
+            possible = ["key"]
+        widths = [name for name in possible if name.startswith("d_")]
+        if group in _OF_PAIRS:
+            possible = [name for name in possible if name not in widths]
+        elif widths and len(axes) == tensor.ndim - 1:
+            possible = widths
+        unknown = "single" if size == 1 else "part" if size <= 3 else "width"
+        axes.append(possible[0] if possible else unknown)
+    return tuple(axes)
+
+
+def _axes(graph: Graph, names: Mapping[int, list[str]], *, has_context: bool) -> dict[Operation, tuple[str, ...]]:
+    """The axes of each operation's output. In self-attention, the operations tell queries from keys."""
+    axes: dict[Operation, tuple[str, ...]] = {}
+    keys_first: set[Operation] = set()
+    other = {"query": "key", "key": "query"}
+    for operation in graph.operations:
+        axes[operation] = _axes_of(operation.output, names, operation.site)
+        are_first = any(source in keys_first for source in operation.sources)
+        is_turned = operation in graph.swapped or is_transpose(operation)
+        if are_first != is_turned and set(other) <= {*axes[operation]} and not has_context:
+            keys_first.add(operation)
+            axes[operation] = tuple(other.get(axis, axis) for axis in axes[operation])
+    return axes
+
+
+# --------------------------------------------------------------------------------------------------------------- formula
+
+
+_SIGNS: Mapping[str, str] = {
+    "add": "+", "sub": "−", "mul": "·", "div": "/", "pow": "^", "eq": "==", "ne": "≠", "lt": "<", "le": "≤", "gt": ">",
+    "ge": "≥", "logical_and": "and", "logical_or": "or",
+}  # fmt: skip
+
+
+def _formula(operation: Operation, axes: Sequence[str]) -> str:
+    """The operation as a formula of named inputs."""
+    bare, names = operation.name.rstrip("_"), [source.site for source in operation.sources]
+    arguments = {name: _text(value) for name, value in operation.arguments.items() if value is not None}
+    arguments.pop("dtype", None)
+    part = arguments.pop("output", None)
+    if bare == "linear":
+        return f"{names[0]} Wᵀ" + (" + b" if len(names) > 2 else "")
+    if bare in ("matmul", "bmm", "mm"):
+        return " ".join(names)
+    if operation.name in SOFTMAXES:
+        return f"{bare}({names[0]}) over {_softmax_axis(operation, axes)}"
+    if part is not None:
+        return f"part {int(part) + 1} of {', '.join(names[:3])}, by {bare}"
+    if bare in _SIGNS:
+        left = arguments.pop("input", None)
+        return f" {_SIGNS[bare]} ".join([*([] if left is None else [left]), *names, *arguments.values()])
+    more = [] if len(names) <= 3 else [f"… {len(names) - 3} more"]
+    given = [text if name.isdigit() else f"{name}={text}" for name, text in arguments.items()]
+    return f"{bare}({', '.join([*names[:3], *more, *given])})"
+
+
+def _text(value: object) -> str:
+    """An argument as a reader writes it."""
+    if isinstance(value, float):
+        return f"{value:.6g}".replace("-", "−").replace("inf", "∞")
+    if isinstance(value, slice):
+        return ":".join("" if end is None else str(end) for end in (value.start, value.stop))
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text, value))})"
+    return "…" if value is Ellipsis else str(value)[:40]
+
+
+# --------------------------------------------------------------------------------------------------------------- remarks
+
+
+def _remark(operation: Operation, axes_of: Mapping[Operation, tuple[str, ...]]) -> str:
+    """A remark on a likely error: a softmax over another axis than the keys, or a view that mixes axes."""
+    axes = axes_of[operation]
+    if operation.name in SOFTMAXES and operation.site.startswith("pattern"):
+        axis = _softmax_axis(operation, axes)
+        remark = f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
+        return "" if "key" in re.split("[·+]", axis) else remark
+    if operation.name not in ("view", "reshape", "flatten", "unflatten"):
+        return ""
+    words = _exchanged(axes_of.get(operation.sources[0], axes), axes)
+    text = f"a {operation.name} keeps the numbers in their order, and cannot exchange"
+    return "" if words is None else f"{text} {' and '.join(words)}: they are mixed"
+
+
+def _softmax_axis(operation: Operation, axes: Sequence[str]) -> str:
+    """The axis of a softmax."""
+    dim = operation.arguments.get("dim")
+    if dim is None:  # torch's legacy default
+        dim = 0 if operation.output.ndim in (0, 1, 3) else 1
+    return axes[dim] if isinstance(dim, int) and -len(axes) <= dim < len(axes) else str(dim)
+
+
+def _exchanged(before: Sequence[str], after: Sequence[str]) -> tuple[str, str] | None:
+    """Two words that a view would have to exchange in memory, None if it is valid. The order within a merged axis is unknown."""
+    old, new = _words_up_to_each_axis(before), _words_up_to_each_axis(after)
+    if old[max(old)] != new.get(max(old)):
+        return None  # the words are not the same
+    differing = [(old[count], new[count]) for count in sorted({*old} & {*new}) if old[count] != new[count]]
+    return next(((min(first - second), min(second - first)) for first, second in differing), None)
+
+
+def _words_up_to_each_axis(axes: Sequence[str]) -> dict[int, frozenset[str]]:
+    """The words of the first axes, by their number. Axes of size 1, and that of q, k and v, have none."""
+    words: list[str] = []
+    found = {0: frozenset[str]()}
+    for axis in axes:
+        parts = axis.replace("d_model", "head·d_head").split("·")
+        words += [part for part in parts if not part.isdigit() and part not in ("single", "part")]
+        found[len(words)] = frozenset(words)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------- costs
+
+
+_PER_NUMBER: Mapping[str, int] = {
+    "softmax": 5, "log_softmax": 5, "add": 1, "sub": 1, "mul": 1, "div": 1, "exp": 1, "tanh": 1, "neg": 1, "pow": 1,
+    "sqrt": 1, "rsqrt": 1, "sigmoid": 1, "cos": 1, "sin": 1, "relu": 1, "gelu": 1, "dropout": 2,
+}  # fmt: skip
+"""Floating-point operations for each element of the result, counted as for mha's own layer."""
+
+
+def _flops(operation: Operation) -> int:
+    """Floating-point operations, 2 for a multiply-add, 1 otherwise; 0 if unknown."""
+    n_out, name = operation.output.numel(), operation.name.rstrip("_")
+    inputs = operation.inputs
+    letters = re.sub("[ ,]|->.*", "", str(operation.arguments.get("equation", ".")))
+    if name == "einsum" and "." not in letters:
+        lengths = [length for tensor in inputs for length in tensor.shape]
+        return 2 * prod(dict(zip(letters, lengths, strict=True)).values())
+    if name in ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm"):
+        width = inputs[1 if name in ("addmm", "baddbmm") else 0].shape[-1]
+        return n_out * (2 * width + (len(inputs) > 2))
+    if name == KERNEL:
+        queries, keys, values = inputs[:3]
+        n_cells = queries.numel() // max(1, queries.shape[-1]) * keys.shape[-2]
+        return n_cells * (2 * queries.shape[-1] + 6 + 2 * values.shape[-1])
+    return _PER_NUMBER.get(name, 0) * n_out

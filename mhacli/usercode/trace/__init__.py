@@ -1,1 +1,0 @@
-"""The trace of a user's own module: `mha trace FILE.py:NAME`."""
