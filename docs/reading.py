@@ -72,18 +72,14 @@ def commands() -> str:
     return "\n\n".join(parts)
 
 
-def paragraphs() -> str:
-    """A paragraph for each concept, by the alphabet."""
-    parts = []
-    for name, word in sorted(words_of("glossary", "concept").items(), key=lambda item: item[0].casefold()):
-        also = f" (also: {', '.join(word.also)})" if word.also else ""
-        formula = f" Formula: `{word.formula}`." if word.formula else ""
-        source = f" Source: {word.source}." if word.source else ""
-        parts.append(f"**{name}**{also}. {word.explanation}{formula}{source}")
-    return "\n\n".join(parts)
+def concepts() -> str:
+    """A row for each concept, by the alphabet."""
+    words = sorted(words_of("glossary", "concept").items(), key=lambda item: item[0].casefold())
+    rows = ((name, ", ".join(word.also), word.explanation, code(word.formula), word.source) for name, word in words)
+    return table(("concept", "also", "meaning", "formula", "source"), rows)
 
 
-PARTS = {"columns": columns, "head types": head_types, "signs": signs, "commands": commands, "glossary": paragraphs}
+PARTS = {"columns": columns, "head types": head_types, "signs": signs, "commands": commands, "glossary": concepts}
 """What stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 
