@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mhacli.record.glossary import TABLES, words_of
+from mhacli.record.glossary import words_of
 from mhacli.record.heads import SINK_TOKENS, STATISTICS, words_of_type
 from mhacli.render.base.colours import KIND_SIGNS
 
@@ -60,18 +60,6 @@ def signs() -> str:
     )
 
 
-def commands() -> str:
-    """A table for each command whose columns are not those of heads."""
-    parts = []
-    for name in TABLES:
-        columns = words_of("columns", name).values()
-        rows = ((code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns)
-        parts.append(f"**mha {name}**\n\n{table(('column', 'also', 'meaning'), rows)}")
-    rows = ((code(name), word.explanation) for name, word in words_of("glossary", "probe").items())
-    parts.append(f"**Probes of mha check**\n\n{table(('probe', 'what holds where it passes'), rows)}")
-    return "\n\n".join(parts)
-
-
 def concepts() -> str:
     """A row for each concept, by the alphabet."""
     words = sorted(words_of("glossary", "concept").items(), key=lambda item: item[0].casefold())
@@ -79,7 +67,7 @@ def concepts() -> str:
     return table(("concept", "also", "meaning", "formula", "source"), rows)
 
 
-PARTS = {"columns": columns, "head types": head_types, "signs": signs, "commands": commands, "glossary": concepts}
+PARTS = {"columns": columns, "head types": head_types, "signs": signs, "glossary": concepts}
 """What stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 
