@@ -5,12 +5,10 @@
 12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with 2 threads, or THREADS. Times are those
 that the processor worked, which other load moves little. The loop is what people write by hand: for each head one pass of the
 whole text with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at
-every one, as a call of the model does by itself. `loop of TransformerLens` is the second one by its run_with_hooks, where it
-is installed. They are measured on every twelfth head, and scaled to all. `attribution patching` estimates the same effects to
-first order, by two forward passes and one backward pass. The encoder is of the shape of BERT-base with its language head; its
-loop makes all logits. Runs alternate; the ratios are medians of the ratios of each round. `products` compares the floating-
-point operations of matrix products and attentions, which no load changes. `with proof` is what `mha effect` does: four
-removals are computed a second time.
+every one, as a call of the model does by itself. They are measured on every twelfth head, and scaled to all. `attribution
+patching` estimates the same effects to first order, by two forward passes and one backward pass. The encoder is of the shape
+of BERT-base with its language head; its loop makes all logits. Runs alternate; the ratios are medians of the ratios of each
+round. `with proof` is what `mha effect` does: four removals are computed a second time.
 
 Memory: the largest resident size of a fresh process that removes the heads at all positions, less that of one that only loads the
 model, beside the same of one plain batch with as many rows.
@@ -20,15 +18,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from time import process_time
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peak import peak_mib
-from torch.utils.flop_counter import FlopCounterMode
 
 import mhacli
 from mhacli.commands.effect.settings import EffectSettings
@@ -36,7 +32,6 @@ from mhacli.commands.effect.study import TOKENS_AT_ONCE, EffectStudy
 from mhacli.record.record import Record
 from mhacli.run import Run
 
-Result = TypeVar("Result")
 N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12
 HEADS = [(layer, head) for layer in range(N_LAYERS) for head in range(N_HEADS)]
 
@@ -128,63 +123,24 @@ def loop(model: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[in
     return changes
 
 
-def bridge_of(model: Any) -> Any:
-    """The same model in TransformerLens, None where that is not installed."""
-    try:
-        from transformer_lens.model_bridge import TransformerBridge
-    except ImportError:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return TransformerBridge.boot_transformers(folder)
-
-
-@torch.no_grad()
-def loop_of_bridge(bridge: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[int, int]]) -> list[float]:
-    """The same changes by TransformerLens."""
-    plain, places = float(bridge(ids)[0, -1, 7]), slice(None) if at is None else slice(at, at + 1)
-
-    def without(layer: int, head: int) -> float:
-        def zero(z: torch.Tensor, hook: Any) -> torch.Tensor:
-            z = z.clone()
-            z[:, places, head] = 0
-            return z
-
-        return float(bridge.run_with_hooks(ids, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", zero)])[0, -1, 7])
-
-    return [without(*each) - plain for each in heads]
-
-
-def counted(run: Callable[[], Result]) -> tuple[Result, int]:
-    """What it gives, and how many floating-point operations its matrix products and attentions take."""
-    with FlopCounterMode(display=False) as counter:
-        given = run()
-    return given, counter.get_total_flops()
-
-
 def seconds_of(run: Callable[[], object]) -> float:
     began = process_time()
     run()
     return process_time() - began
 
 
-def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> None:
+def compare(model: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> None:
     """Prints the medians and ratios of one kind of removal; the changes must agree."""
     chosen = HEADS[::EVERY]
     loops: dict[str, Callable[[], list[float]]] = {"loop, all logits": lambda: loop(model, ids, at, chosen)}
     is_decoder = hasattr(model, "transformer")
     if is_decoder:
         loops["loop"] = lambda: loop(model, ids, at, chosen, logits_to_keep=1)
-    if bridge is not None:
-        loops["loop of TransformerLens"] = lambda: loop_of_bridge(bridge, ids, at, chosen)
     inspected(model, LENGTH)
     whole = (len(HEADS) + 1) / (len(chosen) + 1)  # each loop begins with a pass of the whole model
-    found, n_products = counted(lambda: effects(model, ids, at, 0).effects)
-    products = {}
-    for name, run in loops.items():
-        changes, n = counted(run)
-        products[name] = n * whole / n_products
-        for item, change in zip(range(0, len(HEADS), EVERY), changes, strict=True):
+    found = effects(model, ids, at, 0).effects
+    for run in loops.values():
+        for item, change in zip(range(0, len(HEADS), EVERY), run(), strict=True):
             assert abs((found[item].d_logit or 0.0) - change) < 1e-4
     ways: dict[str, Callable[[], object]] = {
         "removals": lambda: effects(model, ids, at, 0),
@@ -206,10 +162,6 @@ def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds
     if is_decoder:
         ratio = statistics.median(row["removals"] / row["attribution patching"] for row in rounds)
         print(f"  removals: {ratio:.1f} × the time of attribution patching")
-    print(
-        f"  products: {', '.join(f'{ratio:.2f} × fewer than the {name}' for name, ratio in products.items())}",
-        flush=True,
-    )
 
 
 @torch.no_grad()
@@ -243,8 +195,7 @@ if __name__ == "__main__":
     else:
         given, text = made()
         n_rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-        same = bridge_of(given)
         for position in (LENGTH - 1, None):
-            compare(given, same, text, position, n_rounds)
-        compare(encoder(), None, text % 30_000, None, n_rounds)
+            compare(given, text, position, n_rounds)
+        compare(encoder(), text % 30_000, None, n_rounds)
         memory()

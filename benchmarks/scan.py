@@ -1,10 +1,10 @@
 """What `mha scan` costs beside a plain loop, how it scales with Ray's workers, and its memory over a large corpus.
 
-    python benchmarks/scan.py MODEL CORPUS.jsonl [N_DOCUMENTS]
-    python benchmarks/scan.py memory CORPUS.jsonl
+    python benchmarks/scan.py MODEL [N_DOCUMENTS]
+    python benchmarks/scan.py memory
 
-MODEL is the folder of a checkpoint, CORPUS.jsonl a file of `python benchmarks/corpus.py`; documents are cut to 64 tokens, with
-one thread of torch for each worker. All are whole processes, in turns.
+MODEL is the folder of a checkpoint; documents are passages of sample_texts, cut to 64 tokens, with one thread of torch for
+each worker. All are whole processes, in turns.
 
 1. Loop: a script that loads the model, makes tokens of each document, and calls the model within `mhacli.inspecting`, which
    computes the statistics of all heads; it writes nothing. The ratio is of processor time.
@@ -16,8 +16,8 @@ one thread of torch for each worker. All are whole processes, in turns.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -29,6 +29,7 @@ from typing import NamedTuple
 from peak import peak_mib
 
 MHA = str(Path(sys.executable).with_name("mha"))
+SAMPLES = Path(__file__).parents[1] / "sample_texts"
 MAX_TOKENS, UNIT, ROUNDS = 64, 16, 3
 LOOP = """
 import sys, torch, transformers, mhacli
@@ -56,41 +57,31 @@ def seconds(command: list[str]) -> Seconds:
     return Seconds(wall, sum(after[2:4]) - sum(before[2:4]))
 
 
-def texts(corpus: str) -> list[str]:
-    """The texts of the corpus's readable lines, each on a line."""
-    found = []
-    for line in Path(corpus).read_bytes().splitlines():
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        if isinstance(text, str) and text.isprintable() and text.strip():
-            found.append(text)
+def passages(n: int) -> list[str]:
+    """Passages of the sample texts in one line each, often a sentence and seldom some pages, each beginning at a word."""
+    drawn, found = random.Random(0), list[str]()
+    texts = [" ".join(path.read_text(encoding="utf-8").split()) for path in sorted(SAMPLES.glob("*.txt"))]
+    while len(found) < n:
+        text = drawn.choice(texts)
+        start = text.find(" ", drawn.randrange(len(text))) + 1
+        found.append(text[start : start + round(drawn.lognormvariate(5, 1.2))].strip() or ".")
     return found
 
 
 def scan(model: str, file: Path, folder: str, workers: int = 0) -> Seconds:
     """What a scan takes, in this process of its own or with Ray's workers."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        words = [
-            "--model",
-            model,
-            "--lines",
-            "--max-tokens",
-            str(MAX_TOKENS),
-            "--threads",
-            "1",
-            "--out",
-            f"{out}/scan.mha",
-        ]
-        return seconds([MHA, "scan", str(file), *words, *(["--workers", str(workers)] if workers else [])])
+        words = f"--model {model} --lines --max-tokens {MAX_TOKENS} --threads 1 --out {out}/scan.mha".split()
+        if workers:
+            words += ["--workers", str(workers)]
+        return seconds([MHA, "scan", str(file), *words])
 
 
-def throughput(model: str, corpus: str, n_documents: int) -> None:
+def throughput(model: str, n_documents: int) -> None:
     """Prints the ratio of the loop to the scan, and of two workers to one."""
     with tempfile.TemporaryDirectory() as folder:
         few, many = Path(folder, "few.txt"), Path(folder, "many.txt")
-        good = texts(corpus)[:n_documents]
+        good = passages(n_documents)
         few.write_text("\n".join(good[:UNIT]), encoding="utf-8")
         many.write_text("\n".join(good), encoding="utf-8")
         loop = [sys.executable, "-c", LOOP, model, str(many), str(MAX_TOKENS)]
@@ -106,14 +97,14 @@ def throughput(model: str, corpus: str, n_documents: int) -> None:
         )
 
 
-def memory(corpus: str) -> None:
+def memory() -> None:
     """Prints the largest size of a scan of few and of many documents."""
     import torch
     from transformers import GPT2Config, GPT2Model
 
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=300, n_embd=24, n_layer=2, n_head=3, n_positions=64, bos_token_id=0, eos_token_id=0)
-    begins = [text[:40] for text in texts(corpus)]
+    begins = [text[:40] for text in passages(100)]
     with tempfile.TemporaryDirectory() as folder:
         GPT2Model(config).save_pretrained(folder)
         lines = Path(folder, "texts.txt")
@@ -129,13 +120,12 @@ def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="the folder of a checkpoint, or memory")
-    parser.add_argument("corpus", help="a file of python benchmarks/corpus.py")
     parser.add_argument("n_documents", nargs="?", type=int, default=320, help="documents of 1 and 2 (default: 320)")
     given = parser.parse_args()
     if given.model == "memory":
-        memory(given.corpus)
+        memory()
     else:
-        throughput(given.model, given.corpus, given.n_documents)
+        throughput(given.model, given.n_documents)
 
 
 if __name__ == "__main__":
