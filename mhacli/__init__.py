@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mhacli.record.storage import load
     from mhacli.settings import Config
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "bench", "check", "diff", "doctor", "effects",
     "heads", "inspect", "inspecting", "load", "removed",
