@@ -26,7 +26,11 @@ class BlockBuilder(BuildHookInterface[Any]):
         if self.target_name == "wheel" and compiled(folder / "block.c", folder / "libblock.so"):
             build_data["artifacts"].append("mhacli/attention/libblock.so")
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{next(platform_tags())}"
+            tags = list(
+                platform_tags()
+            )  # of Linux the tag with the C library's version, which an index of packages accepts
+            tag = next((tag for tag in tags if not tag.startswith("linux_")), tags[0])
+            build_data["tag"] = f"py3-none-{tag}"
 
 
 def compiled(source: Path, library: Path) -> bool:
