@@ -159,8 +159,8 @@ SELF += in_layer(
 
 SELF += in_layer(
     "separate:SelfAttention",
-    ("batch-leak", "context = weights @ v", "context = weights @ v.cumsum(0)", True),
-    ("unused-parameters", "q = self.query(x)", "q = x.cos()", True),
+    ("batch-leak", "context = weights @ v", "context = weights @ v.cumsum(0)"),
+    ("unused-parameters", "q = self.query(x)", "q = x.cos()"),
     line=False,
 )
 
@@ -404,7 +404,7 @@ ROTATED = [
     ),
     *in_layer(
         "positions:RotaryAttention",
-        ("rope-pairing", "torch.cat((angles, angles), -1)", "angles.repeat_interleave(2, dim=-1)", True),
+        ("rope-pairing", "torch.cat((angles, angles), -1)", "angles.repeat_interleave(2, dim=-1)"),
         ("rope-without-minus", "torch.cat((-b, a), dim=-1)", "torch.cat((b, a), dim=-1)"),
         ("rope-axis", "torch.arange(q.shape[2], dtype=x.dtype)[:, None] * inverse",
          "torch.arange(q.shape[1], dtype=x.dtype)[:, None, None] * inverse"),
