@@ -32,7 +32,7 @@ from mhacli.attention.axes import StatisticsRequest, block_of
 from mhacli.attention.devices import shared_out
 from mhacli.attention.scores import ScoredAttention
 from mhacli.attention.statistics import Reduced, head_groups, make_baseline, reduce_heads
-from mhacli.layer.heads import HeadsRun
+from mhacli.layer.run import inspect_heads
 from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.text.encode import encode
@@ -110,20 +110,14 @@ def time_command(rounds: int) -> None:
     os.environ["MHA_BLOCK"] = "c"
     config = Config(d_model=N_HEADS * D_HEAD, n_heads=N_HEADS, causal=True).resolved()
     words = " ".join(f"w{token}" for token in request_of(COMMAND_LENGTH).q_tokens[0].tolist())
-    run = Run(encoded=encode([words], config), config=config)
+    sequences, _, vocabulary, _ = encode([words], config)
+    run = Run(sequences=sequences, vocabulary=vocabulary, config=config)
     attention = made(COMMAND_LENGTH, causal=True)
     assert attention.v is not None
 
-    def study() -> None:
-        prepared = HeadsRun(run)
-        prepared.run()
-        prepared.record()
-
     fused = partial(scaled_dot_product_attention, attention.q, attention.k, attention.v, is_causal=True)
-    print(
-        f"mha heads, {COMMAND_LENGTH:,} causal: {ratios(in_turns({'fused': fused, 'command': study}, rounds))}",
-        flush=True,
-    )
+    seconds = in_turns({"fused": fused, "command": partial(inspect_heads, run)}, rounds)
+    print(f"mha heads, {COMMAND_LENGTH:,} causal: {ratios(seconds)}", flush=True)
 
 
 def peak_mib() -> float:

@@ -23,7 +23,9 @@ def compare_memory(length: int, n_heads: int) -> None:
     """Prints the largest memory of a run beside what was predicted for it."""
     config = Config(n_heads=n_heads, causal=True).resolved()
     words_of_text = "a b c d " * (length // 4)
-    predicted = require_memory(Run(encoded=encode([words_of_text], config), config=config), 1 << 60) / 2**20
+    sequences, _, vocabulary, _ = encode([words_of_text], config)
+    run = Run(sequences=sequences, vocabulary=vocabulary, config=config)
+    predicted = require_memory(run, 1 << 60) / 2**20
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
         text.write(words_of_text)
         text.flush()

@@ -12,7 +12,6 @@ from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
 from mhacli.sites import SITES, Facts
-from mhacli.text.encode import NO_TEXT, Encoded
 from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
@@ -29,10 +28,11 @@ DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 class Run:
     """The settings, the texts and what to compute, of a layer of mha or of a checkpoint (`model.path`).
 
-    A layer reads `encoded` tokens under a resolved `config`, with weights of a file or of the config's seed. A checkpoint reads
-    `texts`, or a `chat` in place of one; `pair` are the second texts of pairs, `context` is the input of an encoder, `spans` are
-    named parts of the text as typed, and `n_generated` tokens are generated greedily. `max_tokens` truncates texts; without it,
-    longer texts are refused. Its folder is the `checkpoint`, if it is read already.
+    A layer reads `sequences`, and keys of `context_sequences` if there are any, under a resolved `config`, with weights of a file
+    or of the config's seed; the ids are those of the `vocabulary`. A checkpoint reads `texts`, or a `chat` in place of one;
+    `pair` are the second texts of pairs, `context` is the input of an encoder, `spans` are named parts of the text as typed, and
+    `n_generated` tokens are generated greedily. `max_tokens` truncates texts; without it, longer texts are refused. Its folder is
+    the `checkpoint`, if it is read already.
 
     `keep` are the arrays to keep, within `keep_limit` bytes; None keeps as many as fit. `also` are arrays to keep besides, and
     `kept` cells of long texts. `repeat` is the number of timed runs. `notes` are for the user.
@@ -40,7 +40,9 @@ class Run:
 
     command: tuple[str, ...] = ()
     config: Config = Config()
-    encoded: Encoded = NO_TEXT
+    sequences: tuple[TokenSequence, ...] = ()
+    context_sequences: tuple[TokenSequence, ...] | None = None
+    vocabulary: tuple[str, ...] = ()
     weights: TensorFile | None = None
     model: ModelSettings = ModelSettings()
     checkpoint: Checkpoint | None = None
@@ -69,8 +71,7 @@ class Run:
     @cached_property
     def facts(self) -> Facts:
         """The sizes of the run of a layer."""
-        encoded = self.encoded
-        return Facts.of(self.config, encoded.sequences, encoded.context, n_tokens=len(encoded.vocabulary.tokens))
+        return Facts.of(self.config, self.sequences, self.context_sequences, n_tokens=len(self.vocabulary))
 
     @cached_property
     def plan(self) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -5,25 +5,28 @@ The table of all statistics is `mhacli.record.heads.STATISTICS`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from functools import partial
+from math import prod
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.attention.axes import Axes, StatisticsRequest
+from mhacli.attention.devices import one_thread, shared_out
 from mhacli.attention.scores import BLOCKS, Attention, GivenAttention, ScoredAttention, own_cells
 from mhacli.attention.statistics import (
     Baseline,
     PerQuery,
     Reduced,
     Statistics,
+    head_groups,
     reduce_heads,
     torch_because,
 )
 from mhacli.attention.taps import not_finite
-from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.record.checks import (
     COLUMN_TOTALS,
@@ -62,6 +65,8 @@ _HUGE, _LARGE = 1e4, 64.0
 """Scores that may be too large to be told apart; and those whose rounding in a kernel's float32 shows in z."""
 _MOST_OF_SUMS = 1e-2
 """The largest tolerance of a row's sum: beyond it a row is no row of weights."""
+SMALL_CELLS = 1 << 18
+"""Queries × keys up to which one thread is as quick as several."""
 _MOST_OFF = 300.0
 """An exponent beyond which nothing is known of a weight; e to its power is still a number."""
 
@@ -81,7 +86,11 @@ def head_statistics(
     """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads, `top_score`
     the largest score of each query. The rows of weights that are computed again for it are checked by `check_z`."""
     statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.q_len - 1
-    offsets = _offsets(statistics, baseline.statistics, zero)
+    profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline.statistics))
+    excess = next(profiles) - next(profiles)  # of the mass at each signed distance
+    excess[:, max(0, zero - 1) : zero + 1] = 0.0  # that of neither 0 nor −1 counts
+    most, offsets = excess.max(dim=1)
+    offsets = torch.where(most > _NOTHING, offsets, -1)
     outcomes = baseline.visible if sink_mass is None else baseline.visible + (baseline.visible > 0)
     own = _averages(statistics, outcomes, zero, offsets)
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
@@ -121,15 +130,6 @@ def with_sink(reduced: Reduced) -> Statistics:
     }
 
 
-def _offsets(own: Statistics, uniformly: Statistics, zero: int) -> Int[Tensor, " head"]:
-    """For each head the signed distance with the most mass beyond uniform attention, neither 0 nor −1, as an index; −1 where
-    none has more."""
-    excess = own["profile"].double().sum(dim=0) - uniformly["profile"].double().sum(dim=0)
-    excess[:, max(0, zero - 1) : zero + 1] = 0.0
-    most, offsets = excess.max(dim=1)
-    return torch.where(most > _NOTHING, offsets, -1)
-
-
 def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]) -> list[Averages]:
     """The means of every head, in float64. Where one head stands for all, there is one for each of the `offsets`."""
     seen = sums["mass"] > 0
@@ -155,7 +155,11 @@ def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor,
     matched = (sums["matched"].sum(dim=0) / n[:, None]).expand(len(offsets), -1)
     numbers = {name: row.expand(len(offsets)).tolist() for name, row in rows.items()}
     is_known = ((n > 0) & folded.isfinite().all(dim=1)).expand(len(offsets))
-    windows = {name: _window_of(folded, weight).expand(len(offsets)).tolist() for name, weight in _WINDOWS.items()}
+    within = folded.cumsum(dim=1)
+    windows = {}
+    for name, weight in _WINDOWS.items():  # rounding of a millionth is forgiven
+        window = torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
+        windows[name] = window.expand(len(offsets)).tolist()
     return [
         Averages(
             **{name: finite(row[head]) for name, row in numbers.items()},  # type: ignore[arg-type]
@@ -181,12 +185,6 @@ def distances_folded(profile: Float[Tensor, "head distance"], zero: int) -> Floa
     folded = both[0] + both[1]
     folded[:, 0] = profile[:, zero]
     return folded
-
-
-def _window_of(folded: Float[Tensor, "head absolute"], weight: float) -> Int[Tensor, " head"]:
-    """The least distance within which at least `weight` of the mass lies; rounding of a millionth is forgiven."""
-    within = folded.cumsum(dim=1)
-    return torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
 
 
 def _most_lifted(reduced: Reduced, visible: Float[Tensor, "batch query"], index: int) -> list[tuple[int, int]]:
@@ -269,115 +267,99 @@ def _largest(
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-class HeadResults(NamedTuple):
-    """The results of some heads: their statistics, arrays `[batch, head, …]` on the CPU, the kernel that made z, the checks,
-    and why torch computed the statistics, if it did."""
-
-    heads: tuple[HeadStatistics, ...]
-    arrays: Mapping[str, Tensor]
-    kernel: str
-    checks: tuple[Check, ...]
-    torch_because: str | None
-
-
-def results_of(
-    axes: Axes,
+def statistics_of(
     attention: Attention,
-    heads: range,
-    *,
-    statistics_request: StatisticsRequest,
-    wanted: Run,
-    baseline: Baseline,
-    report_progress: Callable[[int], None] = lambda cells: None,
-) -> HeadResults:
-    """The statistics of some heads, the arrays that are kept of them, and the checks.
-
-    The `baseline` is that of all heads; `report_progress` receives numbers of reduced cells. Raises `MhaError` where scores
-    overflow.
-    """
-    reduced, own = reduce_heads(attention, statistics_request, heads, report_progress), baseline.of_heads(heads)
-    seen, lse = reduced.has_keys, reduced.lse
-    is_lost = (own.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
-    if not wanted.allow_nonfinite and bool(is_lost.any()):
-        raise _overflow(heads, is_lost, axes)
-    top_score = torch.where(seen, _top_scores(reduced), -torch.inf)
-    arrays = {
-        "lse": torch.where(seen, lse, torch.nan).to(attention.dtype),
-        "max_score": torch.where(seen, top_score, torch.nan).to(attention.dtype),
-        **_arrays(reduced, axes, statistics_request),
-        **_cells(reduced, wanted.kept),
-    }
-    if wanted.kept.z and reduced.z is not None:
-        arrays["z"] = reduced.z
-    largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
-    check_z = None if attention.v is None else CheckOfZ(reduced, axes, largest)
-    of_heads = head_statistics(
-        reduced,
-        top_score=top_score,
-        baseline=own,
-        axes=axes,
-        sink_share=wanted.statistics.sink_weight,
-        check_z=check_z,
-    )
-    checks = check_sums(reduced, largest)
-    checks = checks if check_z is None else (*checks, check_z.check())
-    kept = {name: array.cpu() for name, array in arrays.items()}
-    return HeadResults(of_heads, kept, attention.kernel, checks, torch_because(attention))
-
-
-def _top_scores(reduced: Reduced) -> Float[Tensor, "batch head query"]:
-    """The largest score of each query: of those that were given, or by its weight, in which a sink logit takes part."""
-    attention, lse = reduced.attention, reduced.lse
-    if isinstance(attention, GivenAttention):
-        return attention.matrices()["scores"].amax(dim=-1)[:, reduced.heads.start : reduced.heads.stop]
-    if attention.sink_logits is not None:
-        lse = torch.logaddexp(lse, attention.sink_logits[:, reduced.heads.start : reduced.heads.stop].to(lse.dtype))
-    return reduced.statistics["peak"] + lse
-
-
-def joined(
-    parts: Sequence[HeadResults],
-    baseline: Baseline,
-    wanted: Run,
-    *,
     axes: Axes,
-    statistics_request: StatisticsRequest,
+    request: StatisticsRequest,
+    *,
+    baseline: Baseline,
+    wanted: Run,
     peak_bytes: int,
     full_bytes: int,
-) -> tuple[HeadResults, HeadsSummary]:
-    """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
-    heads, and of each check the one that came nearest to its tolerance, or passed it most; and how they were reduced."""
-    heads, first = tuple(head for part in parts for head in part.heads), parts[0]
-    arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in first.arrays}
-    means = _means(baseline.statistics, axes, statistics_request)
+    report_progress: Callable[[int], None] = lambda cells: None,
+) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], HeadsSummary]:
+    """The statistics of the wanted heads, the arrays `[batch, head, …]` that are kept and those of uniform attention, on the CPU,
+    and how they were computed: of each check the result that came nearest to its tolerance, or passed it most.
+
+    On a CPU every thread takes some of the heads. The `baseline` is that of all heads; `report_progress` receives numbers of
+    reduced cells. Raises `MhaError` where scores overflow.
+    """
+    n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
+    chosen = wanted.statistics.heads
+    reduce = partial(_of_some, attention, axes, request, baseline, wanted, report_progress)
+    is_small = prod(attention.shape[2:]) <= SMALL_CELLS or attention.like.device.type != "cpu"
+    with one_thread() if is_small else nullcontext():
+        most = -(-n_kv_heads // torch.get_num_threads()) * (n_heads // n_kv_heads)
+        parts = [*head_groups(range(n_heads), 1, most=most)] if chosen is None else [range(n, n + 1) for n in chosen]
+        results = shared_out([partial(reduce, part) for part in parts])
+    heads = tuple(head for of_heads, _, _ in results for head in of_heads)
+    arrays = {name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]}
+    means = _means(baseline.statistics, axes, request)
     means = {"map": means["map"], "received": baseline.statistics["received"]} | means
     uniform = {"visible": baseline.visible.long()} | {f"uniform_{name}": array for name, array in means.items()}
     for name, array in uniform.items():
         arrays[name] = (array if array.shape[1] == 1 else array[:, [head.head for head in heads]]).cpu()
-    checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
-    summary = HeadsSummary(
-        block=statistics_request.block,
-        steps=_steps(axes),
-        patterns=tuple(pattern.text for pattern in wanted.statistics.conditions),
-        sink_tokens=wanted.statistics.first_tokens,
-        sink_share=wanted.statistics.sink_weight,
-        kernel=first.kernel,
-        reducer="c" if first.torch_because is None else "torch",
-        torch_because=first.torch_because,
-        checks=checks,
-        peak_bytes=peak_bytes,
-        full_bytes=full_bytes,
-        kept=wanted.kept,
+    because = torch_because(attention)
+    return (
+        heads,
+        arrays,
+        HeadsSummary(
+            block=request.block,
+            steps=_steps(axes),
+            patterns=tuple(pattern.text for pattern in wanted.statistics.conditions),
+            sink_tokens=wanted.statistics.first_tokens,
+            sink_share=wanted.statistics.sink_weight,
+            kernel=attention.kernel,
+            reducer="c" if because is None else "torch",
+            torch_because=because,
+            checks=tuple(worst_check(same) for same in zip(*(checks for *_, checks in results), strict=True)),
+            peak_bytes=peak_bytes,
+            full_bytes=full_bytes,
+            kept=wanted.kept,
+        ),
     )
-    return first._replace(heads=heads, arrays=arrays, checks=checks), summary
 
 
-def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:
-    """The error for scores so large that the weights of a query do not add up, with the heads."""
-    of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
-    named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
-    message = f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1"
-    return not_finite(message, axes.dtype)
+def _of_some(
+    attention: Attention,
+    axes: Axes,
+    request: StatisticsRequest,
+    baseline: Baseline,
+    wanted: Run,
+    report_progress: Callable[[int], None],
+    heads: range,
+) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]:
+    """The statistics of some heads, the arrays that are kept of them, and the checks."""
+    reduced, own = reduce_heads(attention, request, heads, report_progress), baseline.of_heads(heads)
+    seen, lse = reduced.has_keys, reduced.lse
+    is_lost = (own.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
+    if not wanted.allow_nonfinite and bool(is_lost.any()):
+        of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
+        named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
+        message = f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1"
+        raise not_finite(message, axes.dtype)
+    if isinstance(attention, GivenAttention):
+        top = attention.matrices()["scores"].amax(dim=-1)[:, heads.start : heads.stop]
+    else:  # by its weight, in which a sink logit takes part
+        sinks = attention.sink_logits
+        top = reduced.statistics["peak"] + (
+            lse if sinks is None else torch.logaddexp(lse, sinks[:, heads.start : heads.stop].to(lse.dtype))
+        )
+    top = torch.where(seen, top, -torch.inf)
+    arrays = {
+        "lse": torch.where(seen, lse, torch.nan).to(attention.dtype),
+        "max_score": torch.where(seen, top, torch.nan).to(attention.dtype),
+        **_arrays(reduced, axes, request),
+        **_cells(reduced, wanted.kept),
+    }
+    if wanted.kept.z and reduced.z is not None:
+        arrays["z"] = reduced.z
+    largest = top.masked_fill(~seen, 0.0).abs().amax().item()
+    check_z = None if attention.v is None else CheckOfZ(reduced, axes, largest)
+    least = wanted.statistics.sink_weight
+    found = head_statistics(reduced, top_score=top, baseline=own, axes=axes, sink_share=least, check_z=check_z)
+    checks = check_sums(reduced, largest) + (() if check_z is None else (check_z.check(),))
+    return found, {name: array.cpu() for name, array in arrays.items()}, checks
 
 
 # -------------------------------------------------------------------------------------------------------------- arrays

@@ -18,12 +18,11 @@ from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import Run
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
-from mhacli.text import tokenizers as vocabularies
 from mhacli.text.encode import encode
 from mhacli.text.escape import without_surrogates
 from mhacli.text.reading import argument_text, stream_text
 from mhacli.text.spans import read_chat
-from mhacli.text.tokenizers import Vocabulary
+from mhacli.text.tokenizers import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
@@ -65,13 +64,13 @@ def _of_layer(run: Run, what: Computation) -> Run:
     texts = [] if config.random is not None else read_texts(what)
     vocabulary, origin = None, "the vocabulary"
     if what.vocab is not None:
-        vocabulary, origin = vocabularies.load(what.vocab), what.vocab
+        vocabulary, origin = read_vocabulary(what.vocab), what.vocab
     elif saved is not None and saved.vocabulary:
         vocabulary, origin = Vocabulary(saved.vocabulary), what.weights or ""
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)
     with show_activity("reading the text"):
-        encoded = encode(
+        sequences, context, tokens, notes = encode(
             texts,
             config,
             context=argument_texts(what.context, what, option="--context"),
@@ -80,7 +79,15 @@ def _of_layer(run: Run, what: Computation) -> Run:
             max_tokens=what.max_tokens,
             max_token_len=what.max_token_len,
         )
-    made = replace(run, config=config, weights=weights, encoded=encoded, notes=encoded.notes)
+    made = replace(
+        run,
+        config=config,
+        weights=weights,
+        sequences=sequences,
+        context_sequences=context,
+        vocabulary=tokens,
+        notes=notes,
+    )
     if config.score_bias is not None:
         read_bias_file(config.score_bias, made.facts)
     return made
@@ -170,7 +177,7 @@ def computed(
         with show_activity("computing"):
             return of_model(prepared), notes
     require_memory(run)
-    require_choices(run.config.n_heads, len(run.encoded.sequences), options)
+    require_choices(run.config.n_heads, len(run.sequences), options)
     with loading_torch():
         import_module("mhacli.layer.run")
     with show_activity("computing"):

@@ -65,15 +65,15 @@ def decode(
 
 def _decodable(run: Run, prompt_len: int) -> Run:
     """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
-    encoded, config, longest = run.encoded, run.config, run.encoded.q_len
+    config, longest = run.config, run.facts.q_len
     if prompt_len > longest:
         raise UsageError(out_of_range("--prompt-len", prompt_len, longest + 1))
-    if encoded.context is not None:
+    if run.context_sequences is not None:
         raise UsageError("--context does not work with mha decode, which follows one text")
     if config.train:
         raise UsageError("--train does not work with mha decode: with dropout a step differs from a full computation")
     needed = 0  # the end of the last token of a prefix that an earlier one sees: a step must not split these
-    for sequence in encoded.sequences:
+    for sequence in run.sequences:
         first = config.first_column(len(sequence.tokens), longest)
         seen = [first + i for i, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
         needed = max([needed, *(column + 1 for column in seen)])

@@ -111,15 +111,12 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
     run = replace(run, kept=cells.kept(facts.q_len, facts.k_len, z=keep_z, is_shifted=is_shifted))
     for head in {*options.maps}.difference(cells.head or options.maps):
         raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
-    require_choices(run.config.n_heads, len(run.encoded.sequences), options)
+    require_choices(run.config.n_heads, len(run.sequences), options)
     require_memory(run, has_matrices=False)
     with loading_torch():
-        from mhacli.layer.heads import HeadsRun
-    with show_activity("projecting"):
-        prepared = HeadsRun(run)
+        from mhacli.layer.run import inspect_heads
     with progress() as report_progress:
-        prepared.run(report_progress)
-    return prepared.record()
+        return inspect_heads(run, report_progress)
 
 
 def _of_checkpoint(

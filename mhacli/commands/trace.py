@@ -151,7 +151,7 @@ def trace(
 
 def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
-    place, texts = None if walk.cell is None else (walk.sequence, *walk.cell), run.encoded.sequences
+    place, texts = None if walk.cell is None else (walk.sequence, *walk.cell), run.sequences
 
     def of_layer(run: Run) -> Record:
         from mhacli.layer import steps as study
@@ -164,7 +164,7 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
         return walk_checkpoint(prepared, values=walk.values, place=place)
 
     if place is not None and run.model.path is None:
-        require_inside(place, run.config.n_heads, texts, run.encoded.context or texts)
+        require_inside(place, run.config.n_heads, texts, run.context_sequences or texts)
     return computed(run, ViewOptions(), of_layer=of_layer, of_model=of_model)
 
 

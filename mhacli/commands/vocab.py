@@ -40,8 +40,8 @@ def vocab(
 ) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
     from mhacli.cli.source import texts_of
-    from mhacli.text import tokenizers as vocabularies
-    from mhacli.text.encode import make_tokenizer, no_tokens
+    from mhacli.text.encode import no_tokens
+    from mhacli.text.tokenizers import entries, make_tokenizer, vocabulary_json
 
     require_writable(output.files, force=output.force)
     tokenizer = make_tokenizer(config, source.max_token_len)
@@ -54,16 +54,16 @@ def vocab(
             if not tokens:
                 raise no_tokens(name or "the text")
             counts.update(tokens)
-    rows = vocabularies.entries(counts, tokenizer.vocabulary, of_bytes=config.tokenizer == "byte")
+    rows = entries(counts, tokenizer.vocabulary, of_bytes=config.tokenizer == "byte")
     if output.save is not None:
-        write_whole(output.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=output.force)
+        write_whole(output.save, vocabulary_json(rows, config.tokenizer).encode(), force=output.force)
     if top is not None:
         rows = sorted(rows, key=lambda row: (-row.count, row.id))[:top]
     room = len(rows) if everything or top is not None else MAX_ROWS
     print_report(
         output,
         view=lambda on: vocabulary_table(rows, counts, room, on.width),
-        json=lambda: [vocabularies.to_json(rows, config.tokenizer)],
+        json=lambda: [vocabulary_json(rows, config.tokenizer)],
     )
     note_written(output)
 

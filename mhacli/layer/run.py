@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from math import prod
+from threading import Lock
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,7 @@ from mhacli.attention import masks
 from mhacli.attention.axes import Axes, make_statistics_request
 from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_cells
 from mhacli.attention.devices import choose_device, environment, free_bytes
-from mhacli.attention.head_statistics import head_statistics
+from mhacli.attention.head_statistics import head_statistics, statistics_of
 from mhacli.attention.layer import KeyRows, Places, TokenVectors, merge_heads, run_route
 from mhacli.attention.masks import Mask
 from mhacli.attention.memory import require_memory
@@ -30,18 +33,27 @@ from mhacli.attention.scores import (
     sum_of_biases,
     tensor_bias,
 )
-from mhacli.attention.statistics import make_baseline, reduce_heads
-from mhacli.attention.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
+from mhacli.attention.statistics import blocks_of, make_baseline, reduce_heads
+from mhacli.attention.taps import (
+    Capture,
+    Stopwatch,
+    largest_difference,
+    not_finite,
+    require_finite,
+    stage_timings,
+    time_stages,
+    to_array,
+)
 from mhacli.attention.weights_file import read_bias_file
 from mhacli.errors import UsageError, bad_file
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import TOLERANCES, SelfCheck
-from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record, Step
 from mhacli.record.tables import HeadTable
 from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.sites import Facts
-from mhacli.text.encode import Encoded, encode
+from mhacli.text.encode import encode
 from mhacli.text.tokens import TokenSequence
 
 _INPUT_STREAM = 1 << 63
@@ -65,8 +77,8 @@ class Setup:
     def __init__(self, request: Run) -> None:
         """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing or
         the weights do not fit the vocabulary."""
-        encoded, config, facts, source = request.encoded, request.config, request.facts, request.weights
-        device, n_tokens = choose_device(config.device), len(encoded.vocabulary.tokens)
+        config, facts, source = request.config, request.facts, request.weights
+        device, n_tokens = choose_device(config.device), len(request.vocabulary)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if source is None:
@@ -82,12 +94,16 @@ class Setup:
                 )
         self.config, self.facts, self.device = replace(config, device=str(device)), facts, device
         self.layer = layer.to(device)
-        self.axes = axes = make_axes(encoded, facts, device)
+        self.axes = axes = make_axes(request, device)
         self.queries = _tokens(axes.queries, axes.on_queries, facts)
         self.context = None if axes.is_self else _tokens(axes.keys, axes.on_keys, facts)
-        self.random = None if config.random is None else _random_rows(config, device)
-        self.allowed = make_mask(axes, facts)
-        self.bias = None
+        self.allowed, self.random, self.bias = make_mask(axes, facts), None, None
+        if config.random is not None:
+            shape = (*config.random, config.d_input or config.d_model)
+            generator = torch.Generator().manual_seed((config.seed + _INPUT_STREAM) % 2**64)
+            draw = torch.randn if config.distribution == "normal" else torch.rand
+            drawn = draw(shape, generator=generator, dtype=torch.float64)
+            self.random = drawn.to(device=device, dtype=getattr(torch, config.dtype))
         if config.score_bias is not None:
             self.bias = _bias(config.score_bias, facts, device, request.allow_nonfinite)
 
@@ -96,9 +112,9 @@ class Setup:
         return Record(
             command=request.command,
             config=self.config,
-            sequences=request.encoded.sequences,
-            context=request.encoded.context,
-            vocabulary=request.encoded.vocabulary.tokens,
+            sequences=request.sequences,
+            context=request.context_sequences,
+            vocabulary=request.vocabulary,
             environment=environment(self.device, request.config.device),
             weights=None if request.weights is None else request.weights.path,
             **found,
@@ -176,18 +192,18 @@ class Setup:
         return cells.expand(self.facts.batch, -1, len(q_idx), len(k_idx))
 
 
-def make_axes(encoded: Encoded, facts: Facts, device: torch.device) -> Axes:
+def make_axes(request: Run, device: torch.device) -> Axes:
     """The texts of a run on the query and key axes."""
-    ids = encoded.vocabulary.id_of
+    facts, ids = request.facts, {token: i for i, token in enumerate(request.vocabulary)}
     return Axes(
-        queries=encoded.sequences,
-        keys=encoded.context or encoded.sequences,
+        queries=request.sequences,
+        keys=request.context_sequences or request.sequences,
         q_len=facts.q_len,
         k_len=facts.k_len,
-        side=facts.config.padding,
-        is_self=encoded.context is None,
+        side=request.config.padding,
+        is_self=request.context_sequences is None,
         id_of=lambda word: ids.get(word, -1),
-        dtype=facts.config.dtype,
+        dtype=request.config.dtype,
         device=device,
     )
 
@@ -200,14 +216,6 @@ def _tokens(
     """The tokens on an axis, which `padded` fills up. There is one row of positions for all texts if they begin together."""
     ids, places = padded([text.ids for text in texts], -1), padded([text.places for text in texts], 0)
     return Tokens(ids, places if facts.has_separate_positions else torch.arange(ids.shape[1], device=ids.device))
-
-
-def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch query d_input"]:
-    """Vectors from the config's distribution: normal with deviation 1, or uniform from 0 to 1."""
-    shape = (*(config.random or (1, 1)), config.d_input or config.d_model)
-    generator = torch.Generator().manual_seed((config.seed + _INPUT_STREAM) % 2**64)
-    draw = torch.randn if config.distribution == "normal" else torch.rand
-    return draw(shape, generator=generator, dtype=torch.float64).to(device=device, dtype=getattr(torch, config.dtype))
 
 
 def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
@@ -250,24 +258,27 @@ def make_mask(axes: Axes, facts: Facts) -> Allowed | None:
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 _BLOCK_CELLS = 1 << 22
+_ALWAYS = ("q", "k", "v", "qk", "scores", "pattern", "dropped", "out")
+"""The sites that statistics, the self-check and a cell read."""
+_OTHER_NAMES = {"q_per_head": "q", "k_per_head": "k", "v_per_head": "v", "out_sum": "out"}
+"""What other routes call some of them."""
 
 
 def inspect(
-    text: str | Sequence[str] | Encoded = (),
+    text: str | Sequence[str] = (),
     config: Config | None = None,
     *,
     context: Sequence[str] = (),
 ) -> Record:
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
-    `text` is one sequence, several (a padded batch), tokenized texts, or nothing with `config.random`. `context` makes
-    it cross-attention. The weights come from the config's seed. Raises `MhaError` for errors that the user can fix:
-    contradictory sizes, text without tokens, too little memory, numbers that overflow.
+    `text` is one sequence, several (a padded batch), or nothing with `config.random`. `context` makes it cross-attention. The
+    weights come from the config's seed. Raises `MhaError` for errors that the user can fix: contradictory sizes, text without
+    tokens, too little memory, numbers that overflow.
     """
-    config = (config or Config()).resolved()
-    if not isinstance(text, Encoded):
-        text = encode([text] if isinstance(text, str) else text or (), config, context=context)
-    return inspect_layer(Run(encoded=text, config=config))
+    config, texts = (config or Config()).resolved(), [text] if isinstance(text, str) else text or ()
+    sequences, keys, vocabulary, _ = encode(texts, config, context=context)
+    return inspect_layer(Run(sequences=sequences, context_sequences=keys, vocabulary=vocabulary, config=config))
 
 
 @torch.no_grad()
@@ -283,6 +294,12 @@ def prepare(request: Run) -> Setup:
     return Setup(request)
 
 
+def weights_content(request: Run) -> bytes:
+    """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
+    setup = Setup(replace(request, allow_nonfinite=False))
+    return weights.to_bytes(setup.layer, setup.config, request.vocabulary)
+
+
 def record_run(
     setup: Setup, request: Run, *, route: str = "separate", values: bool = False, also: Sequence[str] = ()
 ) -> tuple[Record, Mapping[str, Tensor]]:
@@ -294,18 +311,6 @@ def record_run(
     return make_record(
         setup, request, capture.steps, capture.tensors, watch.seconds, again=lambda tap: setup.run(tap, route)
     )
-
-
-def weights_content(request: Run) -> bytes:
-    """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
-    setup = Setup(replace(request, allow_nonfinite=False))
-    return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens)
-
-
-_ALWAYS = ("q", "k", "v", "qk", "scores", "pattern", "dropped", "out")
-"""The sites that statistics, the self-check and a cell read."""
-_OTHER_NAMES = {"q_per_head": "q", "k_per_head": "k", "v_per_head": "v", "out_sum": "out"}
-"""What other routes call some of them."""
 
 
 def make_record(
@@ -332,31 +337,24 @@ def make_record(
             passed = [step.site for step in steps if step.cache is None] or list(tensors)
             raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
     found |= {"shares": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
-    entropy, heads = _statistics_of(setup, found)
-    derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(found["pattern"])}
-    kept = {name: found[name] for name in request.plan[0]} | derived
+    allowed, scores, pattern = masks.from_tensor(found["allowed"]), found["scores"], found["pattern"]
+    attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
+    axes = replace(setup.axes, device=torch.device("cpu"))
+    of_statistics = make_statistics_request(axes)
+    reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
+    baseline = make_baseline(attention, of_statistics)
+    derived = {"allowed": found["allowed"], "strongest_key": strongest_key(pattern)}
+    derived["entropy"] = reduced.statistics["entropy"]
     record = setup.record(
         request,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
-        heads=HeadTable(heads),
+        heads=HeadTable(head_statistics(reduced, top_score=scores.amax(dim=-1), baseline=baseline, axes=axes)),
         timings=timings,
         self_check=_self_check(setup, found),
         not_kept=request.plan[1],
-        arrays={name: to_array(tensor) for name, tensor in kept.items()},
+        arrays={name: to_array(tensor) for name, tensor in ({n: found[n] for n in request.plan[0]} | derived).items()},
     )
     return record, found
-
-
-def _statistics_of(setup: Setup, tensors: Mapping[str, Tensor]) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
-    """The entropy of each query and the statistics of each head, from the pattern shown."""
-    allowed, scores = masks.from_tensor(tensors["allowed"]), tensors["scores"]
-    attention = GivenAttention(weights=tensors["pattern"], scores=scores, allowed=allowed, wide=True)
-    axes = replace(setup.axes, device=torch.device("cpu"))
-    request = make_statistics_request(axes)
-    baseline = make_baseline(attention, request)
-    reduced = reduce_heads(attention, request, range(setup.config.n_heads))
-    heads = head_statistics(reduced, top_score=scores.amax(dim=-1), baseline=baseline, axes=axes)
-    return reduced.statistics["entropy"], heads
 
 
 def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
@@ -382,3 +380,61 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
     largest = excess.nan_to_num(nan=0.0).abs().max().item()
     tolerance = TOLERANCES[setup.config.dtype]
     return SelfCheck.of(error, tolerance.output * magnitude, holds=largest <= tolerance.stored_row_sum)
+
+
+# ------------------------------------------------------------------------------------------------ statistics of long texts
+
+
+@torch.no_grad()
+def inspect_heads(request: Run, report_progress: Progress = no_progress) -> Record:
+    """The record of the exact statistics of every head of a long text, without a matrix of queries × keys: the scores of a block
+    of queries become weights, z and statistics. `report_progress` receives the completed fraction.
+
+    Raises `MhaError` where the run cannot fit, before the first large tensor; where the device is missing; and for numbers that
+    overflow.
+    """
+    config, chosen = request.config, request.statistics
+    on_gpu = choose_device(config.device).type != "cpu"
+    peak_bytes = require_memory(request, free_bytes(config.device), has_matrices=False, on_gpu=on_gpu)
+    setup, began = Setup(request), perf_counter()
+    capture = setup.capture()
+    attention = setup.attention(capture)
+    if not attention.is_finite and not request.allow_nonfinite:
+        made = (attention.q, attention.k, attention.v)
+        n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in made if tensor is not None)
+        raise not_finite(f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}", config.dtype)
+    of_statistics = make_statistics_request(setup.axes, chosen.conditions, sink_tokens=chosen.first_tokens)
+    seconds, began = {"projections": perf_counter() - began}, perf_counter()
+    report_progress(0.0, "uniform attention")
+    baseline = make_baseline(attention, of_statistics)
+    batch, _, *sizes = attention.shape
+    n_heads, n_done, lock = config.n_heads if chosen.heads is None else len(chosen.heads), 0, Lock()
+    of_head = sum(len(queries) * len(keys) for queries, keys in blocks_of(attention, of_statistics.block))
+
+    def report_cells(n_cells: int) -> None:
+        nonlocal n_done
+        with lock:
+            n_done += n_cells
+            fraction = n_done / max(1, batch * of_head * n_heads)
+            report_progress(min(1.0, fraction), "1 head" if n_heads == 1 else f"{n_heads} heads")
+
+    heads, arrays, survey = statistics_of(
+        attention,
+        setup.axes,
+        of_statistics,
+        baseline=baseline,
+        wanted=request,
+        peak_bytes=peak_bytes,
+        full_bytes=batch * n_heads * prod(sizes) * attention.dtype.itemsize,
+        report_progress=report_cells,
+    )
+    seconds["statistics"] = perf_counter() - began
+    return setup.record(
+        request,
+        trace=tuple(capture.steps),
+        heads=HeadTable(heads),
+        timings=stage_timings(seconds, [seconds]),
+        self_check=SelfCheck.of_layers([survey.checks]),
+        survey=survey,
+        arrays={name: to_array(array) for name, array in arrays.items()},
+    )

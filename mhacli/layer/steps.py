@@ -162,7 +162,7 @@ def masks_of(request: Run) -> list[dict[str, Any]]:
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )
-    allowed = make_mask(make_axes(request.encoded, facts, device), facts) or both()
+    allowed = make_mask(make_axes(request, device), facts) or both()
     queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (facts.q_len, facts.k_len))
     block = -(-max(facts.q_len, facts.k_len) // MAX_BLOCKS)
     height = block * max(1, _STRIP_CELLS // (facts.batch * facts.k_len * block))

@@ -7,29 +7,26 @@ Memory holds one layer at a time. The caller runs the model. A captured `Call` b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from mhacli.attention.axes import Axes, StatisticsRequest, make_statistics_request
-from mhacli.attention.devices import environment, one_thread, shared_out
-from mhacli.attention.head_statistics import HeadResults, joined, results_of
+from mhacli.attention.devices import environment
+from mhacli.attention.head_statistics import statistics_of
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.statistics import Baseline, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.layer.heads import SMALL_CELLS
 from mhacli.models.calls import Call, Masking, as_attention, masking_of, state_of
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, config_of, dtype_of, rope_theta_of, without_attention
 from mhacli.models.load import device_of
 from mhacli.record.checks import TOLERANCES, SelfCheck
-from mhacli.record.heads import HeadsSummary
+from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import (
     NOT_SEEN,
     InspectedLayer,
@@ -51,7 +48,7 @@ _KEPT_MASKS = 4
 attention. Other models make a tensor as large as the pattern for every layer."""
 
 
-LayerResults = tuple[InspectedLayer, HeadResults]
+LayerResults = tuple[InspectedLayer, tuple[HeadStatistics, ...], Mapping[str, Tensor]]
 """The entry of a finished layer in the record, and the statistics and arrays of its heads."""
 
 
@@ -92,10 +89,15 @@ class PassInspection:
         self.found.append(place)
         if self.wanted.model.includes(call.layer, call.kind):
             axes = axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions)
-            layer, found = self._inspect(call, axes)
+            layer, heads, arrays = self._inspect(call, axes)
             if positions is not None and positions[1] is None and call.kind != "cross":
-                layer, found = self._from_first_key(layer, found, call, axes)
-            self.results.append((replace(layer, positions=positions), found))
+                # distances count from the first key, which was in a cache: as behind queries of padding
+                n = axes.k_len - axes.q_len
+                padded = replace(axes, q_len=axes.k_len, side="left", is_self=True)
+                behind, heads, others = self._inspect(call.behind(n), padded, keeps=False)
+                arrays = {**arrays, **{name: others[name] for name in ("profile", "uniform_profile")}}
+                layer, arrays["distance"] = replace(layer, mask=behind.mask), others["distance"][..., n:]
+            self.results.append((replace(layer, positions=positions), heads, arrays))
             self.report_progress(min(1.0, len(self.results) / self.n_layers), layer.label)
 
     def _dtype_of(self, call: Call) -> str:
@@ -104,46 +106,28 @@ class PassInspection:
         names = {str(dtype).removeprefix("torch.") for dtype in own}
         return next((name for name in TOLERANCES if name in names), "float32")
 
-    def _from_first_key(self, layer: InspectedLayer, found: HeadResults, call: Call, axes: Axes) -> LayerResults:
-        """A layer whose first keys were in a cache, with distances counted from the first key: those of the same attention
-        behind queries of padding."""
-        n = axes.k_len - axes.q_len
-        padded = replace(axes, q_len=axes.k_len, side="left", is_self=True)
-        behind, other = self._inspect(call.behind(n), padded, keeps=False)
-        arrays = {name: other.arrays[name] for name in ("profile", "uniform_profile")}
-        arrays = {**found.arrays, **arrays, "distance": other.arrays["distance"][..., n:]}
-        return replace(layer, mask=behind.mask), found._replace(heads=other.heads, arrays=arrays)
-
     def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""
         wanted, chosen = self.wanted, self.wanted.statistics
         request = make_statistics_request(
             axes, chosen.conditions, sink_tokens=chosen.first_tokens, spans=self.inputs.spans
         )
-        is_on_cpu = call.device.type == "cpu"
-        with one_thread() if is_on_cpu and prod(call.shape[2:]) <= SMALL_CELLS else nullcontext():
-            attention, baseline = self._masked(call, axes, request)
-            if self.on_layer is not None:
-                self.on_layer(call, attention)
-            n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
-            step = n_heads // n_kv_heads * -(-n_kv_heads // (torch.get_num_threads() if is_on_cpu else 1))
-            parts = [range(start, min(start + step, n_heads)) for start in range(0, n_heads, step)]
-            parts = [range(head, head + 1) for head in chosen.heads] if chosen.heads is not None else parts
-            reduce = partial(results_of, axes, attention, statistics_request=request, wanted=wanted, baseline=baseline)
-            results = shared_out([partial(reduce, part) for part in parts])
-            matrices = self._matrices(call, attention) if keeps else {}
-        whole, survey = joined(
-            results,
-            baseline,
-            wanted,
-            axes=axes,
-            statistics_request=request,
+        attention, baseline = self._masked(call, axes, request)
+        if self.on_layer is not None:
+            self.on_layer(call, attention)
+        heads, arrays, survey = statistics_of(
+            attention,
+            axes,
+            request,
+            baseline=baseline,
+            wanted=wanted,
             peak_bytes=self.peak_bytes,
             full_bytes=4 * prod(attention.shape),
         )
-        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in whole.heads)
-        layer = _layer(call, attention, mask=_mask_words(baseline, axes), survey=survey)
-        return layer, whole._replace(heads=heads, arrays={**whole.arrays, **matrices})
+        if keeps:
+            arrays |= self._matrices(call, attention)
+        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in heads)
+        return _layer(call, attention, mask=_mask_words(baseline, axes), survey=survey), heads, arrays
 
     def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Baseline]:
         """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
@@ -183,7 +167,7 @@ class PassInspection:
     def record(self, model: Model, seconds: Mapping[str, float], *, device: str | None = None) -> Record:
         """The record of the finished layers, of which there must be one at least, with the entry of the `model`; `device` is as
         the user named it."""
-        layers, on = tuple(layer for layer, _ in self.results), device_of(self.model)
+        layers, on = tuple(layer for layer, *_ in self.results), device_of(self.model)
         names = ["hand-written" if layer.captured_by == "softmax" else model.implementation for layer in layers]
         model = replace(
             model,
@@ -198,7 +182,7 @@ class PassInspection:
             context=self.inputs.context,
             vocabulary=(),
             trace=(),
-            heads=HeadTable(head for _, found in self.results for head in found.heads),
+            heads=HeadTable(head for _, heads, _ in self.results for head in heads),
             timings=stage_timings(seconds, [seconds]),
             self_check=SelfCheck.of_layers(
                 [layer.survey.checks for layer in layers], holds=model.identical_outputs is not False
@@ -210,8 +194,8 @@ class PassInspection:
             spans=self.inputs.spans,
             arrays={
                 layer_prefix(i) + name: to_array(array)
-                for i, (_, found) in enumerate(self.results)
-                for name, array in found.arrays.items()
+                for i, (*_, arrays) in enumerate(self.results)
+                for name, array in arrays.items()
             },
         )
 

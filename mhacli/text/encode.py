@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
-from mhacli.text import tokenizers as vocabularies
-from mhacli.text.tokenizers import BUILT_IN, BuiltInTokenizer, LibraryTokenizer, Token, Vocabulary, file_tokenizer
+from mhacli.text.tokenizers import Token, Tokenizer, Vocabulary, make_tokenizer, vocabulary_of
 from mhacli.text.tokens import UNKNOWN, TokenSequence, places
 
 T = TypeVar("T")
-Tokenizer = BuiltInTokenizer | LibraryTokenizer
-"""What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts those of a text given in pieces;
-`vocabulary` is the tokenizer's, or None."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The token sequences, the context of each (None for self-attention), and the vocabulary of the ids.
-
-    `notes` are remarks for the user, such as a truncated text or unknown words.
-    """
-
-    sequences: tuple[TokenSequence, ...]
-    context: tuple[TokenSequence, ...] | None
-    vocabulary: Vocabulary
-    notes: tuple[str, ...] = ()
-
-    @property
-    def q_len(self) -> int:
-        """The length to which all sequences are padded."""
-        return max(len(sequence.tokens) for sequence in self.sequences)
-
-
-NO_TEXT = Encoded((), None, Vocabulary(()))
+Sequences = tuple[TokenSequence, ...]
 
 
 def encode(
@@ -49,8 +25,9 @@ def encode(
     vocabulary_source: str = "the vocabulary",
     max_tokens: int | None = None,
     max_token_len: int = DEFAULT_MAX_TOKEN_LEN,
-) -> Encoded:
-    """The tokens and ids of every text and context. With `config.random`, sequences of positions without text.
+) -> tuple[Sequences, Sequences | None, tuple[str, ...], tuple[str, ...]]:
+    """The tokens and ids of every text, those of the context of each (None for self-attention), the tokens of the vocabulary, and
+    remarks for the user, such as a truncated text or unknown words. With `config.random`, sequences of positions without text.
 
     One context serves all texts; otherwise each text needs its own. The vocabulary is the tokenizer's, else the given
     one, else one built from all texts and contexts. `max_tokens` truncates texts; without it, a text with too many tokens
@@ -62,26 +39,24 @@ def encode(
         batch, length = config.random  # the vectors are drawn later, where tensors are made
         sequences = [places(length)] * batch
         _require_positions(sequences, config, f"--random {batch},{config.max_positions}")
-        return Encoded(tuple(sequences), None, Vocabulary(()))
+        return tuple(sequences), None, (), ()
     if not texts:
         raise UsageError("no text is given", hint='try "the cat sat on the mat"')
     if config.needs_order and context:
         order = "a context has no order relative to the text"
         raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
-    tokenizer = make_tokenizer(config, max_token_len)
+    tokenizer, notes = make_tokenizer(config, max_token_len), list[str]()
     own = tokenizer.vocabulary
     if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
         raise UsageError(f"leave out --vocab, which contradicts {config.tokenizer} with its own vocabulary")
-    notes: list[str] = []
     cut = []
     for kind, given in (("text", texts), ("context", context)):
         for i, text in enumerate(given):
             name = f"the {kind}" if len(given) == 1 else f"{kind} {i}"
             cut.append(_tokens_of(tokenizer, text, config, max_tokens, name, notes))
-    used = own or vocabulary or vocabularies.build(token for sequence in cut for token in sequence.tokens)
+    used = own or vocabulary or vocabulary_of(token for sequence in cut for token in sequence.tokens)
     cut = [replace(each, ids=each.ids or used.ids(each.tokens, vocabulary_source)) for each in cut]
-    sequences, keys = cut[: len(texts)], cut[len(texts) :]
-    keys = of_each(keys, len(texts), "--context")
+    sequences, keys = cut[: len(texts)], of_each(cut[len(texts) :], len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
     for i, sides in enumerate(zip(sequences, keys, strict=False)):
         n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
@@ -90,7 +65,7 @@ def encode(
     known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
     if own is None and not all(known):
         notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
-    return Encoded(tuple(sequences), tuple(keys) or None, used, tuple(notes))
+    return tuple(sequences), tuple(keys) or None, used.tokens, tuple(notes)
 
 
 def of_each(given: Sequence[T], n_texts: int, option: str) -> list[T]:
@@ -109,13 +84,6 @@ def _require_positions(sequences: Sequence[TokenSequence], config: Config, short
         raise MhaError(message, hint=hint, code="too-large")
 
 
-def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
-    """The tokenizer that the config names. Raises `MhaError` for an unusable `tokenizer.json`."""
-    if config.tokenizer in BUILT_IN:
-        return BuiltInTokenizer(config, max_token_len)
-    return file_tokenizer(config.tokenizer)
-
-
 def no_tokens(name: str) -> MhaError:
     """The error for a text without tokens."""
     hint = "--punctuation keep makes every mark a token"
@@ -125,36 +93,25 @@ def no_tokens(name: str) -> MhaError:
 def _tokens_of(
     tokenizer: Tokenizer, text: str, config: Config, max_tokens: int | None, name: str, notes: list[str]
 ) -> TokenSequence:
-    """The tokens of one text, with ids if the tokenizer assigns them. Adds remarks for the user to `notes`."""
-    limit = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-    numbered = list(islice(_tokens_of_documents(tokenizer, text, config.documents), limit + 1))
-    if not numbered:
+    """The tokens of one text, with ids if the tokenizer assigns them, and the document of each: separators give no tokens, and
+    pieces without tokens are not counted. Adds remarks for the user to `notes`."""
+    limit, separator = max_tokens or DEFAULT_MAX_TOKENS, config.documents
+    tokens, documents, start = list[Token](), list[int](), 0
+    for piece in [text] if separator is None else text.split(separator):
+        number = documents[-1] + 1 if documents else 0
+        for word, (first, end), token_id in islice(tokenizer.tokens(piece), limit + 1 - len(tokens)):
+            tokens.append((word, (start + first, start + end), token_id))
+            documents.append(number)
+        start += len(piece) + len(separator or "")
+    if not tokens:
         raise no_tokens(name)
-    if config.documents is not None and config.documents not in text:
-        notes.append(f"{name} is one document: the separator {config.documents!r} is not in it")
-    if len(numbered) > limit:
+    if separator is not None and separator not in text:
+        notes.append(f"{name} is one document: the separator {separator!r} is not in it")
+    if len(tokens) > limit:
         if max_tokens is None:
             hint = f"--max-tokens {limit} takes the first {limit}; a larger number raises the limit"
             raise MhaError(f"{name} has more than {limit} tokens", hint=hint, code="too-large")
         notes.append(f"only the first {limit:,} tokens of {name} are used (--max-tokens)")
-    documents, tokens = zip(*numbered[:limit], strict=True)
-    words, offsets, ids = zip(*tokens, strict=True)
-    return TokenSequence(
-        text,
-        words,
-        () if tokenizer.vocabulary is None else ids,
-        offsets,
-        () if config.documents is None else documents,
-    )
-
-
-def _tokens_of_documents(tokenizer: Tokenizer, text: str, separator: str | None) -> Iterator[tuple[int, Token]]:
-    """Each token with the number of its document. Separators give no tokens, and pieces without tokens are not counted."""
-    document, start = 0, 0
-    for piece in [text] if separator is None else text.split(separator):
-        has_tokens = False
-        for name, (first, end), token_id in tokenizer.tokens(piece):
-            has_tokens = True
-            yield document, (name, (start + first, start + end), token_id)
-        document += has_tokens
-        start += len(piece) + len(separator or "")
+    words, offsets, ids = zip(*tokens[:limit], strict=True)
+    of_documents = () if separator is None else tuple(documents[:limit])
+    return TokenSequence(text, words, () if tokenizer.vocabulary is None else ids, offsets, of_documents)

@@ -93,9 +93,17 @@ class BuiltInTokenizer:
                 yield name, (i, i + 1), None
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """The count of each token of a text given in pieces. Each run without white space, or each character, is cut once."""
-        is_word, counts = self.config.tokenizer == "word", Counter[str]()
-        texts = _chunks(pieces, self.max_token_len) if is_word else Counter(chain.from_iterable(pieces))
+        """The count of each token of a text given in pieces. Each run without white space, or each character, is cut once. Raises
+        `MhaError` for a word that is too long."""
+        texts, counts, rest = Counter[str](), Counter[str](), ""
+        if self.config.tokenizer != "word":
+            texts.update(chain.from_iterable(pieces))
+        else:
+            for piece in chain(pieces, " "):
+                chunks = (rest + piece).split()
+                rest = chunks.pop() if chunks and not piece[-1].isspace() else ""
+                texts.update(chunks)
+                require_token_len(max(map(len, [*chunks, rest])), self.max_token_len)
         for text, count in texts.items():
             for name, *_ in self.tokens(text):
                 counts[name] += count
@@ -112,18 +120,6 @@ class BuiltInTokenizer:
         edges = [-1, *marks, len(chunk)]
         words = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
         return [(chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])]
-
-
-def _chunks(pieces: Iterable[str], max_len: int | None) -> Counter[str]:
-    """The count of each run without white space in a text given in pieces. Raises `MhaError` for one above the limit."""
-    counts: Counter[str] = Counter()
-    rest = ""
-    for piece in chain(pieces, " "):
-        chunks = (rest + piece).split()
-        rest = chunks.pop() if chunks and not piece[-1].isspace() else ""
-        counts.update(chunks)
-        require_token_len(max(map(len, [*chunks, rest])), max_len)
-    return counts
 
 
 def require_token_len(length: int, limit: int | None) -> None:
@@ -310,6 +306,16 @@ def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
     yield [rest] if rest else []
 
 
+Tokenizer = BuiltInTokenizer | LibraryTokenizer
+"""What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts those of a text given in pieces;
+`vocabulary` is the tokenizer's, or None."""
+
+
+def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
+    """The tokenizer that the config names. Raises `MhaError` for an unusable `tokenizer.json`."""
+    return BuiltInTokenizer(config, max_token_len) if config.tokenizer in BUILT_IN else file_tokenizer(config.tokenizer)
+
+
 # --------------------------------------------------------------------------------------------------------- vocabularies
 
 MAX_VOCABULARY_BYTES = 256 << 20
@@ -358,10 +364,10 @@ class Vocabulary:
         return tuple(self.id_of.get(token, unknown) for token in tokens)
 
 
-def build(tokens: Iterable[str]) -> Vocabulary:
+def vocabulary_of(tokens: Iterable[str]) -> Vocabulary:
     """The vocabulary of the distinct tokens, sorted.
 
-    >>> build(["the", "cat", "the"]).tokens
+    >>> vocabulary_of(["the", "cat", "the"]).tokens
     ('cat', 'the')
     """
     return Vocabulary(tuple(sorted(set(tokens))))
@@ -372,18 +378,18 @@ def entries(counts: Counter[str], vocabulary: Vocabulary | None = None, *, of_by
 
     `of_bytes`: each token is a single byte, whatever its name.
     """
-    ids = (vocabulary or build(counts)).id_of
+    ids = (vocabulary or vocabulary_of(counts)).id_of
     n_bytes = {token: 1 if of_bytes else len(token.encode("utf-8", "surrogatepass")) for token in counts}
     return [Entry(token, ids[token], counts[token], n_bytes[token]) for token in sorted(counts, key=ids.__getitem__)]
 
 
-def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
+def vocabulary_json(rows: Iterable[Entry], tokenizer: str) -> str:
     """The document of schema `mha.vocab/1`: `{schema, tokenizer, inner_marks, tokens: [{token, id, count, bytes}]}`."""
     head = {"schema": "mha.vocab/1", "tokenizer": tokenizer, "inner_marks": True}
     return json.dumps(head | {"tokens": to_builtins(tuple(rows))}, indent=1) + "\n"
 
 
-def load(path: str) -> Vocabulary:
+def read_vocabulary(path: str) -> Vocabulary:
     """The vocabulary in a file of mha, a JSON list of tokens, or a JSON map from token to id as tokenizers save it.
 
     `<unk>` is appended unless the file has it. Raises `MhaError` for anything else.

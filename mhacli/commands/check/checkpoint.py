@@ -338,7 +338,7 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     run = CheckpointRun(replace(loaded, model=model), made, settings)
     asker.stage("row-sums")
     guarded("the model", loaded.source, run.run)
-    layers = [layer for layer, _ in run.layers.results]
+    layers = [layer for layer, *_ in run.layers.results]
     asker.inside = _attention_inside(model, layers)
     layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
     checks = [(layer, check) for layer in layers for check in layer.survey.checks]

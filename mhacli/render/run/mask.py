@@ -48,13 +48,13 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
 
 def mask_document(run: Run, masks: Sequence[Mask], command: tuple[str, ...]) -> str:
     """The masks as one JSON document, schema `mha.mask/1`."""
-    texts = run.encoded
+    context = run.context_sequences
     content = {
         "schema": MASK_SCHEMA,
         "command": command,
         "config": asdict(run.config),
-        "sequences": [asdict(sequence) for sequence in texts.sequences],
-        "context": None if texts.context is None else [asdict(sequence) for sequence in texts.context],
+        "sequences": [asdict(sequence) for sequence in run.sequences],
+        "context": None if context is None else [asdict(sequence) for sequence in context],
         "rules": mask_rules(run.facts),
         "masks": masks,
     }
@@ -65,7 +65,7 @@ def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
     """The visible part of each cell, or of blocks of `merge` cells. Keys are numbered as tokens of their text."""
     q_len, side = len(mask["visible_per_query"]), mask["block"] * merge
     k_len = mask["n_cells"] // q_len
-    sequence, keys = run.encoded.sequences[index], (run.encoded.context or run.encoded.sequences)[index]
+    sequence, keys = run.sequences[index], (run.context_sequences or run.sequences)[index]
     first = (
         run.config.first_column(len(sequence.tokens), q_len),
         run.config.first_column(len(keys.tokens), k_len),
