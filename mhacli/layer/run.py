@@ -343,8 +343,8 @@ def make_record(
     of_statistics = make_statistics_request(axes)
     reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
     baseline = make_baseline(attention, of_statistics)
-    derived = {"allowed": found["allowed"], "strongest_key": strongest_key(pattern)}
-    derived["entropy"] = reduced.statistics["entropy"]
+    entropy = reduced.statistics["entropy"]
+    derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(pattern)}
     record = setup.record(
         request,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
