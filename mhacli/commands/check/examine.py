@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ from mhacli.commands.check.diagnose import Diagnosis, diagnose
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.hypotheses import error_of, recorded
 from mhacli.commands.check.inputs import Examined, arguments_without_effect, make_case, max_error, with_random_weights
+from mhacli.commands.check.inside import attention_in, compared_inside
 from mhacli.commands.check.probes import probe
 from mhacli.commands.check.result import (
-    AttentionInside,
     CheckRequest,
     Examination,
     Finding,
@@ -36,17 +37,14 @@ from mhacli.commands.check.result import (
     Verdict,
 )
 from mhacli.commands.check.stepwise import examine_stepwise
-from mhacli.errors import MhaError
 from mhacli.io.data import decode, finite
-from mhacli.models.layer_names import is_attention
 from mhacli.usercode.arguments import parse_value
 from mhacli.usercode.call.example import example_of, example_text
 from mhacli.usercode.call.find_call import find_modes
 from mhacli.usercode.call.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.call.user_attention import UserAttention
-from mhacli.usercode.inputs import copied
-from mhacli.usercode.process import Stage, exception_text
-from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
+from mhacli.usercode.process import Stage
+from mhacli.usercode.target import Choice, TargetRequest, split_target, targets_beside
 from mhacli.usercode.types import Built
 from mhacli.usercode.user_module import arguments_of, load_built
 
@@ -93,46 +91,23 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
             asker = asker_of(model, request.seed, stage, is_causal=claim)
             asker.all()
         with one_thread():
-            asker.inside, mistakes = _compared_inside(built.module, request, stage)
-        asker.findings = [*mistakes, *asker.findings]
+            _compare_inside(asker, request, stage)
         return replace(_of_behaviour(request.of.target, asker), arguments=arguments_of(built))
     with one_thread():  # faster for such small products
         subjects = find_modes(built, request.of)
         return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
 
 
-def _compared_inside(
-    module: nn.Module | None, request: CheckRequest, stage: Stage
-) -> tuple[tuple[AttentionInside, ...], list[Finding]]:
-    """The comparison of each class of attention inside a model with the reference, and the mistakes found."""
-    inside, mistakes = list[AttentionInside](), list[Finding]()
-    for cls, parts in _innermost_attention(module).items():
-        verdict: Verdict = "unknown"
-        try:
-            with naming(copied(next(iter(parts.values())))) as target:
-                of = replace(request.of, target=target, arguments=(), call_arguments=(), example=None, causal=False)
-                subjects = find_modes(load_built(of, stage), of)
-                alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
-                compared = combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
-            verdict, reason = compared.verdict, compared.reason or ""
-            mistakes += compared.findings
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as fault:  # user code may raise anything
-            reason = fault.message if isinstance(fault, MhaError) else exception_text(fault)
-        inside.append(AttentionInside(cls.__name__, tuple(parts), verdict, reason))
-    return tuple(inside), mistakes
+def _compare_inside(asker: Asker, request: CheckRequest, stage: Stage) -> None:
+    """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
 
+    def examine_alone(alone: CheckRequest) -> Examination:
+        subjects = find_modes(load_built(alone.of, stage), alone.of)
+        return combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
 
-def _innermost_attention(module: nn.Module | None) -> dict[type, dict[str, nn.Module]]:
-    """The attention modules of a model that contain no others, by class and name."""
-    named = {} if module is None else dict(module.named_modules())
-    names = [name for name, part in named.items() if name and is_attention("", part)]
-    by_class: dict[type, dict[str, nn.Module]] = {}
-    for name in names:
-        if not any(other.startswith(f"{name}.") for other in names):
-            by_class.setdefault(type(named[name]), {})[name] = named[name]
-    return by_class
+    parts = attention_in(asker.module, partial(asker.read, asker.text), asker.length)
+    asker.inside, mistakes = compared_inside(parts, request, examine_alone)
+    asker.findings = [*mistakes, *asker.findings]
 
 
 def _examined_checkpoint(model: str | nn.Module, name: str, request: CheckRequest, stage: Stage) -> Examination:
@@ -192,6 +167,10 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     stated = True if is_causal else False if is_known else None
     asker = asker_of(sequences, request.seed, stage, is_causal=stated)
     asker.all()
+    if report.verdict == "unknown":  # it may be a block around an attention
+        _compare_inside(asker, request, stage)
+    if asker.inside:
+        return replace(_of_behaviour(request.of.target, asker), arguments=report.arguments, example=report.example)
     verdict = "wrong" if asker.findings else report.verdict
     return replace(report, verdict=verdict, findings=tuple(asker.findings), behaviour=asker.behaviours)
 
