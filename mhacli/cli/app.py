@@ -95,7 +95,9 @@ def _root(
 def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
     if "_MHA_COMPLETE" in os.environ:  # the shell requests completions
-        _application(os.environ.get("COMP_WORDS", "").split()[1:]).main(prog_name="mha")
+        # bash gives the typed words in the first variable, zsh and fish in the second one
+        typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        _application(typed.split()[1:]).main(prog_name="mha")
     code = 0
     try:
         require_stdout()

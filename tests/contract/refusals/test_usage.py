@@ -123,5 +123,7 @@ def test_a_script_for_the_completion_of_a_shell_names_the_program(mha: Mha, shel
 )
 def test_a_completion_gives_the_words_that_fit(mha: Mha, line: str, words: set[str]) -> None:
     n = str(len(line.split()) - 1)
-    ended = mha(env={"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": n}, modules=NO_TORCH)
-    assert set(ended.stdout.split()) == words
+    bash = mha(env={"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": n}, modules=NO_TORCH)
+    assert set(bash.stdout.split()) == words
+    zsh = mha(env={"_MHA_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}, modules=NO_TORCH)
+    assert set(re.findall(r'"([\w-]+)":"', zsh.stdout)) == words
