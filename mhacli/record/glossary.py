@@ -24,7 +24,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     A column has a `heading` (a statistic without one has no column), a `name` elsewhere, and a `legend`; a head type has a
     `name` and a `short` one. The texts of sites and variants are templates; `general` is the formula of a site for any
     run, if it differs, and `why` the use of a variant. A mistake has an `effect`, a `wrong` and the `right` expression,
-    and that of torch's fused function, `in_torch`. `group` is set for `mha explain`.
+    and that of torch's fused function, `in_torch`; a failure of a model has an `effect`, and `advice` what to do. `group`
+    is set for `mha explain`.
     """
 
     group: str = ""
@@ -42,6 +43,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     wrong: str = ""
     right: str = ""
     in_torch: str = ""
+    advice: str = ""
 
 
 def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Mapping[str, Word]:

@@ -24,16 +24,17 @@ from mhacli.io.data import finite
 from mhacli.models.inputs import TIMES_SHAKEN, shaken_parts
 from mhacli.models.layer_names import dtype_of, is_attention
 from mhacli.record.checks import TOLERANCES
+from mhacli.record.glossary import Word, words_of
 from mhacli.settings import PaddingSide
 from mhacli.usercode.call.sequences import Noted, Sequences, Text
 from mhacli.usercode.inputs import seeded
-from mhacli.usercode.process import Stage
+from mhacli.usercode.process import Stage, exception_text
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
 LEAST: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
 """The least tolerance between two ways to compute the same, relative to the size of an output. float64 has that of
 float32, because models compute rotations and norms in float32 in any dtype."""
-_SHAKES, _DRAWS = 3, 8
+_SHAKES, _ALIKE, _DRAWS = 3, 2, 8
 _ALL = 0.9
 """The part of all outputs that counts as all: where attention is sharp, some change by less than their rounding."""
 _COARSE = 1e-2
@@ -42,38 +43,23 @@ _STEPS, _CHUNK = 16, 4
 """Tokens that are read behind a cache, the last of them together."""
 _LARGE = 1e3
 
-ORDER = (
-    "causality", "prefix", "batch", "repeat", "finite", "right-padding", "left-padding", "cache", "dtype", "training",
-    "eager", "row-sums", "bos",
-)  # fmt: skip
-"""The behaviours in the order in which they are shown; the last three are asked of checkpoints."""
-CODES = {
-    "finite": "outputs-not-finite",
-    "repeat": "not-repeatable",
+CODES: Mapping[str, str] = {
     "causality": "sees-the-future",
     "prefix": "prefix-differs",
     "batch": "batch-leak",
-    "left-padding": "padding-leak",
+    "repeat": "not-repeatable",
+    "finite": "outputs-not-finite",
     "right-padding": "padding-leak",
+    "left-padding": "padding-leak",
     "cache": "cache-differs",
+    "dtype": "",
+    "training": "",
     "eager": "implementations-differ",
     "row-sums": "row-sums-not-one",
     "bos": "beginning-doubled",
 }
-_GENERATED = "text that is generated token by token differs from what the model computes for the whole text"
-EFFECTS = {
-    "finite": "whatever reads these numbers is NaN or infinite as well",
-    "repeat": "no result of this model can be repeated, so nothing can be compared",
-    "causality": "the model sees the tokens that it should predict: its loss is too low, and what it generates does not match it",
-    "prefix": _GENERATED,
-    "batch": "the answer to a text depends on what else is in its batch",
-    "left-padding": "a prompt gets another answer in a padded batch than alone",
-    "right-padding": "the answer to a text depends on how long the others in its batch are",
-    "cache": _GENERATED,
-    "eager": "the same weights give other numbers with another attn_implementation: one of the two is wrong",
-    "row-sums": "the outputs are scaled by the sum of the attention weights",
-    "bos": "a second token at the beginning, which the model never saw in training, changes every output",
-}
+"""The behaviours in the order in which they are shown, and the code of a failure, whose words stand in record/glossary.toml;
+none where all is a matter of choice. The last three are asked of checkpoints."""
 _IMPLIED_BY = {
     "left-padding": ("causality", "batch", "right-padding"),
     "right-padding": ("causality", "batch"),
@@ -81,6 +67,17 @@ _IMPLIED_BY = {
     "row-sums": ("eager",),
 }
 """The failures, besides those of `finite` and `repeat`, that imply that of a behaviour."""
+
+
+def words_of_failure(name: str) -> Word:
+    """The effect of a behaviour that fails, and what to do about it."""
+    code = CODES[name]
+    return words_of("glossary", "behaviour").get(code) or words_of("mistakes", "mistake")[code]
+
+
+def failure_of(name: str, message: str, evidence: str) -> Finding:
+    """The finding for a behaviour that fails, without a place."""
+    return Finding(CODES[name], message, evidence, fix="", effect=words_of_failure(name).effect)
 
 
 # ----------------------------------------------------------------------------------------------------- what is claimed
@@ -92,16 +89,21 @@ _CAUSAL_HEAD = re.compile(r"(ForCausalLM|[a-z0-9]LMHeadModel|DoubleHeadsModel)$"
 
 
 def is_claimed_causal(module: object) -> bool | None:
-    """Whether a token is claimed to see only earlier ones: by the model's family in transformers, its config, or the name of its
-    class or of the nearest class that it is made from. None if nothing says it."""
-    config = getattr(module, "config", None)
-    if is_of_transformers(module) and (claim := _is_family_causal(module, config)) is not None:
-        return claim
-    stated = [getattr(owner, name, None) for owner in (module, config) for name in ("causal", "is_causal")]
-    for claim in stated:
+    """Whether a token is claimed to see only earlier ones: by a model or its config, or by the name of its class or of the
+    nearest class that it is made from. None if nothing says it."""
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config(decoder=True) if is_of_transformers(module) else config
+    if getattr(config, "is_encoder_decoder", False):
+        return True
+    if getattr(text, "attn_type", "") == "bi" or getattr(text, "use_bidirectional_attention", False) is True:
+        return False
+    for claim in (getattr(owner, name, None) for name in ("causal", "is_causal") for owner in (module, text)):
         if isinstance(claim, bool):
             return claim
-    for name in [*architectures_of(config), *(cls.__name__ for cls in type(module).__mro__)]:
+    names = [*architectures_of(config), *(cls.__name__ for cls in type(module).__mro__)]
+    if any(_CAUSAL_HEAD.search(name) for name in names):
+        return True
+    for name in names:
         if _BOTH_WAYS.search(name) or _CAUSAL.search(name):
             return not _BOTH_WAYS.search(name)
     return None
@@ -118,63 +120,53 @@ def architectures_of(config: Any) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, (list, tuple)) else ()
 
 
-def _is_family_causal(module: Any, config: Any) -> bool | None:
-    """Whether a model of transformers is causal; None for a family that the library does not know.
-
-    In most families `is_decoder` does not decide this. The language head that a checkpoint names does, and a family
-    that transformers knows only for generation.
-    """
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto import modeling_auto
-
-    text = config.get_text_config(decoder=True)
-    families = {config.model_type, text.model_type}
-    if not families & set(CONFIG_MAPPING):
-        return None
-    if config.is_encoder_decoder:
-        return True
-    denials = (("is_causal", False), ("causal", False), ("attn_type", "bi"), ("use_bidirectional_attention", True))
-    if any(getattr(text, name, None) == value for name, value in denials):
-        return False
-    if any(_CAUSAL_HEAD.search(name) for name in architectures_of(config)):
-        return True
-    generates = families & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    fills = families & set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-    attentions = [part for name, part in module.named_modules() if is_attention(name, part)]
-    flags = [part.is_causal for part in attentions if hasattr(part, "is_causal")]
-    is_bidirectional = bool(flags) and not any(flags)
-    return bool(generates) and (getattr(text, "is_decoder", False) or not (fills or is_bidirectional))
-
-
 # ------------------------------------------------------------------------------------------------------------- readings
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Reading:
     """What a pass gives for one of its texts: the output `[token, width]`, and on demand what the parts of the model compute."""
 
     output: Tensor
     parts: Callable[[], Noted]
 
-    def first(self, n: int) -> Reading:
-        """The reading of the first tokens."""
-        return self._replace(output=self.output[:n])
+    @cached_property
+    def size(self) -> Tensor:
+        """The usual size of the output of a token."""
+        return _size(self.output)
 
 
-Pair = tuple[Reading, Reading]
-"""Two readings that must agree as long as both are."""
+class Pair(NamedTuple):
+    """Two readings that must agree: how far apart the outputs for each token are, and what their parts compute."""
+
+    apart: Tensor
+    parts: tuple[Callable[[], Noted], Callable[[], Noted]]
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of the outputs."""
+        return self.apart.max().item()
+
+    def first(self, n: int) -> Pair:
+        """The pair for the first tokens alone."""
+        return self._replace(apart=self.apart[:n])
 
 
-def apart(ours: Tensor, theirs: Tensor) -> Tensor:
+def pair_of(ours: Reading, theirs: Reading) -> Pair:
+    """Two readings as long as both are."""
+    return Pair(_apart(ours.output, theirs.output, theirs.size), (ours.parts, theirs.parts))
+
+
+def _size(rows: Tensor) -> Tensor:
+    size: Tensor = rows.norm(dim=-1).square().mean().sqrt()
+    return size.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _apart(ours: Tensor, theirs: Tensor, size: Tensor) -> Tensor:
     """How far apart what is computed for each token is, as long as both are, relative to its usual size."""
     n = min(len(ours), len(theirs))
-    usual = theirs.norm(dim=-1).square().mean().sqrt().clamp(min=torch.finfo(torch.float32).tiny)
-    relative: Tensor = (ours[:n] - theirs[:n]).norm(dim=-1) / usual
+    relative: Tensor = (ours[:n] - theirs[:n]).norm(dim=-1) / size
     return relative.nan_to_num(nan=torch.inf)
-
-
-def largest_of(pair: Pair) -> float:
-    """The largest difference of the outputs of a pair."""
-    return apart(pair[0].output, pair[1].output).max().item()
 
 
 _Context = Callable[[], AbstractContextManager[Any]]
@@ -204,18 +196,13 @@ class Asker:
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         self.plain = self.read(self.text)[0]
-        self._masked: dict[str, list[Reading]] = {}
+        self._alone: dict[str, list[Reading]] = {}
         dtype = self.plain.output.dtype if self.module is None else dtype_of(self.module)
         self.dtype = str(dtype).removeprefix("torch.")
         self.tolerance = self.least = LEAST.get(self.dtype, LEAST["float32"])
         for seed in range(_SHAKES if self.module is not None else 0):
-            moved = finite(self.moved(within=partial(shaken_parts, self.module, seed))) or 0.0
+            moved = finite(self.moved(within=partial(shaken_parts, self.module, seed)).largest) or 0.0
             self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.dtype, 8) * moved)
-
-    @cached_property
-    def alone(self) -> list[Reading]:
-        """The reading of each text alone."""
-        return [self.plain, *(self.read(text)[0] for text in self.texts[1:])]
 
     def read(self, *texts: Text, seed: int = 0, within: _Context = nullcontext, **how: Any) -> list[Reading]:
         """What one pass gives for each of the texts, with a seed, inside a context."""
@@ -233,9 +220,16 @@ class Asker:
 
         return [Reading(output, partial(parts, row)) for row, output in enumerate(run())]
 
-    def moved(self, **how: Any) -> float:
-        """How far another pass over the text moves its outputs."""
-        return largest_of((self.read(self.text, **how)[0], self.plain))
+    def alone(self, mask: str = "") -> list[Reading]:
+        """The reading of each text alone, with a mask of padding in which all its tokens are real."""
+        if mask not in self._alone:
+            first = self.read(self.text, mask=mask)[0] if mask else self.plain
+            self._alone[mask] = [first, *(self.read(text, mask=mask)[0] for text in self.texts[1:])]
+        return self._alone[mask]
+
+    def moved(self, text: Text | None = None, **how: Any) -> Pair:
+        """Another pass over the text, or over a changed one, against the first."""
+        return pair_of(self.read(text or self.text, **how)[0], self.plain)
 
     def changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Text:
         """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of the whole text, such as a
@@ -249,7 +243,7 @@ class Asker:
 
     # ------------------------------------------------------------------------------------------------------ the answers
 
-    def all(self, names: Sequence[str] = ORDER, **more: Callable[[], Behaviour]) -> None:
+    def all(self, names: Sequence[str] = tuple(CODES), **more: Callable[[], Behaviour]) -> None:
         """Asks the named behaviours, and more, that have no answer yet."""
         asked: dict[str, Callable[[], Behaviour]] = {
             "finite": self.finite,
@@ -276,19 +270,18 @@ class Asker:
             return ask()
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except MhaError as fault:
-            if fault.code == "out-of-memory":
-                raise
-            return self.unasked(name, fault.message)
         except Exception as fault:
+            if isinstance(fault, MhaError) and fault.code == "out-of-memory":
+                raise
+            if isinstance(fault, MhaError):
+                return self.unasked(name, fault.message)
             self.cautions[name] = f"test {name} in a script of your own"
-            text = " ".join(str(fault).split())
-            return self.unasked(name, f"the code raised {type(fault).__name__}: {text:.200}")
+            return self.unasked(name, f"the code raised {exception_text(fault):.200}")
 
     @property
     def behaviours(self) -> tuple[Behaviour, ...]:
         """The answers in the order in which they are shown."""
-        return tuple(self.answers[name] for name in ORDER if name in self.answers)
+        return tuple(self.answers[name] for name in CODES if name in self.answers)
 
     @property
     def holds(self) -> bool:
@@ -311,9 +304,9 @@ class Asker:
 
     def compare(self, name: str, pairs: Sequence[Pair], agrees: str, differs: str, cut: int | None = None) -> Behaviour:
         """The verdict on outputs that must agree; where they differ, with a finding at the first place."""
-        largest = max(largest_of(pair) for pair in pairs)
+        largest = max(pair.largest for pair in pairs)
         if largest > self.tolerance:
-            first = next(pair for pair in pairs if largest_of(pair) > self.tolerance)
+            first = next(pair for pair in pairs if pair.largest > self.tolerance)
             return self._failed(name, first, differs, largest, cut)
         if largest > 0 and self.tolerance > max(_COARSE, 2 * self.least):
             reason = f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be told apart"
@@ -323,46 +316,39 @@ class Asker:
     def _failed(self, name: str, pair: Pair, message: str, largest: float, cut: int | None) -> Behaviour:
         """The failed behaviour, and its finding: with the first position, and the first part whose outputs differ while its
         inputs agree."""
-        differs = apart(pair[0].output, pair[1].output) > self.tolerance
-        position = int(differs.nonzero()[0])
-        part, attention = self._first_parts(pair)
-        module = None if part is None or self.module is None else self.module.get_submodule(part)
-        label = None if module is None else f"{part or 'the model'} ({type(module).__name__})"
-        file, line = _source_of(module)
+        position = int((pair.apart > self.tolerance).nonzero()[0])
         sizes = f"by {largest:.2g} of an output's size, where rounding explains {self.tolerance:.2g}"
         after = f"; everything from position {cut} on was changed" if name == "causality" else ""
-        finding = Finding(
-            code=CODES[name],
-            message=message if label is None else f"{message}, first in {label}",
-            evidence=f"the output at position {position} differs {sizes}{after}",
-            fix="",
-            effect=EFFECTS[name],
-            file=file,
-            line=line,
-        )
+        finding = failure_of(name, message, f"the output at position {position} differs {sizes}{after}")
+        part, attention = self._first_parts(pair)
+        label = None
+        if part is not None and self.module is not None:
+            cls = type(self.module.get_submodule(part))
+            label = f"{part or 'the model'} ({cls.__name__})"
+            file, line = _source_of(cls)
+            finding = replace(finding, message=f"{message}, first in {label}", file=file, line=line)
         self.findings.append(finding)
         return self.answer(name, False, message, largest, at=Place(cut, position, label, attention))
 
     def _first_parts(self, pair: Pair) -> tuple[str | None, str | None]:
         """The first part, in the order in which parts end, whose outputs differ while its inputs agree, and the first attention
         whose outputs differ."""
-        n = min(len(reading.output) for reading in pair)
-        ours, theirs = (reading.parts() for reading in pair)
+        n, module, (ours, theirs) = len(pair.apart), self.module, (parts() for parts in pair.parts)
 
         def differ(one: Tensor | None, other: Tensor | None) -> bool:
             if one is None or other is None or one.shape[1:] != other.shape[1:]:
                 return False
-            both = (each[:n].reshape(len(each[:n]), -1).double() for each in (one, other))
-            return bool((apart(*both) > self.tolerance).any())
+            a, b = (each[:n].reshape(n, -1).double() for each in (one, other))
+            return bool((_apart(a, b, _size(b)) > self.tolerance).any())
 
         part = attention = None
         for (name, call), (given, output) in ours.items():
             others = theirs.get((name, call))
-            if others is None or self.module is None or not differ(output, others[1]):
+            if others is None or module is None or not differ(output, others[1]):
                 continue
             if part is None and not differ(given, others[0]):
                 part = name
-            if attention is None and is_attention(name, self.module.get_submodule(name)):
+            if attention is None and is_attention(name, module.get_submodule(name)):
                 attention = name
         return part, attention
 
@@ -370,11 +356,11 @@ class Asker:
 
     def finite(self) -> Behaviour:
         """Whether outputs are finite: of the texts, of large vectors, and of a text whose tokens are all masked."""
-        bad = [alone for alone in self.alone if not alone.output.isfinite().all()]
+        bad = [alone for alone in self.alone() if not alone.output.isfinite().all()]
         if bad:
             n_bad = sum(int((~alone.output.isfinite()).sum()) for alone in bad)
             message = f"{n_bad} numbers in the outputs are NaN or infinite"
-            return self._failed("finite", (bad[0], bad[0]), message, torch.nan, None)
+            return self._failed("finite", pair_of(bad[0], bad[0]), message, torch.nan, None)
         notes = []
         if not self.of.n_ids:
             large = self.read(self.text._replace(tokens=self.text.tokens * _LARGE))[0].output
@@ -391,9 +377,8 @@ class Asker:
 
     def repeat(self) -> Behaviour:
         """Whether two passes over one text agree, in evaluation mode and with other random numbers."""
-        pair = self.read(self.text, seed=1)[0], self.plain
         agrees, differs = "two passes over one text agree", "two passes over one text differ in evaluation mode"
-        return self.compare("repeat", [pair], agrees, differs)
+        return self.compare("repeat", [self.moved(seed=1)], agrees, differs)
 
     def causality(self) -> Behaviour:
         """Whether outputs before a cut stay when everything after it changes."""
@@ -402,27 +387,26 @@ class Asker:
             return self.unasked("causality", "tokens may see later ones")
         if not self.cuts:
             return self.unasked("causality", "needs a text of two tokens or more")
-        pairs = list[Pair]()
-        moves, reached = False, dict[int, float]()
+        pairs, reached, moves = list[Pair](), dict[int, float](), False
         for cut in self.cuts:
             texts = [self.changed(cut, self.length, cut)]
             if cut == self.middle:
-                texts += [self.changed(cut, self.length, seed + 1, alike=True) for seed in range(_SHAKES)]
-            readings = [self.read(text)[0] for text in texts]
-            differences = torch.stack([apart(reading.output, self.plain.output) for reading in readings])
-            moves = moves or bool(differences[:, cut].max() > self.tolerance)
-            reached[cut] = _part_of(differences[:, :cut].amax(dim=0))
-            pairs += [(reading.first(cut), self.plain) for reading in readings]
+                texts += [self.changed(cut, self.length, seed + 1, alike=True) for seed in range(_ALIKE)]
+            moved = [self.moved(text) for text in texts]
+            differences = torch.stack([pair.apart for pair in moved]).amax(dim=0)
+            moves = moves or bool(differences[cut] > self.tolerance)
+            reached[cut] = _part_of(differences[:cut])
+            pairs += [pair.first(cut) for pair in moved]
         if not moves:
             return self.unasked("causality", "the output does not depend on it")
         agrees, differs = "no output depends on a later token", "an output depends on later tokens"
-        leaks = [pair for pair in pairs if largest_of(pair) > self.tolerance]
+        leaks = [pair for pair in pairs if pair.largest > self.tolerance]
         if not leaks:
             return self._in_training() or self.compare("causality", pairs, agrees, differs)
         if self.is_causal is None and (how := self._both_ways(reached)) is not None:
             whether = "" if self.sees_both_ways else ", and nothing says whether it may: state --causal or --no-causal"
             return self.unasked("causality", f"{how}{whether}")
-        return self.compare("causality", leaks, agrees, differs, len(leaks[0][0].output))
+        return self.compare("causality", leaks, agrees, differs, len(leaks[0].apart))
 
     def _both_ways(self, reached: Mapping[int, float]) -> str | None:
         """How tokens see later ones, by the part of the outputs before each cut that what is after it reaches, however little. It
@@ -446,15 +430,23 @@ class Asker:
                 return None
         return "outputs depend on some later tokens"
 
+    def _reach(self, *changed: Text, start: int, end: int) -> float:
+        """The part of the outputs from `start` to `end` that one of several changes of the text reaches, however little: where
+        attention is sharp, one alone reaches few."""
+        differences = torch.stack([self.moved(text).apart for text in changed])
+        return _part_of(differences.amax(dim=0)[start:end])
+
+    @cached_property
+    def trained(self) -> Reading:
+        """The reading of the text in training mode."""
+        return self.read(self.text, training=True)[0]
+
     def _in_training(self) -> Behaviour | None:
-        """The failure of causality in training mode, where dropout is on; None where there is none."""
-        parts = () if self.module is None else tuple(self.module.modules())
-        names = ("p", "dropout", "dropout_p", "attn_dropout", "p_dropout", "dropout_rate")
-        rates = [value for part in parts for name in names if isinstance(value := getattr(part, name, None), float)]
-        if not any(0 < rate < 1 for rate in rates):
+        """The failure of causality in training mode, where that gives other outputs; None where there is none."""
+        if pair_of(self.trained, self.plain).largest <= self.tolerance:
             return None
         changed = self.read(self.changed(self.middle, self.length, self.middle), training=True)[0]
-        pair = changed.first(self.middle), self.read(self.text, training=True)[0]
+        pair = pair_of(changed, self.trained).first(self.middle)
         differs = "in training mode an output depends on later tokens"
         failed = self.compare("causality", [pair], "", differs, self.middle)
         return failed if failed.ok is False else None
@@ -463,20 +455,17 @@ class Asker:
         """Whether a shorter text gives the start of a longer one's outputs."""
         if self.answers["causality"].ok is not True:
             return self.unasked("prefix", "only where no output depends on a later token")
-        lengths = sorted({max(1, self.length // 3), self.length - 1})
-        pairs = [(self.read(self.text.first(length))[0], self.plain) for length in lengths]
-        wrong = [pair for pair in pairs if largest_of(pair) > self.tolerance]
-        cut = len(wrong[0][0].output) if wrong else None
+        n = max(1, self.length // 3)
         agrees = "a shorter text gives the start of a longer one's"
-        differs = f"the first {cut} tokens alone give other outputs than in a text of {self.length}"
-        return self.compare("prefix", wrong[:1] or pairs, agrees, differs, cut)
+        differs = f"the first {n} tokens alone give other outputs than in a text of {self.length}"
+        return self.compare("prefix", [self.moved(self.text.first(n))], agrees, differs, n)
 
     def batch(self) -> Behaviour:
         """Whether a text gives the same outputs alone and among others of its length."""
-        other = self.text._replace(tokens=self.of.draw(self.seed + 1, self.length).tokens)
-        pairs = [(self.read(other, self.text)[1], self.plain)]
+        other = self.of.draw(self.seed + 1, self.length)._replace(source=self.text.source)
+        pair = pair_of(self.read(other, self.text)[1], self.plain)
         differs = "the outputs of a text depend on the other texts in its batch"
-        return self.compare("batch", pairs, "a text alone gives the same as in a batch", differs)
+        return self.compare("batch", [pair], "a text alone gives the same as in a batch", differs)
 
     def padding(self, side: PaddingSide) -> Behaviour:
         """Whether texts padded on a side give the same outputs as each alone, with a mask in which True means what hides most.
@@ -491,15 +480,13 @@ class Asker:
         tried, raised = dict[str, list[Pair]](), ""
         for mask in self.of.masks:
             try:
-                if mask not in self._masked:
-                    self._masked[mask] = [self.read(text, mask=mask)[0] for text in self.texts]
-                padded = self.read(*self.texts, mask=mask, side=side)
-                tried[mask] = list(zip(padded, self._masked[mask], strict=True))
+                alone, padded = self.alone(mask), self.read(*self.texts, mask=mask, side=side)
+                tried[mask] = [pair_of(*readings) for readings in zip(padded, alone, strict=True)]
             except Exception as fault:  # a mask of another form
                 raised = f"{mask.partition(',')[0]} raises {type(fault).__name__}"
         if not tried:
             return self.unasked(name, raised)
-        mask = min(tried, key=lambda mask: max(map(largest_of, tried[mask])))
+        mask = min(tried, key=lambda mask: max(pair.largest for pair in tried[mask]))
         knows_start = side == "right" or self.of.positions is not None
         knows_start = knows_start or (self.is_causal is True and is_of_transformers(self.module))
         by = "" if knows_start else ", as where positions count from the first token of a batch"
@@ -525,34 +512,28 @@ class Asker:
             parts = self.of.steps(self.text, cuts)
         if parts is None:
             return self.unasked("cache", "the call returns no cache")
-        steps = Reading(torch.cat(parts), dict)
         agrees = f"{n} tokens, then {n_steps} behind a cache, give the same as one call"
         differs = "tokens that are read behind a cache give other outputs than in one call"
-        return self.compare("cache", [(steps, self.plain)], agrees, differs, n)
+        return self.compare("cache", [pair_of(Reading(torch.cat(parts), dict), self.plain)], agrees, differs, n)
 
     def in_16_bits(self) -> Behaviour:
         """How far bfloat16 moves outputs of a model in float32."""
         if self.dtype != "float32":
             return self.unasked("dtype", f"it computes in {self.dtype}")
-        moved = self.moved(within=partial(torch.autocast, self.text.tokens.device.type, torch.bfloat16))
+        device = self.text.tokens.device.type
+        moved = self.moved(within=partial(torch.autocast, device, torch.bfloat16)).largest
         reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"
         return self.answer("dtype", None, reason, moved)
 
     def training(self) -> Behaviour:
         """Whether training mode changes outputs, without or with random numbers."""
-        trained, again = (self.read(self.text, training=True, seed=seed)[0] for seed in (0, 1))
-        if largest_of((again, trained)) > self.tolerance:
+        moved = pair_of(self.trained, self.plain).largest
+        if moved <= self.tolerance:
+            return self.answer("training", None, "training and evaluation give the same outputs", moved)
+        again = self.read(self.text, training=True, seed=1)[0]
+        if pair_of(again, self.trained).largest > self.tolerance:
             return self.answer("training", None, "outputs are random in training mode, and not in evaluation")
-        moved = largest_of((again, self.plain))
-        same = "training and evaluation give the same outputs"
-        reason = same if moved <= self.tolerance else "training mode gives other outputs, which are not random"
-        return self.answer("training", None, reason, moved)
-
-    def _reach(self, *changed: Text, start: int, end: int) -> float:
-        """The part of the outputs from `start` to `end` that one of several changes of the text reaches, however little: where
-        attention is sharp, one alone reaches few."""
-        differences = [apart(self.read(text)[0].output, self.plain.output) for text in changed]
-        return _part_of(torch.stack(differences).amax(dim=0)[start:end])
+        return self.answer("training", None, "training mode gives other outputs, which are not random", moved)
 
 
 def _part_of(differences: Tensor) -> float:
@@ -560,12 +541,10 @@ def _part_of(differences: Tensor) -> float:
     return (differences > 0).double().mean().item()
 
 
-def _source_of(part: nn.Module | None) -> tuple[str | None, int | None]:
+def _source_of(part: type[nn.Module]) -> tuple[str | None, int | None]:
     """The file and line of a part's `forward`."""
-    if part is None:
-        return None, None
     try:
-        return inspect.getsourcefile(type(part)), inspect.getsourcelines(type(part).forward)[1]
+        return inspect.getsourcefile(part), inspect.getsourcelines(part.forward)[1]
     except (OSError, TypeError):
         return None, None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,22 +19,21 @@ from torch import nn
 from mhacli.attention.devices import free_bytes
 from mhacli.commands.check.behaviour import (
     CODES,
-    EFFECTS,
     LEAST,
-    ORDER,
     Asker,
     architectures_of,
     asker_of,
+    failure_of,
     is_claimed_causal,
     is_of_transformers,
-    largest_of,
+    pair_of,
+    words_of_failure,
 )
 from mhacli.commands.check.result import (
     AttentionInside,
     Behaviour,
     CheckRequest,
     ExaminedModel,
-    Finding,
     HealthCheck,
     Place,
     Tried,
@@ -60,19 +59,6 @@ CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
 )  # fmt: skip
 """The checks of `mha doctor`, in its order."""
-ADVICE: Mapping[str, str] = {
-    "finite": "compare the files with their source; if only outputs overflow, use --dtype float32 or bfloat16",
-    "repeat": "look for dropout that acts in evaluation, and for random numbers in the model's code",
-    "causality": "check the mask that reaches this attention; a bidirectional model states it in its config (is_causal)",
-    "left-padding": "generate from prompts of one length, until positions and masks count from the first real token",
-    "right-padding": "run texts of one length together, until the mask for padding reaches this attention",
-    "batch": "run texts alone; look for a reshape or a transpose that mixes rows, and for statistics over the batch",
-    "cache": "generate with use_cache=False; check the positions of new tokens behind the cache, and the order of the cache",
-    "eager": "mha run --model compares each layer with the definition and shows which: use the other implementation",
-    "row-sums": "check what this attention does to its weights after the softmax: a mask, dropout or a cast",
-    "bos": "remove it from the tokenizer's post-processor or from the chat template: one of them is enough",
-}
-"""For each check, what to do about a failure."""
 EAGER, _NARROW = "eager", ("float16", "bfloat16")
 _SIDES: tuple[PaddingSide, ...] = ("right", "left")
 Examined = tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]
@@ -135,7 +121,7 @@ def ask_checkpoint(model: str | nn.Module, request: CheckRequest, stage: Stage) 
     loaded, inputs = _admit(settings, None, (), request.seed)
     sequences = _sequences_of(loaded, inputs, request.length)
     claim = is_claimed_causal(loaded.model) if request.states_causal is None else request.states_causal
-    return _asked(asker_of(sequences, request.seed, stage, is_causal=claim), loaded, inputs, ORDER)
+    return _asked(asker_of(sequences, request.seed, stage, is_causal=claim), loaded, inputs, tuple(CODES))
 
 
 def _asked(asker: Asker, loaded: Loaded, inputs: ModelInputs, names: Sequence[str]) -> Asker:
@@ -149,7 +135,7 @@ def _asked(asker: Asker, loaded: Loaded, inputs: ModelInputs, names: Sequence[st
         dtype = loaded.dtype
         model.float()
         asker = replace(own)
-        moved = max(map(largest_of, zip(own.alone, asker.alone, strict=True)))
+        moved = max(pair_of(*readings).largest for readings in zip(own.alone(), asker.alone(), strict=True))
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
         asker.answers["dtype"] = asker.answer("dtype", None, reason, moved)
     asker.all(names, eager=partial(eager, asker, model))
@@ -161,7 +147,7 @@ def _asked(asker: Asker, loaded: Loaded, inputs: ModelInputs, names: Sequence[st
 def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
     """A behaviour as a check, with the layer of the first attention whose outputs differ."""
     name, at, layer = answer.name, answer.at, None
-    message, effect = answer.reason.removeprefix("not asked: "), EFFECTS[name]
+    message, words = answer.reason.removeprefix("not asked: "), words_of_failure(name)
     first = None if at is None else at.module
     if at is not None and at.attention is not None and asker.module is not None:
         kind, numbers = LayerNumbers(asker.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
@@ -175,8 +161,8 @@ def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
         tolerance=None if answer.largest is None else answer.tolerance,
         layer=layer,
         is_caution=name in asker.cautions,
-        meaning=f"{effect[0].upper()}{effect[1:]}." if answer.ok is False else "",
-        advice=ADVICE[name] if answer.ok is False else asker.cautions.get(name, ""),
+        meaning=f"{words.effect[0].upper()}{words.effect[1:]}." if answer.ok is False else "",
+        advice=words.advice if answer.ok is False else asker.cautions.get(name, ""),
     )
 
 
@@ -286,9 +272,9 @@ def _failed(asker: Asker, answer: Behaviour) -> Behaviour:
     """A failed check, with its finding unless there is one."""
     seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
     evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
-    code = CODES[answer.name]
-    if code not in [finding.code for finding in asker.findings]:
-        asker.findings.append(Finding(code, answer.reason, evidence, ADVICE[answer.name], EFFECTS[answer.name]))
+    if CODES[answer.name] not in [finding.code for finding in asker.findings]:
+        finding = failure_of(answer.name, answer.reason, evidence)
+        asker.findings.append(replace(finding, fix=words_of_failure(answer.name).advice))
     return answer
 
 
@@ -300,11 +286,14 @@ def eager(asker: Asker, model: Any) -> Behaviour:
     with eager_in_place(model) as is_eager:
         if not is_eager:
             return asker.unasked("eager", f"this family cannot switch from {name} to eager")
-    pairs = [(alone, asker.read(text, within=within)[0]) for text, alone in zip(asker.texts, asker.alone, strict=True)]
+    pairs = [
+        pair_of(alone, asker.read(text, within=within)[0])
+        for text, alone in zip(asker.texts, asker.alone(), strict=True)
+    ]
     if len({len(text.tokens) for text in asker.texts}) > 1:
         mask = next(iter(asker.of.masks), "")
         ours, theirs = asker.read(*asker.texts, mask=mask), asker.read(*asker.texts, mask=mask, within=within)
-        pairs += zip(ours, theirs, strict=True)
+        pairs += [pair_of(*readings) for readings in zip(ours, theirs, strict=True)]
     agrees, differs = f"{name}, the default, and eager agree", f"{name}, the default, and eager give different outputs"
     return asker.compare("eager", pairs, agrees, differs)
 

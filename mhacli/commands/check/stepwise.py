@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhacli.attention.mistakes.caching import CACHE_MISTAKES, UNMASKED, CacheMistake, decoded
 from mhacli.attention.mistakes.stages import stages_with
-from mhacli.commands.check.behaviour import CODES, EFFECTS
+from mhacli.commands.check.behaviour import failure_of
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
@@ -275,7 +275,7 @@ def _failing(convention: StepConvention, runs: Runs, rows: Tensor, whole: Tensor
     evidence = _evidence(convention, wrong, runs[wrong], whole)
     if mistake is None:
         message = "tokens that are read behind a cache give other outputs than in one call"
-        finding = Finding(CODES["cache"], message, evidence, fix="", effect=EFFECTS["cache"], file=file)
+        finding = replace(failure_of("cache", message, evidence), file=file)
     else:
         match = f"largest difference {error:.2g}, tolerance {tolerance:.2g}"
         evidence = f"matches exactly if {mistake.description}: {match}\n{evidence}"
