@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.result import Finding, ProbeResult
+from mhacli.usercode.call.find_call import positions
 from mhacli.usercode.call.results import leaves
 from mhacli.usercode.call.sequences import SWITCH, cache_in
 from mhacli.usercode.call.signature import called_function, signature_of
-from mhacli.usercode.call.user_attention import ArgumentRecipe, UserAttention, drawer_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import copied, float64_copy
 from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine, Stage
@@ -136,19 +138,16 @@ def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str,
 
 def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) -> list[StepConvention]:
     """The ways to call attention step by step, the likeliest first; none without any sign of a cache."""
-    free = [p for p in signature_of(attention.built.call) if p.name not in attention.fixed]
+    free = [p for p in signature_of(attention.built.call) if attention.fixed.get(p.name) is None]
     switches = [p.name for p in free if SWITCH.fullmatch(p.name.lower())]
     caches = {p.name: p.default for p in free if p.role == "cache" and p.name not in switches}
-    positions = [p for p in free if p.role in ("offset", "positions")]
-    names = (*caches, *(p.name for p in positions), *switches)
+    places = [p for p in free if p.role in ("offset", "positions")]
+    names = (*caches, *(p.name for p in places), *switches)
     if attention.is_function or attention.example is not None or not names:
         return []
-    given = {recipe.parameter: recipe for recipe in attention.extras if recipe.parameter not in (*switches, *caches)}
-    for p in positions:
-        has_batch_axis = p.role == "offset" or "ids" in p.name
-        given.setdefault(p.name, ArgumentRecipe(p.name, p.role, variant=0 if has_batch_axis else 1))
+    told = {p.name: partial(positions, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
     fixed = {**attention.fixed, **dict.fromkeys(switches, True)}
-    attention = replace(_in_unused_module(attention, stage), extras=tuple(given.values()), fixed=fixed)
+    attention = replace(_in_unused_module(attention, stage), made={**told, **attention.made}, fixed=fixed)
     forms: list[MaskForm | None] = [mask]
     if mask is not None:  # a step may take one kind of mask alone
         forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]

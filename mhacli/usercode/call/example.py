@@ -1,9 +1,9 @@
-"""The call that a user shows with `--example`: what each of its arguments is, by its shape, its dtype and its name."""
+"""A call as an example, in the user's words or in ours: what each of its arguments is, by its shape, its dtype and its name."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.usercode.call.layouts import weights_of
-from mhacli.usercode.call.results import OF_IDS, PATTERN_AXES, AxisNames
+from mhacli.usercode.call.results import AxisNames
 from mhacli.usercode.call.signature import IN_ORDER, ROWS, CallParameter, signature_of
 from mhacli.usercode.call.user_attention import UserAttention, changed, part_of
 from mhacli.usercode.process import exception_text
 from mhacli.usercode.target import find_target
-from mhacli.usercode.types import Built, InputSizes, MaskForm
+from mhacli.usercode.types import Built, InputSizes
 
 _LENGTHS = (7, 8, 12, 16, 64)
 """The lengths to try, until a call works."""
@@ -41,18 +40,16 @@ def example_of(text: str, built: Built) -> Callable[..., Any]:
 
 def attentions_of_example(like: UserAttention, example: Callable[..., Any]) -> Iterator[UserAttention]:
     """The target, called as the example does, at lengths that may work."""
-    if len(inspect.signature(example).parameters) == 1:
-        made = _recorded(example, like.built)
-        yield from _attention(replace(like, example=example), made, made)
-        return
-    for length in _LENGTHS:
-        made, longer = (_recorded(example, like.built, n) for n in (length, length + _UNLIKE))
-        yield from _attention(replace(like, example=example), made, longer)
+    like = replace(like, example=example)
+    for length in _LENGTHS if like.is_resizable else (0,):
+        made = arguments_of_example(like, length)
+        longer = arguments_of_example(like, length + _UNLIKE)
+        yield _attention(like, made, longer)
 
 
-def _recorded(example: Callable[..., Any], built: Built, *length: int) -> dict[str, Any]:
+def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     """The arguments of the call that an example makes, by name. Raises `MhaError` if it makes none."""
-    made: list[dict[str, Any]] = []
+    built, made = like.built, list[dict[str, Any]]()
 
     def note(arguments: dict[str, Any]) -> dict[str, Any]:
         made.append(dict(arguments))
@@ -61,7 +58,8 @@ def _recorded(example: Callable[..., Any], built: Built, *length: int) -> dict[s
     problem = f"does not call {built.name}"
     try:
         with torch.no_grad():
-            example(changed(built.call, note), *length)
+            assert like.example is not None
+            like.example(changed(built.call, note), *[length][: like.is_resizable])
     except Exception as fault:  # the user's code may raise anything; what it was given is known all the same
         problem = f"raises {exception_text(fault)}"
     if not made:
@@ -69,19 +67,12 @@ def _recorded(example: Callable[..., Any], built: Built, *length: int) -> dict[s
     return made[0]
 
 
-def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]) -> Iterator[UserAttention]:
+def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]) -> UserAttention:
     """The target with the inputs and the masks that the arguments show; `longer` are those of a longer text."""
-    built, ids = like.built, [name for name, value in made.items() if _is_ids(value)]
-    if like.axes == OF_IDS:
-        ids.sort(key=lambda name: name not in {slot.name for slot in like.slots if part_of(slot) == "queries"})
-        if ids:
-            batch, length = made[ids[0]].shape
-            sizes = InputSizes(batch, length, length, 1, 1)
-            yield replace(like, slots=(CallParameter(ids[0], "x", True),), fixed={}, sizes=sizes)
-        return
-    slots = _slots(made, built)
+    built, slots = like.built, _slots(made, like.built)
     if not slots:
-        hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if ids else None
+        has_ids = any(map(is_ids, made.values()))
+        hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if has_ids else None
         raise MhaError(f"--example gives {built.name} no vectors", hint=hint, code="cannot-examine", path=built.file)
     parts = {part_of(slot): made[slot.name] for slot in slots}
     queries = parts.get("queries", made[slots[0].name])
@@ -91,8 +82,7 @@ def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]
     shape = dict(zip(axes, queries.shape, strict=True))
     of_keys = dict(zip(axes, parts.get("keys", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
-    forms = list(_mask_forms(made, slots, q_len, k_len))
-    yield replace(
+    return replace(
         like,
         slots=slots,
         axes=axes,
@@ -100,8 +90,6 @@ def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]
         n_heads=shape.get("head", 1),
         fixed={},
         sizes=InputSizes(shape.get("batch", 1), q_len, k_len, shape["width"], of_keys["width"]),
-        mask_forms=tuple(form for form in forms if "query" in form.axes),
-        padding_forms=tuple(form for form in forms if "query" not in form.axes),
         is_forgetful=True,
     )
 
@@ -117,7 +105,8 @@ def _slots(made: dict[str, Any], built: Built) -> tuple[CallParameter, ...]:
     return tuple(CallParameter(name, role, True) for name, role in found.items())
 
 
-def _is_ids(value: Any) -> bool:
+def is_ids(value: Any) -> bool:
+    """Whether an argument may be token ids `[batch, token]`."""
     return isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
 
 
@@ -139,42 +128,30 @@ def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second
     return tuple(axes)
 
 
-def _mask_forms(
-    made: Mapping[str, Any], slots: tuple[CallParameter, ...], q_len: int, k_len: int
-) -> Iterator[MaskForm]:
-    """The forms of the masks among the arguments, with both meanings of True."""
-    for name, value in made.items():
-        if not isinstance(value, Tensor) or name in {slot.name for slot in slots} or _is_vectors(value):
-            continue
-        if value.is_complex() or not 0 < value.ndim <= 4 or value.shape[-1] != k_len:
-            continue
-        is_wide = value.ndim > 2 or value.shape[:-1] == (q_len,)
-        axes = PATTERN_AXES[-value.ndim :] if is_wide else ("batch", "key")[-value.ndim :]
-        axes = ("batch", *axes[1:]) if value.ndim == 3 else axes
-        if value.is_floating_point() and bool((value < 0).any()):
-            yield MaskForm(name, axes, "additive")
-            continue
-        kind = {torch.bool: "bool"}.get(value.dtype, "01" if value.is_floating_point() else "whole")
-        yield MaskForm(name, axes, kind)  # type: ignore[arg-type]
-        yield MaskForm(name, axes, kind, "hide")  # type: ignore[arg-type]
+def weights_of(built: Built) -> list[tuple[str, Tensor]]:
+    """The weights of at least two axes that the target holds, or a module in it, by name."""
+    if built.module is not None:
+        named: list[tuple[str, Tensor]] = list(built.module.named_parameters())
+    else:
+        held = getattr(built.call, "__dict__", {})
+        named = [(name, part) for name, part in held.items() if isinstance(part, Tensor)]
+        for part in held.values():
+            named += part.named_parameters() if isinstance(part, nn.Module) else ()
+    return [(name, weight) for name, weight in named if not nn.parameter.is_lazy(weight) and weight.ndim > 1]
 
 
-_TYPED = {
-    "batch": "2",
-    "q_len": "T",
-    "k_len": "T",
-    "offset": "0",
-    **dict.fromkeys(("rope", "positions", "weight", "training"), "…"),
-}
-"""Arguments that are made for each call, as text."""
+# ----------------------------------------------------------------------------------------------------------- as an example
 
 
-def arguments_text(attention: UserAttention, rows: Sequence[str]) -> str:
+def call_text(attention: UserAttention, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
     """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
-    texts = {name: repr(value) for name, value in attention.fixed.items()}
-    for name, kind, value, _ in attention.extras:
-        texts[name] = _TYPED.get(kind, repr(value))
-    texts |= {name: "None" if form is None else "…" for name, form in attention.idle.items()}
+    texts: dict[str, str] = {}
+    for name in (parameter.name for parameter in signature_of(attention.built.call)):
+        if name in attention.made or isinstance(attention.fixed.get(name), Tensor):
+            texts[name] = "…"
+        elif name in attention.fixed:
+            texts[name] = repr(attention.fixed[name])
+    texts |= dict.fromkeys(masks, "…")
     return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
 
 
@@ -187,7 +164,7 @@ def example_text(attention: UserAttention) -> str:
         vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in attention.axes)})"
         is_first = slot.name == first and not rows
         rows.append(vectors if slot.by_place or is_first else f"{slot.name}={vectors}")
-    return f"lambda m, T: m({arguments_text(attention, rows)})"
+    return f"lambda m, T: m({call_text(attention, rows)})"
 
 
 def working_example(attention: UserAttention) -> str:

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import math
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhacli.errors import MhaError
-from mhacli.usercode.arguments import parse_value
-from mhacli.usercode.call.example import arguments_text, attentions_of_example, example_of, working_example
-from mhacli.usercode.call.layouts import calls_to_try, forms_of
-from mhacli.usercode.call.results import HEAD_AXES, AxisNames, leaves, output_in, path_text
-from mhacli.usercode.call.signature import MASKS, CallParameter, never_read, signature_of
-from mhacli.usercode.call.user_attention import ROPE_BASE, UserAttention, drawer_of, part_of
+from mhacli.usercode.arguments import parse_value, stated
+from mhacli.usercode.call.example import (
+    arguments_of_example,
+    attentions_of_example,
+    call_text,
+    example_of,
+    weights_of,
+    working_example,
+)
+from mhacli.usercode.call.results import (
+    HEAD_AXES,
+    PATTERN_AXES,
+    ROW_AXES,
+    AxisNames,
+    CallSizes,
+    leaves,
+    output_in,
+    path_text,
+)
+from mhacli.usercode.call.signature import MASKS, ROWS, CallParameter, called_function, never_read, signature_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of, mask_in, part_of
 from mhacli.usercode.inputs import float64_copy, map_rows, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, shortened, source_line_of
 from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm
+from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, MaskKind, MaskMeaning
 
 _MOST_CALLS, _MOST_S = 200, 10.0
 _MOST_COPIED = 4_000_000
@@ -36,23 +54,22 @@ _LONGEST_ERROR, _LONGEST_SOURCE = 160, 60
 
 def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
     """The target with the way to call it, with a context if it takes one. Raises MhaError if no call works."""
-    found, _ = _with_masks(_first_call(built, request), request.seed)
-    return _finished(found, request.seed)
+    return _finished(_with_masks(_first_call(built, request), request.seed)[0], request.seed)
 
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both. Raises MhaError if no call
     works."""
-    modes = _modes_of(_first_call(built, request), request.seed)
-    found = [_with_masks(mode, request.seed) for mode in modes]
-    hiding_anywhere = set().union(*(hiding for _, hiding in found))
-    finished = []
-    for mode, hiding in found:
-        others = hiding_anywhere - hiding
-        masks = tuple(form for form in mode.mask_forms if form.parameter not in others)
-        paddings = tuple(form for form in mode.padding_forms if form.parameter not in others)
-        finished.append(_finished(replace(mode, mask_forms=masks, padding_forms=paddings), request.seed))
-    return tuple(finished)
+    found = [_with_masks(mode, request.seed) for mode in _modes_of(_first_call(built, request), request.seed)]
+    hiding = set().union(*(names for _, names in found))
+    modes = []
+    for mode, names in found:  # without the masks that hide keys in the other mode alone
+        masks, paddings = (
+            tuple(form for form in forms if form.parameter not in hiding - names)
+            for forms in (mode.mask_forms, mode.padding_forms)
+        )
+        modes.append(_finished(replace(mode, mask_forms=masks, padding_forms=paddings), request.seed))
+    return tuple(modes)
 
 
 # ------------------------------------------------------------------------------------------------------- the first call
@@ -70,7 +87,7 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
         candidates: Iterable[UserAttention] = attentions_of_example(like, example_of(request.example, built))
     else:
         _refuse_unknown(built, fixed)
-        candidates = calls_to_try(like, causal=request.causal)
+        candidates = _usual_calls(like, causal=request.causal)
     tried: list[tuple[UserAttention, BaseException]] = []
     began = time.perf_counter()
     for candidate in itertools.islice(candidates, _MOST_CALLS):
@@ -120,28 +137,228 @@ def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:
         return [crossed]
 
 
+# -------------------------------------------------------------------------------------------------------- the usual calls
+
+
+_HEADS, _HEAD_WIDTH = 4, 8
+"""The sizes for a target without sizes of its own, such as a plain function."""
+_LENGTHS = ((3, 4, 6, 9, 15), (5, 7, 9, 6, 15), (7, 5, 9, 6, 15), (11, 13, 10, 9, 15))
+"""The numbers to choose from of texts, of queries, of queries that are keys too, and of keys."""
+_LONGEST, _MAP_CELLS = 4096, 12
+_BATCH_SECOND: AxisNames = ("row", "batch", "width")
+_MAP: AxisNames = ("batch", "width", "row", "column")
+_OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
+_LENGTH_FIRST = re.compile(
+    r"(?im)^\s*(t|l|s|n?_?seq\w*|\w*len\w*|time|steps), *(b|n|bs\w*|batch\w*), *\w+ *= *\w+\.(shape|size\(\))"
+)
+"""Code that calls the first axis of its inputs a length and the second a batch: `T, B, C = x.shape`."""
+_OF_SHAPES = ("rope", "positions", "offset", "weight")
+_N_SHAPES = 3
+"""The shapes of rotations, positions and weights that are tried."""
+ROPE_BASE = 10000.0
+"""Source: Su et al. 2021, "RoFormer", section 3.2.2."""
+
+
+def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
+    """The calls to try, the likeliest first; `like` has what they have in common, such as the device."""
+    built, signature = like.built, signature_of(like.built.call)
+    free = [parameter for parameter in signature if parameter.name not in like.fixed]
+    defaults = {parameter.name: parameter.default for parameter in signature}
+    held = {**vars(built.module or object), **built.arguments, **defaults, **like.fixed}
+    states = {name: number for name, number in held.items() if isinstance(number, int)}
+    n_heads, width, d_head = (stated(states, role) or 0 for role in ("n_heads", "d_model", "d_head"))
+    if n_heads == 0:
+        n_heads = width // d_head if width and d_head else _HEADS
+    is_projecting = bool(weights_of(built)) or any(p.role in ("weight", "heads") for p in signature)
+    shapes = range(_N_SHAPES if any(p.required and p.role in _OF_SHAPES for p in free) else 1)
+    for slots in _slots(free, built):
+        is_function = len({part_of(slot) for slot in slots}) == 3 and not is_projecting
+        widths = _widths(built) or [width or n_heads * _HEAD_WIDTH]
+        if is_function:
+            widths = [d_head or width // n_heads or _HEAD_WIDTH]
+        pairs = itertools.product(widths, widths) if len(slots) > 1 else zip(widths, widths, strict=True)
+        layouts = _layouts(built, states, is_pair=len(slots) > 1, is_function=is_function)
+        for (d_in, d_context), layout, shape, masks in itertools.product(pairs, layouts, shapes, _open_masks(free)):
+            of_head = d_in if is_function else d_head or max(1, d_in // n_heads)
+            axes, batch, q_len, k_len = layout
+            numbers = {"heads": n_heads, "d_head": of_head, "d_model": n_heads * d_in if is_function else d_in}
+            others = _others(free, numbers, shape, causal=causal) | masks
+            yield replace(
+                like,
+                slots=slots,
+                axes=axes,
+                is_function=is_function,
+                fixed={**like.fixed, **{name: value for name, value in others.items() if not callable(value)}},
+                made={name: make for name, make in others.items() if callable(make)},
+                n_heads=n_heads if is_function and "head" in axes else 1,
+                sizes=InputSizes(batch, q_len, k_len, d_in, d_context),
+            )
+
+
+def _slots(free: Sequence[CallParameter], built: Built) -> list[tuple[CallParameter, ...]]:
+    """The parameters of queries, keys and values: all, then only the required ones. Raises `MhaError` without any."""
+    unread = never_read(built.call)
+    rows = [p for p in free if p.role in ROWS and (p.required or p.name not in unread)]
+    if not rows and any(parameter.role == "rest" for parameter in free):
+        rows = [CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4])]
+    needed = [slot for slot in rows if slot.required or part_of(slot) == "queries"]
+    if not needed:
+        raise MhaError(
+            f"{built.name} has no parameter for token vectors, such as x, or query, key and value",
+            hint="name a class or function that computes attention, or give --example",
+            code="cannot-examine",
+            path=built.file,
+        )
+    return [tuple(rows)] if rows == needed else [tuple(rows), tuple(needed)]
+
+
+def _widths(built: Built) -> list[int]:
+    """The widths of token vectors to try: what is stated, and what the weights take."""
+    shapes = [weight.shape for _, weight in weights_of(built)]
+    found = [stated(built.arguments, "d_model") or 0, *(shape[1] for shape in shapes), *(shape[0] for shape in shapes)]
+    return list(dict.fromkeys(size for size in found if size > 1))[:4]
+
+
+def _layouts(
+    built: Built, states: Mapping[str, int], *, is_pair: bool, is_function: bool
+) -> list[tuple[AxisNames, int, int, int]]:
+    """The axes of the inputs with their lengths (batch, queries, keys): lengths that differ come first, because only the right
+    axes take them. No length equals another size where that can be."""
+    taken = {*states.values(), *(size for _, weight in weights_of(built) for size in weight.shape)}
+    batch, q_len, same, k_len = (next(n for n in numbers if n not in taken) for numbers in _LENGTHS)
+    tables = [] if built.module is None else [table.shape for table in built.module.buffers() if table.ndim > 1]
+    equal = [2 * size for name, size in states.items() if "window" in name]
+    equal += [same, stated(built.arguments, "context_length") or same]
+    equal += [shape[-1] for shape in tables if shape[-1] == shape[-2]]
+    lengths = [(batch, q_len, k_len)] if is_pair else []
+    for length in dict.fromkeys([*(n for n in equal if 1 < n <= _LONGEST), 8, 16]):
+        lengths.append((batch + 1 if batch == length else batch, length, length))
+    orders: tuple[AxisNames, ...] = _OF_HEADS if is_function else (ROW_AXES,)
+    try:
+        is_second = _LENGTH_FIRST.search(inspect.getsource(called_function(built.call))) is not None
+    except (OSError, TypeError):  # there is no source
+        is_second = False
+    if not is_function and (is_second or states.get("batch_first", True) is False):
+        orders = (_BATCH_SECOND, ROW_AXES)
+    layouts = [(axes, *each) for each in lengths for axes in orders]
+    return layouts if is_function else [*layouts, (_MAP, batch, _MAP_CELLS, _MAP_CELLS)]
+
+
+def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: int, *, causal: bool) -> dict[str, Any]:
+    """The arguments besides inputs and masks, or what makes each: the required ones, and switches by which the pattern is
+    computed or that are asked for."""
+    d_head, others = numbers["d_head"], dict[str, Any]()
+    values: dict[str, Any] = {
+        **numbers,
+        "scale": 1 / math.sqrt(d_head),
+        "dropout": 0.0,
+        "causal": causal,
+        "pattern": True,
+        "mean": False,
+        "off": False,
+        "training": lambda sizes: sizes.training,
+        "offset": partial(positions, "offset", shape),
+        "positions": partial(positions, "positions", shape),
+    }
+    for name, role, required, _, _ in free:
+        is_switch = role in ("training", "pattern", "mean") or (role == "causal" and causal)
+        if role in (*ROWS, *MASKS, "unknown") or not (required or is_switch):
+            continue
+        if role in ("weight", "weight bias"):
+            weight = _weight(name, numbers["d_model"], len(others))
+            others[name] = weight[:, 0] if role == "weight bias" else weight.T if shape else weight
+        else:
+            others[name] = partial(_rotation, name, d_head, shape) if role == "rope" else values.get(role)
+    return others
+
+
+def _weight(name: str, d_model: int, seed: int) -> Tensor:
+    """A random weight `[d_out, d_model]` for an argument, of several projections by its name."""
+    n_fused = 2 if "kv" in name else 1
+    if "qkv" in name or "in" in name.split("_"):
+        n_fused = 3
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n_fused * d_model, d_model, generator=generator, dtype=torch.float64) / math.sqrt(d_model)
+
+
+def positions(role: str, shape: int, sizes: CallSizes) -> Any:
+    """The positions of the tokens of a call in one of three shapes, or the number of tokens before it."""
+    if role == "offset":
+        return torch.tensor(sizes.start) if shape else sizes.start
+    q_idx = torch.arange(sizes.start, sizes.start + sizes.q_len)
+    return (q_idx[None], q_idx, q_idx.expand(sizes.batch, -1))[shape]
+
+
+def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
+    """A table of rotations: complex, or cosines and sines of all columns, or in pairs."""
+    column = torch.arange(0, d_head - 1, 2, dtype=torch.float64)
+    angle = torch.outer(positions("positions", 1, sizes).double(), ROPE_BASE ** (-column / d_head))
+    turns = torch.polar(torch.ones_like(angle), angle)
+    whole = torch.cat([turns, turns], -1)
+    if "cos" in name.lower() or "sin" in name.lower():
+        shaped = (whole, whole[None], turns)[shape]
+        return shaped.real if "cos" in name.lower() else shaped.imag
+    tables = [turns, (whole[None].real, whole[None].imag), torch.view_as_real(turns)]
+    return tables[(1, 0, 2)[shape] if "emb" in name.lower() else shape]
+
+
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
+_OF_MASKS: tuple[AxisNames, ...] = (PATTERN_AXES, ("batch", "query", "key"), ("query", "key"))
+_OF_PADDING: tuple[AxisNames, ...] = (("batch", "key"), PATTERN_AXES, ("batch", "query", "key"))
+_KINDS: tuple[MaskKind, ...] = ("bool", "01", "whole", "additive")
+_MEANINGS: tuple[MaskMeaning, ...] = ("keep", "hide")
+
+
+def _forms_of(parameter: CallParameter, *, padding: bool) -> list[MaskForm]:
+    """The forms in which a mask, or padding, may be given, the likeliest first."""
+    if parameter.role == "lengths":
+        return [MaskForm(parameter.name, ("batch",), "lengths")]
+    forms = []
+    for axes, kind, meaning in itertools.product(_OF_PADDING if padding else _OF_MASKS, _KINDS, _MEANINGS):
+        is_added = kind == "additive" and meaning == "keep"
+        if is_added or (kind != "additive" and parameter.role != "bias"):
+            forms.append(MaskForm(parameter.name, axes, kind, meaning))
+    return forms
+
+
+def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
+    """Values for the required masks, by name: None, then masks that hide nothing, in each form for all of them."""
+    empty = [p.name for p in free if isinstance(p.default, Tensor) and p.default.numel() == 0]
+    needed = [p for p in free if p.role in MASKS and (p.required or p.name in empty)]
+    masks: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
+    forms = [_forms_of(p, padding=False) + _forms_of(p, padding=True) for p in needed]
+    for row in itertools.zip_longest(*forms):
+        masks.append(masks[-1] | {form.parameter: partial(_open, form) for form in row if form is not None})
+    return masks
+
+
+def _open(form: MaskForm, sizes: CallSizes) -> Tensor:
+    """A mask that hides nothing."""
+    return mask_in(form, torch.ones(1, 1, sizes.q_len, sizes.k_len, dtype=torch.bool), None, sizes)
+
+
 def _with_masks(attention: UserAttention, seed: int) -> tuple[UserAttention, set[str]]:
-    """The attention with the mask forms that its call accepts, those that hide a key first, and the names of the masks that
-    do."""
-    if attention.example is not None:
-        return attention, set()
+    """The attention with the mask forms that its call accepts, those that hide a key first, and the masks that do."""
+    example = None if attention.example is None else arguments_of_example(attention, attention.sizes.q_len)
     masks: dict[MaskForm, bool] = {}
     paddings: dict[MaskForm, bool] = {}
     for parameter in signature_of(attention.built.call, *MASKS):
-        if parameter.name in attention.fixed:
+        is_left_out = attention.fixed.get(parameter.name) is not None
+        if example is not None:
+            is_left_out = not isinstance(example.get(parameter.name), Tensor)
+        if is_left_out:
             continue
         found = _accepted(attention, parameter, seed, padding=False) if parameter.role in ("mask", "bias") else {}
         masks |= found
         paddings |= {} if found else _accepted(attention, parameter, seed, padding=True)
     hides = masks | paddings
     best = sorted(hides, key=lambda form: not hides[form])
-    first = {form.parameter: form for form in reversed(best)}
+    likeliest = {form.parameter: partial(_open, form) for form in reversed(best)}
     attention = replace(
         attention,
-        idle={name: form and first.get(name, form) for name, form in attention.idle.items()},
+        made={name: likeliest.get(name, make) for name, make in attention.made.items()},
         mask_forms=tuple(form for form in best if form in masks),
         padding_forms=tuple(form for form in best if form in paddings),
     )
@@ -151,7 +368,7 @@ def _with_masks(attention: UserAttention, seed: int) -> tuple[UserAttention, set
 def _accepted(attention: UserAttention, parameter: CallParameter, seed: int, *, padding: bool) -> dict[MaskForm, bool]:
     """The forms of a mask with which the call works, and whether the output shows no key that they hide."""
     found = {}
-    for form in forms_of(parameter, padding=padding):
+    for form in _forms_of(parameter, padding=padding):
         with suppress(Exception, SystemExit):  # a form that the call does not take
             found[form] = _hides(attention, form, seed, padding=padding)
     return found
@@ -168,10 +385,10 @@ def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool
             rows[1, ..., hidden, :] *= -2
     real = torch.ones(len(keys), k_len, dtype=torch.bool)
     real[:, hidden] = False
-    allowed = real[:1, None, None, :].expand(1, 1, q_len, k_len)
     if padding:
         out = attention(inputs._replace(real=real), padding=form, seed=seed).out
     else:
+        allowed = real[:1, None, None, :].expand(1, 1, q_len, k_len)
         out = attention(inputs._replace(allowed=allowed), mask=form, seed=seed).out
     same = [n for n in range(q_len) if n != hidden or inputs.keys is not None]
     first, second = out[0, ..., same, :], out[1, ..., same, :]
@@ -181,9 +398,7 @@ def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool
 # ------------------------------------------------------------------------------------------------------------- finished
 
 
-_WITHOUT_EFFECT = (
-    "rest", "any", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model",
-)  # fmt: skip
+_WITHOUT_EFFECT = ("rest", "any", "training", "pattern", "mean", "heads", "d_head", "d_model")
 _RESULT_SWITCH = re.compile(
     r"(return|output|use_return|need|get|ret)_.*|(use|with)_(kv_?)?cache|return|verbose|debug|is_?debug|logger"
 )
@@ -192,52 +407,36 @@ _RESULT_SWITCH = re.compile(
 
 def _finished(attention: UserAttention, seed: int) -> UserAttention:
     """The attention in float64 if it can compute in it, with the description of its call."""
-    recipes = {recipe.parameter: recipe for recipe in attention.extras}
-    forms = (*attention.mask_forms, *attention.padding_forms)
-    used = {slot.name for slot in attention.slots} | {form.parameter for form in forms} | set(attention.fixed)
     never, unread, untried = never_read(attention.built.call), [], []
-    for name, role, _, _, default in signature_of(attention.built.call):
+    forms = {form.parameter for form in (*attention.mask_forms, *attention.padding_forms)}
+    passed = {slot.name for slot in attention.slots} | forms | {*attention.made}
+    passed |= {name for name, value in attention.fixed.items() if value is not None}
+    for name, role, _, _, _ in signature_of(attention.built.call):
         if role in _WITHOUT_EFFECT or _RESULT_SWITCH.fullmatch(name.lower()):
             continue
         unread += [name] if name in never else []
-        is_of_past = role in ("offset", "cache", "other mask")  # 0 or None in a call without a past
-        is_default = name not in recipes or recipes[name].value is default is not None
-        untried += [name] if name not in used and (is_of_past or is_default) else []
+        is_of_past = role == "offset" and name in attention.made  # 0 in a call without a past
+        untried += [name] if name not in passed or is_of_past else []
+    exact = replace(attention, is_forgetful=False)
+    with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
+        wide = exact.of(float64_copy(attention.built.call), torch.float64)
+        exact = wide if wide(_inputs(wide, seed), seed=seed).out.dtype == torch.float64 else exact
     if attention.example is not None:
         untried = []
-    exact = _in_float64(replace(attention, is_forgetful=False), seed)
     return replace(exact, described=_described(exact), untried=tuple(untried), unread=tuple(unread))
-
-
-def _in_float64(attention: UserAttention, seed: int) -> UserAttention:
-    """A float64 copy, if its output is in float64; else itself."""
-    try:
-        exact = attention.of(float64_copy(attention.built.call), torch.float64)
-        out = exact(_inputs(exact, seed), seed=seed).out
-    except (Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
-        return attention
-    return exact if out.dtype == torch.float64 else attention
 
 
 def _described(attention: UserAttention) -> str:
     """The call as one line of Python, with a comment on layouts."""
-    built, sizes = attention.built, attention.sizes_of(_inputs(attention, 0))
+    built, (path, axes) = attention.built, attention.output
     rows = [part_of(slot) if slot.name.startswith("args[") else slot.name for slot in attention.slots]
-    masks = {form.parameter: form for form in (*attention.mask_forms, *attention.padding_forms)}
-    arguments = arguments_text(replace(attention, idle={**attention.idle, **masks}), rows)
-    path, axes = attention.output
+    masks = [form.parameter for form in (*attention.mask_forms, *attention.padding_forms)]
     notes = [] if attention.axes == attention.canonical else [f"rows [{_words(attention.axes)}]"]
-    for recipe in attention.extras:
-        if recipe.kind == "rope":
-            table = attention.argument(recipe, sizes)
-            first = table[0] if isinstance(table, tuple) else table
-            kind = "complex" if first.is_complex() else "table" if first is table else "(cos, sin)"
-            notes.append(f"{recipe.parameter}: {kind} {list(first.shape)}, base {ROPE_BASE:g}")
     notes += [] if attention.is_resizable else [f"only at length {attention.sizes.q_len}"]
     notes += [] if axes == attention.axes else [f"result [{_words(axes)}]"]
     name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")
     comment = f"  # {'; '.join(notes)}" if notes else ""
-    return f"{name}({arguments}){path_text(path)}{comment}"
+    return f"{name}({call_text(attention, rows, masks)}){path_text(path)}{comment}"
 
 
 def _words(axes: AxisNames) -> str:
@@ -252,19 +451,18 @@ def _refuse_unknown(built: Built, fixed: Mapping[str, Any]) -> None:
     """Raises MhaError for required parameters of unknown role, and for a given parameter that does not exist."""
     signature = signature_of(built.call)
     names = [parameter.name for parameter in signature if parameter.role != "any"]
-    for name in fixed:
-        if name not in names and len(names) == len(signature):
-            text, hint = (
-                f"--call-arg {name}: {built.name} has no such parameter",
-                f"it has {', '.join(names) or 'none'}",
-            )
-            raise MhaError(text, hint=hint, code="cannot-examine", path=built.file)
+    absent = [name for name in fixed if name not in names and len(names) == len(signature)]
     unknown = [p.name for p in signature if p.role == "unknown" and p.required and p.name not in fixed]
-    if unknown:
+    if absent:
+        text = f"--call-arg {absent[0]}: {built.name} has no such parameter"
+        hint = f"it has {', '.join(names) or 'none'}"
+    elif unknown:
         text = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
         hint = f"give {given}, or a whole call with --example"
-        raise MhaError(text, hint=hint, code="cannot-examine", path=built.file)
+    else:
+        return
+    raise MhaError(text, hint=hint, code="cannot-examine", path=built.file)
 
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:

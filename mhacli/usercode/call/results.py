@@ -26,12 +26,14 @@ _DEEPEST = 3
 
 
 class CallSizes(NamedTuple):
-    """The sizes of one call."""
+    """The sizes of one call, the position of its first token, and whether it is one of training."""
 
     batch: int
     n_heads: int
     q_len: int
     k_len: int
+    start: int = 0
+    training: bool = False
 
 
 def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
 
 from mhacli.settings import PaddingSide
-from mhacli.usercode.call.example import attentions_of_example
-from mhacli.usercode.call.results import OF_IDS, outputs_in
-from mhacli.usercode.call.signature import MASKS, CallParameter, call_role
-from mhacli.usercode.call.user_attention import NOTHING, UserAttention
+from mhacli.usercode.call.example import arguments_of_example, is_ids
+from mhacli.usercode.call.results import OF_IDS, CallSizes, outputs_in
+from mhacli.usercode.call.signature import MASKS, CallParameter, call_role, signature_of
+from mhacli.usercode.call.user_attention import NOTHING, UserAttention, mask_in, part_of
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm
 
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
-_BATCH, _LEAST = 2, 4
+_BATCH, _LEAST, _SHOWN = 2, 4, 7
 _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
 _TARGETS = ("targets", "target", "labels")
 _STATES = ("state", "states", "hidden", "hidden_state", "hx", "h0", "init_state", "initial_state")
@@ -33,6 +34,11 @@ _STATES = ("state", "states", "hidden", "hidden_state", "hx", "h0", "init_state"
 SWITCH = re.compile(r"(use|return|output|with)_?(cache|kvs?|key_values|pasts?|presents?|state)")
 """Switches by which a call remembers what it read."""
 _OF_TOKENS = ("decoder_attention_mask", "tgt_key_padding_mask", "tgt_padding_mask", "trg_padding_mask")
+_CAUSAL_MASKS = {
+    "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
+    "True keeps": MaskForm("", ("query", "key"), "bool"),
+    "−∞ hides": MaskForm("", ("query", "key"), "additive"),
+}
 Noted = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
 _Note = Callable[[str, nn.Module, tuple[Any, ...], Any], None]
@@ -54,10 +60,10 @@ class Sequences:
     """A callable as a function of texts.
 
     `length` is the longest that is tried. Of token ids, `n_ids` is the number and `ids` are the ordinary ones; 0 and None for
-    vectors. `masks` are the ways to say which tokens are real, by name; `hides_padding`: they are surely meant for it. `causal`
-    is the form of a causal mask that it is given. `is_inside`: its output is what its output layer reads. `positions` takes the
-    numbers of positions, of which the first is `first_position`. `cache` is the argument that takes what a call remembers,
-    `offset` the one that says how many tokens came before, `switches` are the keywords that make a call remember.
+    vectors. `masks` are the ways to say which tokens are real, by name; `hides_padding`: they are surely meant for it.
+    `is_inside`: its output is what its output layer reads. `positions` takes the numbers of positions, of which the first is
+    `first_position`. `cache` is the argument that takes what a call remembers, `offset` the one that says how many tokens came
+    before, `switches` are the keywords that make a call remember.
     """
 
     attention: UserAttention
@@ -67,7 +73,6 @@ class Sequences:
     ids: Tensor | None = None
     masks: Mapping[str, MaskForm] = field(default_factory=dict)
     hides_padding: bool = True
-    causal: MaskForm | None = None
     is_inside: bool = False
     positions: str | None = None
     first_position: int = 0
@@ -127,7 +132,7 @@ class Sequences:
         """The outputs of each part of a text between two cuts, read behind those before it; None if a call remembers nothing."""
         past, parts = None, []
         source = None if text.source is None else text.source[None]
-        for start, end in zip((0, *cuts), (*cuts, len(text.tokens)), strict=True):
+        for start, end in pairwise((0, *cuts, len(text.tokens))):
             x, real = self.padded([text.tokens[start:end]], "right")
             given: dict[str, Any] = dict(self.switches)
             if self.offset is not None:
@@ -157,9 +162,7 @@ class Sequences:
             source = x.new_tensor([1, 0, 1]).expand(len(x), -1)
         rows = x if self.ids is None else x[..., None]
         keys = None if source is None else source[..., None]
-        allowed = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        inputs = Inputs(rows, keys, allowed=allowed if self.causal else None, real=real if mask else None)
-        padding = self.masks.get(mask)
+        inputs, padding = Inputs(rows, keys, real=real if mask else None), self.masks.get(mask)
         inside: list[Tensor] = []
 
         def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
@@ -168,7 +171,7 @@ class Sequences:
                 inside.append(output)
 
         with _watching(self.module, note) if self.is_inside else nullcontext():
-            result = self.attention.result(inputs, mask=self.causal, padding=padding, training=training, given=given)
+            result = self.attention.result(inputs, padding=padding, training=training, given=given)
         if self.ids is None:
             return result, self.attention.read(result, self.attention.sizes_of(inputs))
         return result, inside[-1] if inside else outputs_in(result, x.shape)
@@ -186,7 +189,7 @@ class Sequences:
         wide = wide.flatten(2) if wide.ndim > 2 else wide[..., None]
         return [row[is_real] for row, is_real in zip(wide, real.cpu(), strict=True)]
 
-    def tried(self, texts: Sequence[Text]) -> list[Tensor] | None:
+    def tried(self, *texts: Text) -> list[Tensor] | None:
         """The outputs of each text in one pass; None if the call raises, or has no outputs of each token."""
         with suppress(Exception), seeded(0, self.attention.device):  # the user's code may raise anything
             return self.run(texts)
@@ -222,61 +225,87 @@ def sequences_of_ids(
     embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated; `example` is a
     call that works."""
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
-    parameters = list(inspect.signature(module.forward).parameters.values())
+    parameters = signature_of(module)
     if not tables or not parameters:
         return None
-    roles = {p.name: call_role(p.name, p.default, p.annotation) for p in parameters[1:] if p.name not in fixed}
-    decoder = next((word for word in _DECODER if word in roles), None)
-    switches = [word for word in roles if SWITCH.fullmatch(word)]
-    others = {word: role for word, role in roles.items() if word not in (*switches, decoder)}
-    named = {role: word for word, role in reversed(others.items())}
+    ids, others = parameters[0], {p.name: p for p in parameters[1:] if p.name not in fixed}
+    decoder = next((word for word in _DECODER if word in others), None)
+    switches = [word for word in others if SWITCH.fullmatch(word)]
+    named = {p.role: p.name for p in reversed(others.values()) if p.name not in (*switches, decoder)}
     offset = named.get("offset")
-    slots = [CallParameter(parameters[0].name, "x", True, True)]
+    slots = [CallParameter(ids.name, "x", True, True)]
     if decoder is not None:
-        slots = [slots[0]._replace(role="context", by_place=False), CallParameter(decoder, "x", True)]
-    always = {**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed}
-    attention = _of_module(name, module, slots, always)
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    needed = [word for word in needed if word in others and word != offset]
-    masks, how = needed or [word for word in ("tgt_mask", "trg_mask") if decoder and word in roles], ""
+        slots = [CallParameter(ids.name, "context", True), CallParameter(decoder, "x", True)]
+    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
+    attention = UserAttention(
+        built,
+        InputSizes(_BATCH, _LEAST, _LEAST, 1, 1),
+        weight.dtype,
+        weight.device,
+        tuple(slots),
+        OF_IDS,
+        fixed={**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed},
+        example=example,
+    )
+    needed = [p for p in others.values() if p.required and p.name not in (decoder, offset)]
     if example is not None:
-        shown = list(islice(attentions_of_example(attention, example), 1))
-        attention, needed, masks = shown[0] if shown else attention, [], []
-    if not attention.is_resizable:
-        length, how = attention.sizes.q_len, ", the only length that the example gives"
-    if len(needed) > 1 or any(roles[word] not in MASKS for word in needed):
+        shown = {word: rows for word, rows in arguments_of_example(attention, _SHOWN).items() if is_ids(rows)}
+        if not shown:
+            return None
+        read = [slot.name for slot in slots if part_of(slot) == "queries"]
+        word = min(shown, key=lambda word: word not in read)
+        (batch, n), needed = shown[word].shape, []
+        sizes = InputSizes(batch, n, n, 1, 1)
+        attention = replace(attention, slots=(CallParameter(word, "x", True),), fixed={}, sizes=sizes)
+    if len(needed) > 1 or any(p.role not in MASKS for p in needed):
         return None
+    masks = [p.name for p in needed]
+    if decoder is not None and example is None:
+        masks = masks or [word for word in ("tgt_mask", "trg_mask") if word in others]
+    called = f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]"
+    if not attention.is_resizable:
+        length, called = attention.sizes.q_len, f"{called}, the only length that the example gives"
     sequences = Sequences(
         attention=attention,
-        called=f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]",
+        called=called,
         length=attention.sizes.q_len,
         ids=torch.arange(min(table.num_embeddings for table in tables), device=attention.device),
-        masks=_padding_masks(roles, module, of_tokens=decoder is not None, means=means),
+        masks=_padding_masks(others, module, of_tokens=decoder is not None, means=means),
         positions=named.get("positions") if decoder is None else None,
         first_position=_first_position(module),
-        cache=named.get("cache") or next((word for word in _STATES if word in roles), None),
+        cache=named.get("cache") or next((word for word in _STATES if word in others), None),
         offset=offset,
         switches=dict.fromkeys(switches, True),
     )
-    found = _of_vocabulary(sequences, masks, how)
-    return None if found is None else _of_each_token(found, roles).at_longest(length)
+    found = _of_vocabulary(_with_causal_mask(sequences, masks[0]) if masks else sequences)
+    return None if found is None else _of_each_token(found, others).at_longest(length)
 
 
-def _of_module(name: str, module: nn.Module, slots: Sequence[CallParameter], fixed: Mapping[str, Any]) -> UserAttention:
-    """A module that takes ids `[batch, token]`."""
-    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
-    sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
-    return UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=fixed)
+def _with_causal_mask(sequences: Sequences, parameter: str) -> Sequences:
+    """With a causal mask for an argument: the first that hides the future, else the first that works, else none."""
+    working, text = list[Sequences](), sequences.draw(0, _LEAST)
+    tokens = text.tokens.clone()
+    tokens[-1] = 1 - tokens[-1].clamp(max=1)
+    for meaning, form in _CAUSAL_MASKS.items():
+        made = {parameter: partial(_triangle, form)}
+        called = f"{sequences.called}, {parameter}=a causal mask [token, token]: {meaning}"
+        masked = replace(sequences, attention=replace(sequences.attention, made=made), called=called)
+        working += [masked] if _n_ids_read(masked) else []
+        outputs = masked.tried(text, Text(tokens))
+        if outputs is not None:
+            first, second = (output[:-1] for output in outputs)
+            if bool(first.isfinite().all()) and torch.allclose(first, second, atol=1e-5):
+                return masked
+    return working[0] if working else sequences
 
 
-def _of_vocabulary(sequences: Sequences, masks: Sequence[str], how: str) -> Sequences | None:
-    """With a causal mask for the first of some arguments, and the ids that it reads; None if no table reads them. `how` is what
-    else is special about the call."""
-    for meaning, form in _causal_masks(masks):
-        masked = replace(sequences, causal=form)
-        if _hides_last(masked) or (not how and _n_ids_read(masked)):
-            sequences, how = masked, f", {form.parameter}=a causal mask [token, token]: {meaning}"
+def _triangle(form: MaskForm, sizes: CallSizes) -> Tensor:
+    return mask_in(form, torch.ones(1, 1, sizes.q_len, sizes.q_len, dtype=torch.bool).tril(), None, sizes)
+
+
+def _of_vocabulary(sequences: Sequences) -> Sequences | None:
+    """With the ids that it reads; None if no table reads them."""
     n_ids, module = _n_ids_read(sequences), sequences.module
     if n_ids is None or module is None:
         return None
@@ -284,16 +313,17 @@ def _of_vocabulary(sequences: Sequences, masks: Sequence[str], how: str) -> Sequ
     pads = [getattr(getattr(module, "config", None), "pad_token_id", None), *(table.padding_idx for table in tables)]
     ids = torch.tensor([i for i in range(n_ids) if i not in pads], device=sequences.attention.device)
     pad = next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
-    return replace(sequences, called=f"{sequences.called}{how})", n_ids=n_ids, ids=ids, pad=pad)
+    return replace(sequences, called=f"{sequences.called})", n_ids=n_ids, ids=ids, pad=pad)
 
 
-def _of_each_token(sequences: Sequences, roles: Mapping[str, str]) -> Sequences:
+def _of_each_token(sequences: Sequences, others: Mapping[str, CallParameter]) -> Sequences:
     """With the ids for its targets too, or with what the output layer reads: the first that gives outputs of each token."""
-    targets = [CallParameter(word, "x", True) for word in _TARGETS if word in roles]
+    targets = [CallParameter(word, "x", True) for word in _TARGETS if word in others]
     for slots in [(), *((target,) for target in targets)]:
         attention = replace(sequences.attention, slots=(*sequences.attention.slots, *slots))
         way = replace(sequences, attention=attention)
-        if way.tried([way.draw(0, way.length)] * _BATCH) is not None:
+        text = way.draw(0, way.length)
+        if way.tried(text, text) is not None:
             return way
     return replace(sequences, is_inside=True)
 
@@ -306,14 +336,14 @@ def _first_position(module: nn.Module) -> int:
 
 
 def _padding_masks(
-    roles: Mapping[str, str], module: nn.Module, *, of_tokens: bool, means: str | None
+    others: Mapping[str, CallParameter], module: nn.Module, *, of_tokens: bool, means: str | None
 ) -> dict[str, MaskForm]:
     """The ways to pass a mask of padding, the likeliest first. In transformers True keeps a token."""
     means = "keep" if hasattr(getattr(module, "config", None), "get_text_config") else means
-    names = [name for name, role in roles.items() if role == "padding" or name == "attention_mask"]
+    names = [p.name for p in others.values() if p.role == "padding" or p.name == "attention_mask"]
     names.sort(key=lambda name: (name != "attention_mask", name.startswith(("src", "memory"))))
     if of_tokens:
-        names = [name for name in _OF_TOKENS if name in roles]
+        names = [name for name in _OF_TOKENS if name in others]
     masks = {}
     for name in names[:1]:
         kind = "whole" if name.endswith("attention_mask") else "bool"
@@ -321,26 +351,6 @@ def _padding_masks(
             label = f"{name}, in which True {true_means}s" if means is None else name
             masks[label] = MaskForm(name, ("batch", "key"), kind, true_means)  # type: ignore[arg-type]
     return masks
-
-
-def _causal_masks(names: Sequence[str]) -> Iterator[tuple[str, MaskForm]]:
-    """The causal masks that a call which needs one is given: the last that hides the future, else the first that works."""
-    for name in names[:1]:
-        yield "True hides", MaskForm(name, ("query", "key"), "bool", "hide")
-        yield "True keeps", MaskForm(name, ("query", "key"), "bool")
-        yield "−∞ hides", MaskForm(name, ("query", "key"), "additive")
-
-
-def _hides_last(sequences: Sequences) -> bool:
-    """Whether the outputs of a short text stay when its last token changes, which its mask hides."""
-    text = sequences.draw(0, _LEAST)
-    tokens = text.tokens.clone()
-    tokens[-1] = 1 - tokens[-1].clamp(max=1)
-    outputs = sequences.tried([text, Text(tokens)])
-    if outputs is None:
-        return False
-    first, second = (output[:-1] for output in outputs)
-    return bool(first.isfinite().all()) and torch.allclose(first, second, atol=1e-5)
 
 
 def _n_ids_read(sequences: Sequences) -> int | None:
@@ -391,21 +401,15 @@ def cache_in(result: Any, name: str, out: Tensor | None) -> Any:
     return next((part for part in (named.get(name), *caches) if part is not None), None)
 
 
-@contextmanager
-def _watching(module: nn.Module | None, note: _Note) -> Iterator[None]:
-    """Notes the name, the inputs and the output of each part of a module, in the order in which they end."""
+def _watching(module: nn.Module | None, note: _Note) -> RemovableHandle:
+    """Notes, as a context, the name, the inputs and the output of each part of a module, in the order in which they end."""
+    names = {} if module is None else {part: name for name, part in module.named_modules()}
 
-    def hook(name: str, part: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-        note(name, part, (*inputs, *named.values()), output)
+    def hook(part: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+        if part in names:
+            note(names[part], part, (*inputs, *named.values()), output)
 
-    handles = []
-    for name, part in module.named_modules() if module is not None else ():
-        handles.append(part.register_forward_hook(partial(hook, name), with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return register_module_forward_hook(hook, with_kwargs=True)
 
 
 def _note_row(

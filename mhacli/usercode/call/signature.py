@@ -5,15 +5,13 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",
     "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
-    "rope", "weight", "weight bias", "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "other mask",
-    "rest", "any", "unknown",
+    "rope", "weight", "weight bias", "heads", "d_head", "d_model", "scale", "dropout", "other mask", "rest", "any", "unknown",
 ]  # fmt: skip
 """The purpose of a parameter. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean over heads,
 `off` is a switch that stays off, `rest` are `*args`, `any` are `**kwargs`."""
@@ -46,9 +44,6 @@ _WORDS: Mapping[CallRole, str] = {
     "d_model": "dmodel embeddim dim hiddensize nembd d",
     "scale": "scale scaling softmaxscale scalefactor",
     "dropout": "dropout dropoutp p pdrop attndropout",
-    "batch": "batchsize batch bsz b",
-    "q_len": "seqlen qlen seqlength t",
-    "k_len": "klen kvlen srclen s",
 }
 """What parameters are called, without underscores."""
 _ROLES: Mapping[str, list[CallRole]] = {
@@ -58,7 +53,9 @@ _ROLES: Mapping[str, list[CallRole]] = {
 _FILLERS = "input inputs in state states layer tensor seq sequence embedding embeddings embeds x vec"
 """Words that say nothing beside others: `query_states` is a query."""
 _OF_SWITCHES = ("causal", "mean", "training")
-_OF_NUMBERS = ("heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "offset", "lengths")
+_OF_NUMBERS = ("heads", "d_head", "d_model", "scale", "dropout", "offset", "lengths")
+_OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
+_OF_OTHER_MASKS = "head q query drop dropout loss"
 _LETTERS = "q|k|v|o|out|qkv|kv|query|key|value|output|in|proj"
 _WEIGHT = re.compile(rf"(w|weights?)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(w|weights?)|({_LETTERS})_proj|w")
 _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(b|bias)")
@@ -82,10 +79,8 @@ def signature_of(call: Callable[..., Any], *roles: CallRole) -> tuple[CallParame
     roles."""
     try:
         found = [_parameter(each) for each in inspect.signature(called_function(call)).parameters.values()]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a function in C
         found = [CallParameter("args", "rest", False, True), CallParameter("kwargs", "any", False)]
-    if not any(parameter.role in ROWS for parameter in found):
-        found = _rows_by_place(found)
     found = _distinguished(found)
     return tuple(parameter for parameter in found if not roles or parameter.role in roles)
 
@@ -101,25 +96,22 @@ def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
     return call.__call__ if inspect.isfunction(method) else call  # type: ignore[operator]
 
 
-def source_of(function: Callable[..., Any]) -> str:
-    """The source of a function, empty if unavailable."""
-    try:
-        return textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError, SyntaxError):
-        return ""
-
-
 def never_read(call: Callable[..., Any]) -> frozenset[str]:
     """The parameters that the code never reads; none if it cannot be seen or uses `locals()`."""
     code = getattr(inspect.unwrap(called_function(call)), "__code__", None)
-    if code is None:
+    if code is None or "locals" in code.co_names:
         return frozenset()
     read: set[object] = set()
     for each in dis.get_instructions(code):
         if "LOAD" in each.opname and each.opname != "LOAD_CONST":
             read.update(each.argval if isinstance(each.argval, tuple) else [each.argval])
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return frozenset() if "locals" in read else frozenset(names) - read - {"self"}
+    return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - read - {"self"}
+
+
+def argument_names(call: Callable[..., Any], n: int) -> list[str]:
+    """The names of the first `n` positional arguments of a call, `args[2]` for those without one."""
+    named = [parameter.name for parameter in signature_of(call) if parameter.role not in ("rest", "any")]
+    return [named[number] if number < len(named) else f"args[{number}]" for number in range(n)]
 
 
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
@@ -139,8 +131,10 @@ def _role_of_tensor(words: list[str]) -> CallRole:
     """The role of a parameter that is no number and no switch, by the words of its name."""
     told = [word for word in words if word not in _FILLERS.split()] or words
     if words[-1] in ("mask", "masks"):
-        return _role_of_mask(set(words))
-    if {"past", "cache", "cached", "incremental", "prev", "present"} & set(words) and words[-1] != "position":
+        if {*words} & {*_OF_OTHER_MASKS.split()} and "key" not in words:
+            return "other mask"
+        return "padding" if {*words} & {*_OF_TOKENS.split()} else "mask"
+    if {"past", "cache", "cached", "incremental", "prev", "present"} & {*words} and words[-1] != "position":
         return "cache"
     if _WEIGHT_BIAS.fullmatch("_".join(words)):
         return "weight bias"
@@ -151,17 +145,7 @@ def _role_of_tensor(words: list[str]) -> CallRole:
         return known[0]
     if told[0] in ("encoder", "enc", "context", "memory", "cross"):
         return "context"
-    return _ROLES[words[0]][0] if words[0] in ("rope", "rotary", "freqs", "cos", "sin") else "unknown"
-
-
-_OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
-_OF_OTHERS = "head q query drop dropout loss"
-
-
-def _role_of_mask(words: set[str]) -> CallRole:
-    if words.intersection(_OF_OTHERS.split()) and "key" not in words:
-        return "other mask"
-    return "padding" if words.intersection(_OF_TOKENS.split()) else "mask"
+    return "rope" if words[0] in ("rope", "rotary", "freqs", "cos", "sin") else "unknown"
 
 
 def _parameter(parameter: inspect.Parameter) -> CallParameter:
@@ -175,19 +159,16 @@ def _parameter(parameter: inspect.Parameter) -> CallParameter:
     return CallParameter(parameter.name, role, required, by_place, None if required else parameter.default)
 
 
-def _rows_by_place(parameters: list[CallParameter]) -> list[CallParameter]:
-    """Without any known name, up to three leading required parameters become inputs by position."""
-    n = 0
-    while n < len(parameters) and parameters[n].required and parameters[n].role == "unknown":
-        n += 1
-    roles = IN_ORDER.get(n, ())
-    return [p._replace(role=role) for p, role in zip(parameters, roles, strict=False)] + parameters[len(roles) :]
-
-
 def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
     """Resolves names that depend on the other parameters: of two like `x` the second is the context; `x` beside a key is the
-    query; a source beside a target is the context; a value without a key serves as both."""
+    query; a source beside a target is the context; a value without a key serves as both. Without any known name, up to three
+    leading required parameters become inputs by position."""
     roles = [parameter.role for parameter in parameters]
+    if not {*roles} & {*ROWS}:
+        is_other = [not parameter.required or parameter.role != "unknown" for parameter in parameters]
+        by_place = IN_ORDER.get([*is_other, True].index(True), ())
+        roles[: len(by_place)] = by_place
+        return [parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)]
     inputs = [n for n, role in enumerate(roles) if role == "x"]
     targets = [n for n in inputs if re.match(r"tgt|trg|target|dec", parameters[n].name.lower())]
     first = next(iter(targets or inputs), None)
@@ -202,9 +183,3 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
     if "key" not in roles and "value" in roles and "query" in roles:
         roles[roles.index("value")] = "kv"
     return [parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)]
-
-
-def argument_names(call: Callable[..., Any], n: int) -> list[str]:
-    """The names of the first `n` positional arguments of a call, `args[2]` for those without one."""
-    named = [parameter.name for parameter in signature_of(call) if parameter.role not in ("rest", "any")]
-    return [named[number] if number < len(named) else f"args[{number}]" for number in range(n)]

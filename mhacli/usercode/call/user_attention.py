@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,17 +26,13 @@ from mhacli.usercode.call.results import (
     path_text,
     rearranged,
 )
-from mhacli.usercode.call.signature import CallParameter, argument_names
+from mhacli.usercode.call.signature import CallParameter, argument_names, signature_of
 from mhacli.usercode.inputs import InputDrawer, cast_dtype, copied, lengths_of, seeded
 from mhacli.usercode.target import Mode
 from mhacli.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _PARTS = {"x": "queries", "query": "queries", "value": "values"}
-ROPE_BASE = 10000.0
-"""Source: Su et al. 2021, "RoFormer", section 3.2.2."""
-N_VARIANTS = 3
-"""The shapes of rotations that are tried."""
 
 
 class CallMasks(NamedTuple):
@@ -45,15 +40,6 @@ class CallMasks(NamedTuple):
 
     mask: MaskForm | None = None
     padding: MaskForm | None = None
-
-
-class ArgumentRecipe(NamedTuple):
-    """How to make an argument for each call: its `kind`, a `value` for that kind, and the `variant` of its shape."""
-
-    parameter: str
-    kind: str
-    value: Any = None
-    variant: int = 0
 
 
 def part_of(slot: CallParameter) -> str:
@@ -67,10 +53,9 @@ class UserAttention:
 
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It computes in `dtype` on `device`.
     `slots` are the parameters of queries, keys and values, and `axes` those of each input. `is_function`: q, k and v come split
-    into `n_heads` heads, and nothing is projected; else `n_heads` is 1. `extras` are the other arguments, `fixed` those with a
-    value from the user, `idle` the required masks with the form of an open mask (None: pass None). With an `example`, a function
-    of the callable and a length or of the callable alone, the call is the one that it makes, with other inputs and masks in it.
-    `output` is the path and the axes of the output.
+    into `n_heads` heads, and nothing is projected; else `n_heads` is 1. Of the other arguments `fixed` are the same in each call,
+    and `made` are made for each. With an `example`, a function of the callable and a length or of the callable alone, the call is
+    the one that it makes, with other inputs and masks in it. `output` is the path and the axes of the output.
 
     `mask_forms` are the accepted mask forms, with both meanings of True, the likeliest first; `padding_forms` the same for
     padding. `described` is the call as one line of Python. `untried` are the arguments that always keep their defaults, `unread`
@@ -86,9 +71,8 @@ class UserAttention:
     axes: AxisNames = ROW_AXES
     is_function: bool = False
     n_heads: int = 1
-    extras: tuple[ArgumentRecipe, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    idle: Mapping[str, MaskForm | None] = field(default_factory=dict)
+    made: Mapping[str, Callable[[CallSizes], Any]] = field(default_factory=dict)
     example: Callable[..., Any] | None = None
     output: tuple[Path, AxisNames] = ((), ROW_AXES)
     mask_forms: tuple[MaskForm, ...] = ()
@@ -107,7 +91,7 @@ class UserAttention:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The weights that are passed to a function, by parameter."""
-        return {recipe.parameter: recipe.value for recipe in self.extras if recipe.kind == "weight"}
+        return {name: value for name, value in self.fixed.items() if isinstance(value, Tensor)}
 
     @property
     def n_rows(self) -> int:
@@ -122,7 +106,8 @@ class UserAttention:
     @property
     def causal_by(self) -> str | None:
         """The argument that makes it causal."""
-        return next((recipe.parameter for recipe in self.extras if recipe.kind == "causal" and recipe.value), None)
+        switches = signature_of(self.built.call, "causal")
+        return next((switch.name for switch in switches if self.fixed.get(switch.name) is True), None)
 
     @property
     def canonical(self) -> AxisNames:
@@ -156,15 +141,20 @@ class UserAttention:
     ) -> Any:
         """What the call returns, with the arguments that are `given` instead of its own; the first token has the position
         `start`."""
-        sizes = self.sizes_of(inputs)
-        own = [recipe for recipe in self.extras if recipe.parameter not in given]
-        extras = {recipe.parameter: self.argument(recipe, sizes, training=training, start=start) for recipe in own}
-        arguments = {**self.fixed, **extras, **self._rows(inputs), **self._masks(inputs, mask, padding, sizes), **given}
+        sizes = self.sizes_of(inputs)._replace(start=start, training=training)
+        made = {name: make(sizes) for name, make in self.made.items() if name not in given}
+        masks: dict[str, Tensor] = {}
+        if padding is not None and inputs.real is not None:
+            masks[padding.parameter] = mask_in(padding, None, inputs.real, sizes)
+        if mask is not None and inputs.allowed is not None:
+            real = inputs.real if mask.parameter in masks else None
+            masks[mask.parameter] = mask_in(mask, inputs.allowed, real, sizes)
+        own = tree_map_only(Tensor, self._ready, {**self.fixed, **made, **self._rows(inputs), **masks})
+        arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
         with quietly(call, training=training):
             if self.example is not None:
-                ready = partial(tree_map_only, Tensor, partial(self._ready, batch=sizes.batch))
-                shown = changed(call, lambda made: {**ready(made), **arguments})
+                shown = changed(call, lambda theirs: {**self._in_batch(theirs, sizes.batch), **arguments})
                 return self.example(shown, *[sizes.q_len][: self.is_resizable])
             by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
             return call(*[arguments.pop(name) for name in by_place], **arguments)
@@ -179,8 +169,7 @@ class UserAttention:
                 where = path_text(path) or "its top"
                 raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
             path = found[0]
-        out = tensors[path].detach()
-        return rearranged(out, axes, self.canonical).contiguous().clone()
+        return rearranged(tensors[path].detach(), axes, self.canonical).contiguous().clone()
 
     def sizes_of(self, inputs: Inputs) -> CallSizes:
         """The sizes of a call with these inputs."""
@@ -199,99 +188,58 @@ class UserAttention:
         rows = {}
         for slot in self.slots:
             part = parts[part_of(slot)]
-            if part is None and not slot.required:
-                continue
-            own = rearranged(inputs.queries if part is None else part, self.canonical, self.axes)
-            rows[slot.name] = own.to(self.device, cast_dtype(own, self.dtype)).contiguous().clone()
+            if part is not None or slot.required:
+                rows[slot.name] = rearranged(inputs.queries if part is None else part, self.canonical, self.axes)
         return rows
 
-    def _ready(self, tensor: Tensor, *, batch: int) -> Tensor:
-        """A tensor of an example on this device, in this dtype, with a part for each text of the batch if it has such parts."""
-        if tensor.ndim > 1 and tensor.shape[0] == self.sizes.batch != tensor.shape[1]:
-            tensor = tensor[:1].expand(batch, *tensor.shape[1:])
-        return tensor.to(self.device, cast_dtype(tensor, self.dtype))
+    def _ready(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor on this device, in this dtype."""
+        return tensor.to(self.device, cast_dtype(tensor, self.dtype), copy=True).contiguous()
 
-    def _masks(
-        self, inputs: Inputs, mask: MaskForm | None, padding: MaskForm | None, sizes: CallSizes
-    ) -> dict[str, Tensor | None]:
-        """The mask arguments of a call, by name."""
-        allowed, real = (None if each is None else each.to(self.device) for each in (inputs.allowed, inputs.real))
-        if (allowed is not None and mask is None) or (real is not None and padding is None):
-            raise ValueError("inputs with a mask must come with its form, got none")
-        everything = torch.ones(1, 1, sizes.q_len, sizes.k_len, dtype=torch.bool, device=self.device)
-        masks = {name: form and self.write_mask(form, everything, None, sizes) for name, form in self.idle.items()}
-        if real is not None and padding is not None:
-            masks[padding.parameter] = self.write_mask(padding, None, real, sizes)
-        if allowed is not None and mask is not None:
-            is_both = padding is not None and padding.parameter == mask.parameter
-            masks[mask.parameter] = self.write_mask(mask, allowed, real if is_both else None, sizes)
-        return masks
+    def _in_batch(self, arguments: Any, batch: int) -> Any:
+        """The arguments of an example, ready, with a part for each text of the batch in tensors that have such parts."""
 
-    def write_mask(self, form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes) -> Tensor:
-        """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool `[batch, key]`, or both;
-        True = keep.
+        def ready(tensor: Tensor) -> Tensor:
+            if tensor.ndim > 1 and tensor.shape[0] == self.sizes.batch != tensor.shape[1]:
+                tensor = tensor[:1].expand(batch, *tensor.shape[1:])
+            return self._ready(tensor)
 
-        The batch axis has full size; other axes have size 1 if the mask is constant along them. Raises ValueError for a mask that
-        varies along an axis that the form lacks.
-        """
-        if form.kind == "lengths":
-            return _lengths(real, sizes)
-        keep = torch.ones((), dtype=torch.bool) if allowed is None else allowed
-        if real is not None:
-            keep = keep.to(real.device) & real[:, None, None, :]
-        for dim, axis in enumerate(PATTERN_AXES):
-            if axis not in form.axes and keep.shape[dim] > 1:
-                first = keep.narrow(dim, 0, 1)
-                if not torch.equal(first.expand_as(keep), keep):
-                    raise ValueError(
-                        f"a mask for {form.parameter} must be the same for each {axis}, got different ones"
-                    )
-                keep = first
-        if "batch" in form.axes:
-            keep = keep.expand(sizes.batch, -1, -1, -1)[: sizes.batch // form.n_shared]
-        keep = rearranged(keep, PATTERN_AXES, form.axes)
-        if form.kind == "additive":
-            return torch.zeros(keep.shape, dtype=self.dtype, device=keep.device).masked_fill(~keep, -torch.inf)
-        marked = keep if form.true_means == "keep" else ~keep
-        return marked.to({"01": self.dtype, "whole": torch.int64}.get(form.kind, torch.bool)).contiguous().clone()
+        return tree_map_only(Tensor, ready, arguments)
 
-    def argument(self, recipe: ArgumentRecipe, sizes: CallSizes, *, training: bool = False, start: int = 0) -> Any:
-        """The argument for one call."""
-        if recipe.kind == "rope":
-            return self._rotation(recipe, start, start + sizes.q_len)
-        if recipe.kind == "positions":
-            q_idx = torch.arange(start, start + sizes.q_len, device=self.device)
-            return (q_idx[None], q_idx, q_idx.expand(sizes.batch, -1))[min(recipe.variant, 2)]
-        if recipe.kind == "weight":
-            return recipe.value.to(self.device, self.dtype, copy=True).contiguous()
-        if recipe.kind == "offset":
-            return torch.tensor(start, device=self.device) if recipe.variant else start
-        numbers = {"training": training, "batch": sizes.batch, "q_len": sizes.q_len, "k_len": sizes.k_len}
-        return numbers.get(recipe.kind, recipe.value)
 
-    def _rotation(self, recipe: ArgumentRecipe, start: int, end: int) -> Any:
-        """A table of rotations: complex, or cosines and sines of all columns, or in pairs."""
-        name, d_head = recipe.parameter.lower(), recipe.value
-        column = torch.arange(0, d_head - 1, 2, dtype=torch.float64, device=self.device)
-        position = torch.arange(start, end, dtype=torch.float64, device=self.device)
-        half = torch.outer(position, ROPE_BASE ** (-column / d_head))
-        turns = torch.polar(torch.ones_like(half), half)
-        whole = torch.cat([turns, turns], -1)
-        if "cos" in name or "sin" in name:
-            shaped = (whole, whole[None], turns)[recipe.variant]
-            return (shaped.real if "cos" in name else shaped.imag).to(self.dtype)
-        pair = whole[None].real.to(self.dtype), whole[None].imag.to(self.dtype)
-        tables = [turns.to(cast_dtype(turns, self.dtype)), pair, torch.view_as_real(turns).to(self.dtype)]
-        return tables[(1, 0, 2)[recipe.variant] if "emb" in name else recipe.variant]
+def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes) -> Tensor:
+    """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool `[batch, key]`, or both;
+    True = keep.
+
+    The batch axis has full size; other axes have size 1 if the mask is constant along them. Raises ValueError for a mask that
+    varies along an axis that the form lacks.
+    """
+    if form.kind == "lengths":
+        return _lengths(real, sizes)
+    keep = torch.ones((), dtype=torch.bool) if allowed is None else allowed
+    if real is not None:
+        keep = keep.to(real.device) & real[:, None, None, :]
+    for dim, axis in enumerate(PATTERN_AXES):
+        if axis not in form.axes and keep.shape[dim] > 1:
+            first = keep.narrow(dim, 0, 1)
+            if not torch.equal(first.expand_as(keep), keep):
+                raise ValueError(f"a mask for {form.parameter} must be the same for each {axis}, got different ones")
+            keep = first
+    if "batch" in form.axes:
+        keep = keep.expand(sizes.batch, -1, -1, -1)[: sizes.batch // form.n_shared]
+    keep = rearranged(keep, PATTERN_AXES, form.axes)
+    if form.kind == "additive":
+        return torch.zeros(keep.shape, dtype=torch.float64, device=keep.device).masked_fill(~keep, -torch.inf)
+    marked = keep if form.true_means == "keep" else ~keep
+    return marked.to({"01": torch.float64, "whole": torch.int64}.get(form.kind, torch.bool))
 
 
 def _lengths(real: Tensor | None, sizes: CallSizes) -> Tensor:
     if real is None:
         return torch.full((sizes.batch,), sizes.k_len)
-    counts = real.sum(-1)
-    if not torch.equal(real, torch.arange(real.shape[-1], device=real.device) < counts[:, None]):
+    if bool((real[:, 1:] & ~real[:, :-1]).any()):
         raise ValueError("lengths describe padding on the right only, and here tokens follow padding")
-    return counts
+    return real.sum(-1)
 
 
 @contextmanager
