@@ -74,7 +74,7 @@ def heads(
     statistics: Statistics,
     options: Annotated[
         ViewOptions,
-        offers("precision", "everything", "tokens", "brief", "maps", "sort", *DRAWING, sequences=_SEQUENCES),
+        offers("precision", "everything", "tokens", "verbose", "brief", "maps", "sort", *DRAWING, sequences=_SEQUENCES),
     ],
     reading: Reading,
     output: Annotated[Output, offers("json", "save", "force", *DRAWN, *COLOUR, csv="Print CSV: a line per head.")],
