@@ -18,6 +18,7 @@ from mhacli.commands.check.observed_properties import (
     Rotation,
     Run,
     around,
+    cap_of,
     has_tables,
     learned_scales,
     norm_of,
@@ -66,9 +67,11 @@ def candidates(examined: Examined) -> list[Candidate]:
         observed = _with_observed(bases, examined, runs)
         bases = [layer for base in observed for layer in _with_norms(base, examined, runs, shown)]
     learned = [] if runs is None else list(learned_scales(runs))
+    named_cap = next((value for _, value in _numbers(examined.subject.built, "softcap")), None)
+    softcap = cap_of(runs) if named_cap is None and runs is not None else named_cap
     turned = list(product(_causalities(examined), _rotations(examined, runs)))
     layers = [
-        _with(base, examined, causal, rotation, scale)
+        _with(base, examined, causal, rotation, scale, softcap)
         for base in bases
         for scale in _scales(base, examined, learned)
         for causal, rotation in turned
@@ -267,14 +270,15 @@ def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
     return [(n, float(v)) for n, v in names.items() if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-def _with(base: Candidate, examined: Examined, causal: bool, rotation: Rotation, scale: Scale) -> Candidate:
+def _with(
+    base: Candidate, examined: Examined, causal: bool, rotation: Rotation, scale: Scale, softcap: float | None
+) -> Candidate:
     """A layer with these choices."""
     choices = list(base.choices)
     if rotation.pairing is not None:
         choices.append(Choice("rope", rotation.description(base.layer.d_head)))
     if scale[1] is not None:
         choices.append(scale[1])
-    softcap = next((value for _, value in _numbers(examined.subject.built, "softcap")), None)
     if softcap is not None:
         choices.append(Choice("softcap", f"scores are soft-capped at {softcap:g}"))
     layer = replace(base.layer, causal=causal, pairing=rotation.pairing, rates=rotation.rates)

@@ -191,6 +191,17 @@ def learned_scales(run: Run) -> Iterator[tuple[float | Tensor, SourceLine]]:
             yield float(factor), op.at
 
 
+def cap_of(run: Run) -> float | None:
+    """The number that scores are divided by before a tanh, their softcap; None without one."""
+    for op in run.graph.operations:
+        divided = op.sources[0] if op.name == "tanh" and op.sources else None
+        if divided is not None and run.as_scores(op.output, op.output.shape) is not None:
+            number = divided.arguments.get("other", divided.arguments.get("1"))
+            if isinstance(number, int | float) and divided.name in ("div", "mul", "truediv"):
+                return 1 / number if divided.name == "mul" else float(number)
+    return None
+
+
 def sinks(run: Run) -> tuple[Tensor, SourceLine] | None:
     """The sink logit of each head, `[head]`, an extra score column that is equal for all queries; None without one."""
     k_len = run.lengths[1]
