@@ -87,13 +87,13 @@ class SourceLocator:
     sites: Mapping[str, Tensor]
 
     @cached_property
-    def numbers(self) -> dict[int, list[tuple[Operation, Tensor]]]:
-        """The operations by the size of their output, with its sorted numbers."""
-        by_size: dict[int, list[tuple[Operation, Tensor]]] = {}
+    def numbers(self) -> dict[int, tuple[list[Operation], Tensor]]:
+        """The operations by the size of their output, with the sorted numbers of each, `[operation, number]`."""
+        by_size: dict[int, list[Operation]] = {}
         for op in self.operations:
             if op.output.is_floating_point():
-                by_size.setdefault(op.output.numel(), []).append((op, _sorted(op.output)))
-        return by_size
+                by_size.setdefault(op.output.numel(), []).append(op)
+        return {size: (ops, torch.stack([_sorted(op.output) for op in ops])) for size, ops in by_size.items()}
 
     def at_sites(self, layer: ReferenceLayer, mistakes: Sequence[Mistake], case: InputCase) -> SourceLocator:
         """The same run with the sites of another layer. Raises if a mistake is not possible in it."""
@@ -109,8 +109,11 @@ class SourceLocator:
         heads = [expected, *([expected[:, 0]] if expected.ndim == 4 and expected.shape[1] > 1 else [])]
         producers = []
         for head in [head for head in heads if head.numel() in self.numbers]:
-            numbers = _sorted(head)
-            producers += [op for op, made in self.numbers[head.numel()] if _is_close(made, numbers)]
+            operations, made = self.numbers[head.numel()]
+            right = _sorted(head)
+            largest = right[right.abs() < _NO_NUMBER].abs().amax() if bool((right.abs() < _NO_NUMBER).any()) else 0.0
+            is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1)
+            producers += [operation for operation, is_one in zip(operations, is_close.tolist(), strict=True) if is_one]
         return producers
 
     @cached_property
@@ -193,18 +196,15 @@ class SourceLocator:
         return FirstDifference("scores" if missing == "scaled" else missing, shared, *line)
 
 
+_NO_NUMBER = 1e30
+"""What stands for hidden scores, infinity and NaN where numbers are compared."""
+
+
 def _sorted(tensor: Tensor) -> Tensor:
-    """The sorted numbers of a tensor, hidden scores as −∞."""
-    numbers = tensor.detach().to("cpu", torch.float64).flatten().sort().values
-    return numbers.masked_fill(numbers < HIDDEN, -math.inf)
-
-
-def _is_close(a: Tensor, b: Tensor) -> bool:
-    is_number = b.isfinite()
-    if not torch.equal(a.isfinite(), is_number):
-        return False
-    a, b = a[is_number], b[is_number]
-    return bool(not a.numel() or (a - b).abs().max() <= 1e-5 * b.abs().max().clamp(min=1e-30))
+    """The sorted numbers of a tensor."""
+    numbers = tensor.detach().to("cpu", torch.float64).flatten()
+    numbers = numbers.masked_fill(numbers < HIDDEN, -_NO_NUMBER).nan_to_num(_NO_NUMBER, _NO_NUMBER)
+    return numbers.sort().values
 
 
 def sites_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], case: InputCase) -> Mapping[str, Tensor]:
