@@ -394,7 +394,7 @@ def around(run: Run, module: nn.Module | None) -> tuple[Before | None, After | N
         out = _as_rows(last.inputs[0])
         choices.append(Choice("activation", f"the output passes through {last.name.rstrip('_')}"))
     children = [] if module is None else [*module.modules()][1:]
-    norms_of_module = [child for child in children if is_norm(child)]
+    norms_of_module = [_of_rows(child) for child in children if is_norm(child)]
     first = next((norm for norm in norms_of_module if _is_among(_applied(norm, x), made)), None)
     for norm, is_residual in product((*norms_of_module, None), (True, False)):
         if is_residual and x.shape != out.shape:
@@ -423,7 +423,14 @@ def _as_rows(tensor: Tensor) -> Tensor:
     return rows.flatten(2).mT if rows.ndim == 4 else rows
 
 
-def _applied(norm: nn.Module | None, rows: Tensor) -> Tensor | None:
+def _of_rows(norm: nn.Module) -> Before:
+    """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes them first."""
+    if isinstance(norm, nn.GroupNorm):
+        return lambda rows: norm(rows.mT).mT
+    return norm
+
+
+def _applied(norm: Before | None, rows: Tensor) -> Tensor | None:
     try:
         return rows if norm is None else norm(rows).detach()
     except Exception:  # a norm of heads

@@ -107,6 +107,7 @@ ROWS = (
     Right("odd:Counts", common=True),
     Right("odd:FloatOnly"),
     Right("odd:Normalizes"),
+    Right("odd:PixelBlock", choices="pre-norm residual softcap"),
 )  # fmt: skip
 CACHED = (
     "LlamaAttention", "OwnRotations", "PastAttention", "RotaryPast", "OneTokenAtATime", "HubAttention",

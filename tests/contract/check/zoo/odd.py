@@ -265,6 +265,22 @@ class Normalizes(Plain):
         return x + super().forward(self.norm(x))
 
 
+class PixelBlock(nn.Module):
+    """Between the pixels of a map of channels, whose groups are normalised; the scores have a cap of 30."""
+
+    def __init__(self, channels=24, heads=3):
+        super().__init__()
+        self.heads, self.norm = heads, nn.GroupNorm(4, channels)
+        self.qkv, self.out = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        q, k, v = (t.reshape(b * self.heads, c // self.heads, h * w) for t in self.qkv(self.norm(x)).chunk(3, dim=1))
+        scores = torch.einsum("bcn,bcm->bnm", q, k) / (c // self.heads) ** 0.5
+        pattern = (30 * torch.tanh(scores / 30)).softmax(dim=-1)
+        return x + self.out(torch.einsum("bnm,bcm->bcn", pattern, v).reshape(b, c, h, w))
+
+
 class NoAttention(nn.Module):
     """Something else altogether."""
 
