@@ -123,11 +123,10 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
     part = _stacked(group) if len(group) > 1 else group[0]
     orders = [*permutations(letters[:-1])] if letters.endswith("?") else [tuple(letters)]
     for matrix, choices in _matrices(part, "".join(orders[0]), widths):
-        for layout, counts in _layouts(matrix.shape[0], orders[0], widths):
-            pieces = _cut(_with_bias(matrix, part.bias), layout, counts)
-            for order in orders if pieces else ():
+        for layout, pieces in _pieces(_with_bias(matrix, part.bias), orders[0], widths):
+            for order in orders:
                 roles = {}
-                for letter, piece in zip(order, pieces or (), strict=True):
+                for letter, piece in zip(order, pieces, strict=True):
                     width = matrix.shape[1]
                     bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
                     roles[letter] = Projection(piece[:, :width], bias)
@@ -199,35 +198,31 @@ _LAYOUTS: Mapping[str, tuple[Choice, ...]] = {
 values of each head."""
 
 
-def _layouts(n_rows: int, letters: Sequence[str], widths: Widths) -> Iterator[tuple[str, list[int]]]:
-    """Each layout with the numbers of heads. If that of kv heads is unknown, those that the rows of a fused matrix imply come
-    first, for queries as wide as the input; then as many as query heads."""
+def _pieces(rows: Tensor, letters: Sequence[str], widths: Widths) -> Iterator[tuple[str, Sequence[Tensor]]]:
+    """The rows of a matrix cut into a piece for each letter, ordered by head, in every layout. If the number of kv heads is
+    unknown, those that the rows of a fused matrix imply come first, for queries as wide as the input; then as many as query
+    heads."""
+    if len(letters) == 1:
+        yield "3hd", [rows]
+        return
     n_heads, d_in = widths.n_heads, widths.d_in
     known = [widths.n_kv_heads or n_heads]
     if widths.n_kv_heads is None and len(letters) == 3:
         divisors = [n for n in range(1, n_heads) if n_heads % n == 0]
-        known = [*(n for n in divisors if (n_rows - d_in) * n_heads == 2 * n * d_in), n_heads]
-    for n_kv_heads, layout in product(known, _LAYOUTS if len(letters) > 1 else ("3hd",)):
-        yield layout, [n_heads if letter == "q" else n_kv_heads for letter in letters]
-
-
-def _cut(rows: Tensor, layout: str, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Splits the rows of a fused matrix into pieces of `counts` heads, each ordered by head; empty if they do not divide
-    evenly."""
-    n_heads = min(counts)
-    shares = [count // n_heads for count in counts]
-    n_groups = 1 if layout == "3hd" else n_heads
-    unit, remainder = divmod(rows.shape[0], n_groups * sum(shares))
-    if remainder:
-        return []
-    if layout in ("3hd", "h3d"):  # each of the groups holds its queries, its keys and its values
-        groups = rows.unflatten(0, (n_groups, -1)).split([share * unit for share in shares], dim=1)
-        return [group.flatten(0, 1) for group in groups]
-    if len(set(counts)) > 1:
-        return []
-    sizes = {"3": len(counts), "h": n_heads, "d": unit}
-    numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
-    return [piece.flatten(0, 1) for piece in numbered.movedim([layout.index(axis) for axis in "3hd"], [0, 1, 2])]
+        known = [*(n for n in divisors if (len(rows) - d_in) * n_heads == 2 * n * d_in), n_heads]
+    for n_kv_heads in known:
+        counts = [n_heads if letter == "q" else n_kv_heads for letter in letters]
+        unit, remainder = divmod(len(rows), sum(counts))
+        for layout in () if remainder else _LAYOUTS:
+            if layout in ("3hd", "h3d"):  # each of the groups holds its queries, its keys and its values
+                n_groups = 1 if layout == "3hd" else min(counts)
+                groups = rows.unflatten(0, (n_groups, -1)).split([n // n_groups * unit for n in counts], dim=1)
+                yield layout, [group.flatten(0, 1) for group in groups]
+            elif len(set(counts)) == 1:
+                sizes = {"3": len(letters), "h": counts[0], "d": unit}
+                numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
+                axes = [layout.index(axis) for axis in "3hd"]
+                yield layout, [piece.flatten(0, 1) for piece in numbered.permute(*axes, 3)]
 
 
 # ------------------------------------------------------------------------------------------------------------ the output
@@ -298,11 +293,8 @@ def _is_bias(name: str) -> bool:
 # ------------------------------------------------------------------------------------------------------ names of parameters
 
 
-_ROLE = re.compile(
-    r"(?:to|w|fc|linear|lin|proj)?(q|query|querys|queries|qry|k|keys?|v|values?|vals?)s?"
-    r"(?:linear|lin|proj|projection|layer|fc|net|map|embed)?"
-)
-_FUSED = re.compile(r"(?:to_?|w_?|c_?|fc_?)?((?!(.).?\2)[qkv]{2,3})(?:_?proj|s)?")
+_NEAR = "to|w|c|fc|linear|lin|projection|proj|layer|net|map|embed"
+_ROLE = re.compile(rf"(?:{_NEAR})*((?:q(?:uer(?:ys?|ies)|ry)?|k(?:eys?)?|v(?:al(?:ue)?s?)?)+)s?(?:{_NEAR})*")
 _OUTPUT = (
     "o out output outputs wo proj dense fc unify unifyheads final combine concat w0 cproj outproj toout oproj project "
     "projection mix merge last"
@@ -320,19 +312,10 @@ def _letters_of(step: str) -> str:
     """The letters of one part of a name: three for `query_key_value` and `qkv`, one for `out_proj`."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", step).lower()
     plain = re.sub(r"_?(weight|bias|kernel)s?$", "", plain)
-    if plain in ("in_proj", "inproj", "in_projection"):
+    whole, words = plain.replace("_", ""), re.findall("[a-z]+", plain)
+    if whole in ("inproj", "inprojection"):
         return "qkv"
-    words = [word for word in re.split(r"_+|\d+", plain) if word]
-    whole = _letter(plain.replace("_", ""))
-    fused = next((match[1] for word in (plain, *words) if (match := _FUSED.fullmatch(word))), "")
-    if whole and plain != fused:
-        return whole
-    letters = [_letter(word) for word in words]
-    roles = "".join(dict.fromkeys(letter for letter in letters if letter in "qkv"))
-    return fused or roles or ("o" if "o" in letters else "")
-
-
-def _letter(word: str) -> str:
-    """The letter of one word, empty if it states no role."""
-    match = _ROLE.fullmatch(word)
-    return match[1][0] if match is not None else "o" * (word in _OUTPUT.split())
+    is_whole = _ROLE.fullmatch(whole) is not None
+    named = [match[1] for word in ([whole] if is_whole else words) if (match := _ROLE.fullmatch(word))]
+    roles = dict.fromkeys(re.findall("[qkv]", "".join(named)))
+    return "".join(roles) or "o" * bool({whole, *words} & {*_OUTPUT.split()})

@@ -142,10 +142,7 @@ def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes:
 
 def _check(out: Tensor, unrecorded: Tensor) -> SelfCheck:
     """Whether recording left the output unchanged."""
-    if out.shape != unrecorded.shape or not out.numel():
-        return SelfCheck(error=None, tolerance=_TOLERANCE, ok=False)
-    largest = float(unrecorded.abs().nan_to_num().amax())
-    error = float((out - unrecorded).abs().nan_to_num().amax())
+    largest, error = (float(each.abs().nan_to_num().amax()) for each in (unrecorded, out - unrecorded))
     are_finite = torch.equal(out.isfinite(), unrecorded.isfinite())
     return SelfCheck.of(error, _TOLERANCE * max(1.0, largest), holds=are_finite)
 
@@ -157,32 +154,20 @@ def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Ste
     """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
     words."""
     names = _names_by_size(sizes)
-    steps = []
-    for name, tensor in graph.given.items():
-        drawn = "True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"
-        step = step_of(
-            name,
-            tensor,
-            axes=_axes_of(tensor, names, name),
-            formula=f"{name} = {drawn}",
-            meaning=_meaning(name, ()),
-            flops=0,
-            values=_summary(tensor) if values else None,
-        )
-        steps.append(step)
-    axes = _axes(graph, names, has_context=sizes["query"] != sizes["key"])
+    given = [Operation("", (), tensor, site=name) for name, tensor in graph.given.items()]
+    axes = {operation: _axes_of(operation.output, names, operation.site) for operation in given}
+    axes |= _axes(graph, names, has_context=sizes["query"] != sizes["key"])
     groups: dict[object, list[Operation]] = {}
-    for operation in graph.operations:
+    for operation in axes:
         place = (operation.at, operation.name, operation.site, operation.output.ndim)
         groups.setdefault(place, []).append(operation)
-    for group in groups.values():
-        is_loop = len(group) > 1 and len(group) == sizes.get("head")
-        step = _step(group, axes, values=values)
-        steps.append(replace(step, repeats_of="head" if is_loop else ""))
+    steps = [_step(group, axes, n_heads=sizes.get("head"), values=values) for group in groups.values()]
     return tuple(steps[:_MAX_STEPS])
 
 
-def _step(group: Sequence[Operation], axes_of: Mapping[Operation, tuple[str, ...]], *, values: bool) -> Step:
+def _step(
+    group: Sequence[Operation], axes_of: Mapping[Operation, tuple[str, ...]], *, n_heads: int | None, values: bool
+) -> Step:
     """The step of operations at one line, with the tensor of the first and the costs of all."""
     operation = group[0]
     output, site = operation.output, operation.site
@@ -206,6 +191,7 @@ def _step(group: Sequence[Operation], axes_of: Mapping[Operation, tuple[str, ...
         source=operation.source,
         remark=remark,
         repeats=len(group),
+        repeats_of="head" if 1 < len(group) == n_heads else "",
     )
     return replace(step, bytes=sum(each.output.numel() for each in group) * output.element_size())
 
@@ -299,6 +285,8 @@ _SIGNS: Mapping[str, str] = {
 
 def _formula(operation: Operation, axes: Sequence[str]) -> str:
     """The operation as a formula of named inputs."""
+    if not operation.name:
+        return "True where a query may see a key" if operation.site == "mask" else "N(0, 1) from the seed"
     bare, names = operation.name.rstrip("_"), [source.site for source in operation.sources]
     arguments = {name: _text(value) for name, value in operation.arguments.items() if value is not None}
     arguments.pop("dtype", None)
@@ -357,22 +345,19 @@ def _softmax_axis(operation: Operation, axes: Sequence[str]) -> str:
 
 def _exchanged(before: Sequence[str], after: Sequence[str]) -> tuple[str, str] | None:
     """Two words that a view would have to exchange in memory, None if it is valid. The order within a merged axis is unknown."""
-    old, new = _words_up_to_each_axis(before), _words_up_to_each_axis(after)
-    if old[max(old)] != new.get(max(old)):
-        return None  # the words are not the same
-    differing = [(old[count], new[count]) for count in sorted({*old} & {*new}) if old[count] != new[count]]
-    return next(((min(first - second), min(second - first)) for first, second in differing), None)
+    old, new = _axes_of_words(before), _axes_of_words(after)
+    if set(old) != set(new):
+        return None
+    differing = [(first, second) for first, second in zip(old, new, strict=True) if first != second]
+    apart = [(a, b) for a, b in differing[:1] if old[a] != old[b] and new[a] != new[b]]
+    return next(iter(apart), None)
 
 
-def _words_up_to_each_axis(axes: Sequence[str]) -> dict[int, frozenset[str]]:
-    """The words of the first axes, by their number. Axes of size 1, and that of q, k and v, have none."""
-    words: list[str] = []
-    found = {0: frozenset[str]()}
-    for axis in axes:
-        parts = axis.replace("d_model", "head·d_head").split("·")
-        words += [part for part in parts if not part.isdigit() and part not in ("single", "part")]
-        found[len(words)] = frozenset(words)
-    return found
+def _axes_of_words(axes: Sequence[str]) -> dict[str, int]:
+    """The words of the axes in order, each with the number of its axis. Axes of size 1, and that of q, k and v, have none."""
+    words = [axis.replace("d_model", "head·d_head").split("·") for axis in axes]
+    pairs = [(word, n) for n, merged in enumerate(words) for word in merged]
+    return {word: n for word, n in pairs if not word.isdigit() and word not in ("single", "part")}
 
 
 # ----------------------------------------------------------------------------------------------------------------- costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from mhacli.text.numbers import shown
 from mhacli.usercode.arguments import role_of, stated
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import seeded
-from mhacli.usercode.names import function_around, in_user_names, mentions, names_on, names_within
+from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
 from mhacli.usercode.operations import Operation, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
@@ -92,7 +93,8 @@ def _user_names(
         return {}
     reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head}
-    names = names_within(function, examined.subject.built.module, () if reading is None else reading.parts, sizes)
+    parts = () if reading is None else reading.parts
+    names = names_within(function, examined.subject.built.module, parts=parts, sizes=sizes)
     names |= dict(run.names_in(function))
     if (scaled := names.pop("scaled", None)) is not None:
         names.setdefault("scores", scaled)
@@ -103,7 +105,7 @@ def _user_names(
     mask = None if case.form is None else case.form.parameter
     if mask is not None and mask in (argument.arg for argument in function.args.args):
         names["mask"] = mask
-    elif layer.causal and "length" in names and not mentions(function, "mask"):
+    elif layer.causal and "length" in names and "mask" not in ast.unparse(function):
         names["mask"] = f"torch.ones({names['length']}, {names['length']}).tril()"
     return names
 
