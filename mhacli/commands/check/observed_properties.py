@@ -370,51 +370,40 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
 
 Before = Callable[[Tensor], Tensor]
 After = Callable[[Tensor, Tensor], Tensor]
-_ACTIVATIONS: dict[str, Before] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "leaky_relu": F.leaky_relu,
-    "elu": F.elu,
-}
+_ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
 def around(run: Run, module: nn.Module | None) -> tuple[Before | None, After | None, tuple[Choice, ...]]:
     """What the run does to the input of attention and to its output, as choices: a norm of the module, a residual connection, an
     activation at the end."""
-    x, out, choices = run.rows.queries, _plain(run.graph.out), []
+    x, out, last = run.rows.queries, _plain(run.graph.out), run.graph.operations[-1]
     made = [_as_rows(op.output) for op in run.graph.operations if op.output.ndim > 2]
-    made += [rows.transpose(0, 1) for rows in made]  # the length first
-    made = [rows for rows in made if rows.shape == out.shape]
-    last = run.graph.operations[-1]
-    activation = _ACTIVATIONS.get(last.name.rstrip("_"))
-    if activation is not None:
-        out = _as_rows(last.inputs[0])
-        choices.append(Choice("activation", f"the output passes through {last.name.rstrip('_')}"))
+    made = [rows for each in made for rows in (each, each.transpose(0, 1)) if rows.shape == out.shape]
+    name, activation = last.name.rstrip("_"), None
+    if name in _ACTIVATIONS:
+        out, activation = _as_rows(last.inputs[0]), getattr(F, name)
     children = [] if module is None else [*module.modules()][1:]
     norms_of_module = [_of_rows(child) for child in children if is_norm(child)]
     first = next((norm for norm in norms_of_module if _is_among(_applied(norm, x), made)), None)
     for norm, is_residual in product((*norms_of_module, None), (True, False)):
         if is_residual and x.shape != out.shape:
             continue
-        sums = [rows + x if is_residual else rows for rows in made]
-        if any(_is_among(_applied(norm, rows), [out]) for rows in sums):
+        if any(_is_among(_applied(norm, rows + x if is_residual else rows), [out]) for rows in made):
             break
-    if first is not None:
-        choices.append(Choice("pre-norm", "the input is normalised first"))
-    if norm is not None:
-        choices.append(Choice("post-norm", "the output is normalised"))
-    if is_residual:
-        choices.append(Choice("residual", "the input is added to the output"))
 
     def after(out: Tensor, x: Tensor) -> Tensor:
         summed = out + x if is_residual else out
         normed = summed if norm is None else norm(summed)
         return normed if activation is None else activation(normed)
 
-    return first, after if is_residual or norm or activation else None, tuple(choices)
+    shown = [
+        (activation is not None, Choice("activation", f"the output passes through {name}")),
+        (first is not None, Choice("pre-norm", "the input is normalised first")),
+        (norm is not None, Choice("post-norm", "the output is normalised")),
+        (is_residual, Choice("residual", "the input is added to the output")),
+    ]
+    changes_output = is_residual or norm is not None or activation is not None
+    return first, after if changes_output else None, tuple(choice for is_so, choice in shown if is_so)
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
@@ -441,6 +430,5 @@ def _is_among(rows: Tensor | None, made: Sequence[Tensor]) -> bool:
     """Whether a run makes these rows."""
     if rows is None:
         return False
-    bound = TOLERANCE * float(rows.abs().max())
-    same_shape = [other for other in made if other.shape == rows.shape]
-    return any(bool((rows - other).abs().max() <= bound) for other in same_shape)
+    others = [other for other in made if other.shape == rows.shape]
+    return any(bool((rows - other).abs().max() <= TOLERANCE * rows.abs().max()) for other in others)
