@@ -6,76 +6,40 @@ of them are visible. What is right gives the last rows of one call with the whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, Stages, attend_and_merge, heads
 
-# ---------------------------------------------------------------------------------------------------------- what a step reads
+Calls = Sequence[tuple[int, int]]
+"""The tokens `(first, end)` of every call so far, of which the last one is the step."""
 
 
-class Step(NamedTuple):
-    """One of the calls that read a text: the tokens `(first, end)` of every call so far, of which the last is this one."""
+class Reads(NamedTuple):
+    """What a step reads: the tokens in the columns of keys and of values, −1 in an empty one; the positions at which the query
+    and the key of each token are rotated; the tokens whose key and value stand in each other's place; and up to which diagonal
+    keys are visible, None for what is right."""
 
-    calls: tuple[tuple[int, int], ...]
-
-    @property
-    def start(self) -> int:
-        """The first token of the step."""
-        return self.calls[-1][0]
-
-    @property
-    def end(self) -> int:
-        """The end of its tokens."""
-        return self.calls[-1][1]
-
-    def call_of(self, token: int) -> int:
-        """The number of the call with a token."""
-        return next(number for number, (_, end) in enumerate(self.calls) if token < end)
-
-    def place_in_call(self, token: int) -> int:
-        """The place of a token in its call."""
-        return token - self.calls[self.call_of(token)][0]
+    keys: Sequence[int]
+    values: Sequence[int]
+    query_at: Sequence[int]
+    key_at: Sequence[int]
+    exchanged: Sequence[int] = ()
+    diagonal: int | None = None
 
 
-Columns = Callable[[Step], Sequence[int]]
-Position = Callable[[Step, int], int]
-
-
-def _so_far(step: Step) -> Sequence[int]:
-    return range(step.end)
-
-
-def _its_own(step: Step, token: int) -> int:
-    return token
-
-
-def _last_rows(n_queries: int, n_keys: int) -> int:
-    return n_keys - n_queries
-
-
-@dataclass(frozen=True)
-class CacheMistake:
-    """A mistake in decoding with a cache, under a code of record/mistakes.toml; `description` completes "matches exactly if …".
-
-    `keys` and `values` give the token in each column, −1 for an empty one. A token's query is rotated at the position
-    `query_at`, its key at `key_at`. Keys are visible up to the `diagonal` for so many queries and keys. `exchanges`: whether a
-    token's key and value stand in each other's place. The defaults are right.
-    """
+class CacheMistake(NamedTuple):
+    """A mistake under a code of record/mistakes.toml: what it `changes` in what a step reads. The `description` completes
+    "matches exactly if …"."""
 
     code: str
     description: str
-    keys: Columns = _so_far
-    values: Columns = _so_far
-    query_at: Position = _its_own
-    key_at: Position = _its_own
-    diagonal: Callable[[int, int], int] = _last_rows
-    exchanges: Callable[[Step, int], bool] = lambda step, token: False
+    changes: Mapping[str, Callable[[Calls], Any]]
 
 
 def decoded(layer: ReferenceLayer, stages: Stages, rows: Tensor, ends: Sequence[int], mistake: CacheMistake) -> Tensor:
@@ -92,136 +56,120 @@ def decoded(layer: ReferenceLayer, stages: Stages, rows: Tensor, ends: Sequence[
         queries, keys = stages.rotate(layer, row(of, token), torch.cat([before, row(of, token)], dim=2))
         return queries if of is q else keys[:, :, -1:]
 
-    outs = []
-    for n_calls in range(1, len(ends) + 1):
-        step = Step(tuple(pairwise((0, *ends[:n_calls]))))
-        tokens = range(step.start, step.end)
-        queries = [rotated(q, token, mistake.query_at(step, token)) for token in tokens]
-        keys, values = [], []
-        for key, value in zip(mistake.keys(step), mistake.values(step), strict=True):
-            keys.append(row(v, key) if mistake.exchanges(step, key) else rotated(k, key, mistake.key_at(step, key)))
-            values.append(rotated(k, value, value) if mistake.exchanges(step, value) else row(v, value))
-        diagonal = mistake.diagonal if step.start else _last_rows
-        visible = torch.ones(len(tokens), len(keys), dtype=torch.bool).tril(diagonal(len(tokens), len(keys)))
+    outs, calls = [], list(pairwise((0, *ends)))
+    for n_calls, (start, end) in enumerate(calls, 1):
+        tokens = range(end)
+        reads = Reads(tokens, tokens, tokens, tokens)._replace(
+            **{name: change(calls[:n_calls]) for name, change in mistake.changes.items()}
+        )
+        queries = [rotated(q, token, reads.query_at[token]) for token in range(start, end)]
+        keys = [row(v, t) if t in reads.exchanged else rotated(k, t, reads.key_at[t]) for t in reads.keys]
+        values = [rotated(k, t, t) if t in reads.exchanged else row(v, t) for t in reads.values]
+        diagonal = len(keys) - len(queries) if reads.diagonal is None or start == 0 else reads.diagonal
+        visible = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(diagonal)
         qkv = (torch.cat(queries, dim=2), torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        residual = rows[:, step.start : step.end]
-        outs.append(attend_and_merge(stages, layer, qkv, visible[None, None], None, residual))
+        outs.append(attend_and_merge(stages, layer, qkv, visible[None, None], None, rows[:, start:end]))
     return torch.cat(outs, dim=1)
 
 
-# ------------------------------------------------------------------------------------------------------------------- mistakes
+# ------------------------------------------------------------------------------------------------------------- what changes
 
 
-def _new_first(step: Step) -> list[int]:
-    return [token for first, end in reversed(step.calls) for token in range(first, end)]
+def _new_first(calls: Calls) -> list[int]:
+    return [token for call in reversed(calls) for token in range(*call)]
 
 
-def _over_the_first(step: Step) -> list[int]:
-    columns = [-1] * step.end
-    for first, end in step.calls:
+def _over_the_first(calls: Calls) -> list[int]:
+    columns = [-1] * calls[-1][1]
+    for first, end in calls:
         columns[: end - first] = range(first, end)
     return columns
 
 
-def _in_order(description: str, columns: Columns) -> list[CacheMistake]:
+def _last_two_calls(calls: Calls) -> range:
+    return range(calls[-2:][0][0], calls[-1][1])
+
+
+def _handed_on_oddly(calls: Calls) -> list[int]:
+    return [token for call in calls[-2::-2] for token in range(*call)]
+
+
+def _all(calls: Calls) -> range:
+    return range(calls[-1][1])
+
+
+def _place_in_call(calls: Calls) -> list[int]:
+    return [place for first, end in calls for place in range(end - first)]
+
+
+def _rotated_again(calls: Calls) -> list[int]:
+    return [token * (len(calls) - number) for number, call in enumerate(calls) for token in range(*call)]
+
+
+def _shifted(calls: Calls) -> list[int]:
+    return [token + (number > 0) for number, call in enumerate(calls) for token in range(*call)]
+
+
+def _of_chunks(calls: Calls) -> int:
+    """The diagonal of a step of several tokens whose mask begins at the first key."""
+    start, end = calls[-1]
+    return 0 if end - start > 1 else end
+
+
+def _in_order(description: str, columns: Callable[[Calls], Sequence[int]]) -> list[CacheMistake]:
     """The mistake for keys and values together, and for either; `{}` in the description says which."""
+    changes = {"rows": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
     return [
-        CacheMistake("cache-order", description.format("rows"), keys=columns, values=columns),
-        CacheMistake("cache-order", description.format("keys"), keys=columns),
-        CacheMistake("cache-order", description.format("values"), values=columns),
+        CacheMistake("cache-order", description.format(of), dict.fromkeys(names, columns))
+        for of, names in changes.items()
     ]
-
-
-def _last_call_only(step: Step) -> range:
-    return range(step.calls[-2][0] if step.start else 0, step.end)
-
-
-def _first_call_only(step: Step) -> list[int]:
-    return [*range(step.calls[0][1]), *(range(step.start, step.end) if step.start else ())]
-
-
-def _handed_on_oddly(step: Step, token: int) -> bool:
-    return (len(step.calls) - 1 - step.call_of(token)) % 2 == 1
-
-
-def _rotated_again(step: Step, token: int) -> int:
-    return token * (len(step.calls) - step.call_of(token))
-
-
-def _shifted(by: int) -> Position:
-    return lambda step, token: token + by if step.call_of(token) else token
 
 
 UNMASKED = CacheMistake(
     "cache-mask",
     "nothing keeps the tokens of a step from attending to the later ones of it",
-    diagonal=lambda n_queries, n_keys: n_keys,
+    {"diagonal": lambda calls: calls[-1][1]},
 )
 CACHE_MISTAKES = (
     *_in_order("new {} stand before the cached ones", _new_first),
     *_in_order("the {} of every step are written over the first rows of the cache", _over_the_first),
     CacheMistake(
-        "cache-order", "only the rows of the step before are kept", keys=_last_call_only, values=_last_call_only
-    ),
-    CacheMistake(
-        "cache-order", "only the rows of the first call are kept", keys=_first_call_only, values=_first_call_only
+        "cache-order", "only the rows of the step before are kept", {"keys": _last_two_calls, "values": _last_two_calls}
     ),
     CacheMistake(
         "cache-order",
         "cached keys and values are exchanged whenever they are handed on",
-        exchanges=_handed_on_oddly,
+        {"exchanged": _handed_on_oddly},
     ),
     CacheMistake(
         "cache-order",
         "all keys are read as values, and values as keys, as soon as there is a cache",
-        exchanges=lambda step, token: True,
+        {"exchanged": _all},
     ),
     CacheMistake(
         "cache-position",
         "a step is rotated as if it began at position 0",
-        query_at=Step.place_in_call,
-        key_at=Step.place_in_call,
-    ),
-    CacheMistake(
-        "cache-position",
-        "the queries of a step are rotated as if it began at position 0, its keys as they should be",
-        query_at=Step.place_in_call,
+        {"query_at": _place_in_call, "key_at": _place_in_call},
     ),
     CacheMistake(
         "cache-position",
         "the keys of a step are rotated as if it began at position 0, its queries as they should be",
-        key_at=Step.place_in_call,
+        {"key_at": _place_in_call},
     ),
     CacheMistake(
-        "cache-position", "cached keys, rotated already, are rotated again in every step", key_at=_rotated_again
+        "cache-position", "cached keys, rotated already, are rotated again in every step", {"key_at": _rotated_again}
     ),
     CacheMistake(
-        "cache-position",
-        "a step stands one position too far to the right",
-        query_at=_shifted(1),
-        key_at=_shifted(1),
+        "cache-position", "a step stands one position too far to the right", {"query_at": _shifted, "key_at": _shifted}
     ),
     CacheMistake(
-        "cache-position",
-        "a step stands one position too far to the left",
-        query_at=_shifted(-1),
-        key_at=_shifted(-1),
-    ),
-    CacheMistake(
-        "cache-mask",
-        "the causal mask of a step puts its first query at the first key",
-        diagonal=lambda n_queries, n_keys: 0,
+        "cache-mask", "the causal mask of a step puts its first query at the first key", {"diagonal": lambda calls: 0}
     ),
     CacheMistake(
         "cache-mask",
         "the causal mask of a step of several tokens puts its first query at the first key",
-        diagonal=lambda n_queries, n_keys: 0 if n_queries > 1 else n_keys - 1,
+        {"diagonal": _of_chunks},
     ),
     UNMASKED,
-    CacheMistake(
-        "cache-mask",
-        "a step sees one key too few: not itself",
-        diagonal=lambda n_queries, n_keys: n_keys - n_queries - 1,
-    ),
 )
 """The mistakes that are tried, in this order."""

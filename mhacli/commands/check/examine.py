@@ -195,7 +195,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         example="" if subject.example else example_text(subject),
         arguments=arguments_of(subject.built),
         findings=findings,
-        choices=_choices(diagnosis, examined) + steps.choices,
+        choices=_choices(diagnosis, examined),
         probes=(*probed.probes, *steps.probes),
         comparison=_comparison(diagnosis, subject),
         reason=_reason(diagnosis, examined, departure) if verdict == "unknown" else None,

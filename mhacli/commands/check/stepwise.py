@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,6 @@ from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import copied, float64_copy
 from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine, Stage
-from mhacli.usercode.target import Choice
 from mhacli.usercode.types import Inputs, MaskForm
 from mhacli.usercode.user_module import limited
 
@@ -40,11 +39,10 @@ Runs = Mapping[tuple[int, ...], Tensor]
 
 
 class Stepwise(NamedTuple):
-    """The result: findings, choices, the probe of the cache, the `names` of the arguments passed, and notes for callers that are
-    no mistakes."""
+    """The result: findings, the probe of the cache, the `names` of the arguments passed, and notes for callers that are no
+    mistakes."""
 
     findings: tuple[Finding, ...] = ()
-    choices: tuple[Choice, ...] = ()
     probes: tuple[ProbeResult, ...] = ()
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -71,15 +69,12 @@ class GrowingCache:
         self.kept = new
         return tuple(new)
 
-    append = insert_kv = store = update
-
     def get_seq_length(self, *_: Any) -> int:
-        """The number of cached tokens."""
+        """The number of cached tokens; none is ever dropped."""
         return self.kept[0].shape[-2] if self.kept else 0
 
-    def get_usable_length(self, *_: Any) -> int:
-        """The number of cached tokens; none is ever dropped."""
-        return self.get_seq_length()
+    append = insert_kv = store = update
+    get_usable_length = get_seq_length
 
 
 @dataclass(frozen=True)
@@ -119,10 +114,8 @@ class StepConvention:
 
 def _inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> Inputs:
     """The inputs of a step, with its rows of the causal mask if it takes one."""
-    if mask is None:
-        return Inputs(rows[:, start:end])
-    allowed = torch.ones(end - start, end, dtype=torch.bool).tril(start)
-    return Inputs(rows[:, start:end], allowed=allowed[None, None])
+    allowed = torch.ones(1, 1, end - start, end, dtype=torch.bool).tril(start)
+    return Inputs(rows[:, start:end], allowed=None if mask is None else allowed)
 
 
 def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str, Any]:
@@ -136,7 +129,20 @@ def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str,
     return dict(zip(names, parts, strict=True))
 
 
-def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) -> list[StepConvention]:
+def _unused(attention: UserAttention, stage: Stage) -> UserAttention:
+    """The attention with its weights in a new module, so that no cache holds earlier calls; itself if none can be built."""
+    with suppress(Exception):  # the second build may raise anything
+        module, unused = attention.built.module, limited(attention.built.rebuild({}), stage).module
+        assert module is not None
+        assert unused is not None
+        for name, parameter in unused.named_parameters():
+            parameter.data = module.get_parameter(name).detach().clone()
+        call = unused.to(attention.device)
+        return attention.of(float64_copy(call) if attention.dtype == torch.float64 else call, attention.dtype)
+    return attention
+
+
+def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) -> Iterator[StepConvention]:
     """The ways to call attention step by step, the likeliest first; none without any sign of a cache."""
     free = [p for p in signature_of(attention.built.call) if attention.fixed.get(p.name) is None]
     switches = [p.name for p in free if SWITCH.fullmatch(p.name.lower())]
@@ -144,30 +150,28 @@ def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) 
     places = [p for p in free if p.role in ("offset", "positions")]
     names = (*caches, *(p.name for p in places), *switches)
     if attention.is_function or attention.example is not None or not names:
-        return []
+        return
     told = {p.name: partial(positions, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
     fixed = {**attention.fixed, **dict.fromkeys(switches, True)}
-    attention = replace(_in_unused_module(attention, stage), made={**told, **attention.made}, fixed=fixed)
+    attention = replace(_unused(attention, stage), made={**told, **attention.made}, fixed=fixed)
     forms: list[MaskForm | None] = [mask]
     if mask is not None:  # a step may take one kind of mask alone
         forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]
         forms += [None]
-    makers = [None, *_cache_classes(attention.built.call, caches)] if caches else [None]
-    return [StepConvention(attention, caches, make, form, names) for make, form in product(makers, forms)]
+    for make in (None, *_cache_classes(attention.built.call)) if caches else (None,):
+        for form in forms:
+            yield StepConvention(attention, caches, make, form, names)
 
 
-def _cache_classes(call: Callable[..., Any], names: Mapping[str, Any]) -> list[Callable[[], Any]]:
-    """The classes of a cache that the caller creates: those of the file that annotations or their own names tell, then ours."""
+def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """The classes of a cache that the caller creates: those of the file with a name that tells or an annotation, then ours."""
     function = inspect.unwrap(called_function(call))
-    annotated = " ".join(str(getattr(function, "__annotations__", {}).get(name, "")) for name in names)
-    own = [
-        thing
-        for name, thing in getattr(function, "__globals__", {}).items()
-        if inspect.isclass(thing)
-        and thing.__module__ == function.__module__
-        and ("cache" in name.lower() or re.search(rf"\b{name}\b", annotated))
-    ]
-    return [*own, GrowingCache, dict]
+    annotations = " ".join(map(str, getattr(function, "__annotations__", {}).values()))
+    for name, thing in getattr(function, "__globals__", {}).items():
+        is_own = inspect.isclass(thing) and thing.__module__ == function.__module__
+        if is_own and ("cache" in name.lower() or re.search(rf"\b{name}\b", annotations)):
+            yield thing
+    yield GrowingCache
 
 
 # ------------------------------------------------------------------------------------------------------------ the comparison
@@ -183,41 +187,26 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int, stage:
     if attention.mode == "cross" or probed.is_random or length < _FEWEST or not is_causal:
         return Stepwise()
     mask = form if takes_causal else None
-    conventions = _conventions(attention, mask, stage)
-    if not conventions:
-        return Stepwise()
     rows = drawer_of(attention, seed).rows(length).to(attention.dtype)
-    whole = output_for(replace(attention, is_forgetful=True), _inputs(rows, 0, length, mask), mask)
-    failing: tuple[StepConvention, Runs] | None = None
-    for convention in conventions:
+    failing: Stepwise | None = None
+    for convention in _conventions(attention, mask, stage):
+        whole = output_for(replace(attention, is_forgetful=True), _inputs(rows, 0, length, mask), mask)
         runs = _runs_of(convention, rows)
-        error = max((max_error(out, whole) for out in runs.values()), default=0.0)
-        if runs and error <= _tolerance(whole):
-            return _matching(convention, runs, error)
+        largest = max((max_error(out, whole) for out in runs.values()), default=0.0)
+        if runs and largest <= _tolerance(whole):
+            has_chunks = any(map(_is_chunked, runs))
+            kinds = "token by token, after a prefill" + (", in chunks" if has_chunks else "")
+            probe = ProbeResult("cache", f"{kinds}: the same as in one call ({convention.text})", largest, True)
+            notes = () if has_chunks else (f"not examined: {_LATER_CHUNK}, which raises an error",)
+            return Stepwise(probes=(probe,), names=convention.names, notes=notes)
         if runs and failing is None:
-            failing = convention, runs
-    return Stepwise() if failing is None else _failing(*failing, rows, whole, diagnosis)
+            failing = _failing(convention, runs, rows, whole, diagnosis)
+    return failing or Stepwise()
 
 
 def _tolerance(whole: Tensor) -> float:
     """The largest difference that counts as rounding."""
     return max(float(whole.abs().nan_to_num().max()), 1e-30) * TOLERANCE
-
-
-def _in_unused_module(attention: UserAttention, stage: Stage) -> UserAttention:
-    """The attention with its weights in a new module, so that no cache holds earlier calls; itself if none can be built."""
-    module = attention.built.module
-    if module is None:
-        return attention
-    try:
-        unused = limited(attention.built.rebuild({}), stage).module
-        assert unused is not None
-        call = unused.to(attention.device)
-        for name, parameter in call.named_parameters():
-            parameter.data = module.get_parameter(name).detach().clone()
-        return attention.of(float64_copy(call) if attention.dtype == torch.float64 else call, attention.dtype)
-    except Exception:  # the second build may raise anything
-        return attention
 
 
 def _runs_of(convention: StepConvention, rows: Tensor) -> Runs:
@@ -226,19 +215,18 @@ def _runs_of(convention: StepConvention, rows: Tensor) -> Runs:
     length = rows.shape[1]
     start = length - 2
     changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
-    after_prefill = (start, length - 1, length)
-    try:
-        out = convention(rows, after_prefill)
-        other = convention(changed, after_prefill)
-    except Exception:  # the convention does not fit
-        return {}
-    if max_error(out[:, start:], other[:, start:]) <= 1e-9:
-        return {}
-    runs: dict[tuple[int, ...], Tensor] = {after_prefill: out}
-    one_by_one = tuple(range(1, length + 1))
-    for ends in (one_by_one, (length - 3, length - 1, length), (2, length)):
+    runs: dict[tuple[int, ...], Tensor] = {}
+    for ends in (
+        (start, length - 1, length),
+        tuple(range(1, length + 1)),
+        (length - 3, length - 1, length),
+        (2, length),
+    ):
         with suppress(Exception):  # not every attention accepts longer steps, or a first step of one token
-            runs[ends] = convention(rows, ends)
+            out = convention(rows, ends)
+            if not runs and max_error(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9:
+                return {}
+            runs[ends] = out
     return runs
 
 
@@ -250,27 +238,24 @@ def _is_chunked(ends: tuple[int, ...]) -> bool:
 _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
-def _matching(convention: StepConvention, runs: Runs, error: float) -> Stepwise:
-    has_chunks = any(map(_is_chunked, runs))
-    kinds = "token by token, after a prefill" + (", in chunks" if has_chunks else "")
-    probe = ProbeResult("cache", f"{kinds}: the same as in one call ({convention.text})", error, True)
-    notes = () if has_chunks else (f"not examined: {_LATER_CHUNK}, which raises an error",)
-    return Stepwise(probes=(probe,), names=convention.names, notes=notes)
-
-
 def _failing(convention: StepConvention, runs: Runs, rows: Tensor, whole: Tensor, diagnosis: Diagnosis) -> Stepwise:
     """The mistake of steps that differ from one call. Where steps of one token do not, later ones of several tokens that are not
     masked, or masked as torch masks a first call, are left to the caller."""
     tolerance = _tolerance(whole)
     errors = {ends: max_error(out, whole) for ends, out in runs.items()}
-    wrong = next(ends for ends, error in errors.items() if error > tolerance)
+    wrong, largest = next(ends for ends, error in errors.items() if error > tolerance), max(errors.values())
     takes_single_steps = _is_chunked(wrong)
     judged = {ends: out for ends, out in runs.items() if takes_single_steps or not _is_chunked(ends)}
     mistake, error = _explanation(judged, rows, diagnosis, tolerance)
     file = convention.attention.built.file
     line = SourceLine(file) if mistake is None else _line(convention, rows, wrong, mistake.code)
     if takes_single_steps and (mistake in (None, UNMASKED) or "is_causal" in line.source):
-        return _single_steps_only(convention, max(errors.values()), mistake)
+        text = f"token by token, after a prefill: the same as in one call ({convention.text}); later chunks differ"
+        problem = "is masked as if it came first"
+        if mistake in (None, UNMASKED):
+            problem = "gives another output than one call" if mistake is None else "is not causal"
+        note = f"{_LATER_CHUNK} {problem}: give one token at a time"
+        return Stepwise(probes=(ProbeResult("cache", text, largest),), names=convention.names, notes=(note,))
     evidence = _evidence(convention, wrong, runs[wrong], whole)
     if mistake is None:
         message = "tokens that are read behind a cache give other outputs than in one call"
@@ -281,22 +266,7 @@ def _failing(convention: StepConvention, runs: Runs, rows: Tensor, whole: Tensor
         finding = finding_of(mistake.code, evidence, line)
         finding = replace(finding, proven=True, error=error, tolerance=tolerance)
     text = f"steps give other outputs than one call ({convention.text})"
-    probe = ProbeResult("cache", text, max(errors.values()), False)
-    return Stepwise(findings=(finding,), probes=(probe,), names=convention.names)
-
-
-def _single_steps_only(convention: StepConvention, error: float, mistake: CacheMistake | None) -> Stepwise:
-    """The result for a subject that is right except for later steps of several tokens, which it does not mask."""
-    problem = "gives another output than one call"
-    if mistake is not None:
-        problem = "is not causal" if mistake is UNMASKED else "is masked as if it came first"
-    text = f"token by token, after a prefill: the same as in one call ({convention.text}); later chunks differ"
-    return Stepwise(
-        choices=(Choice("single-steps", "with a cache it takes one token at a time"),),
-        probes=(ProbeResult("cache", text, error),),
-        names=convention.names,
-        notes=(f"{_LATER_CHUNK} {problem}: give one token at a time",),
-    )
+    return Stepwise((finding,), (ProbeResult("cache", text, largest, False),), convention.names)
 
 
 def _explanation(runs: Runs, rows: Tensor, diagnosis: Diagnosis, tolerance: float) -> tuple[CacheMistake | None, float]:
@@ -306,10 +276,7 @@ def _explanation(runs: Runs, rows: Tensor, diagnosis: Diagnosis, tolerance: floa
         return None, 0.0
     stages, x = stages_with(diagnosis.mistakes), rows.to("cpu", torch.float64)
     for mistake in CACHE_MISTAKES:
-        with (
-            torch.no_grad(),
-            suppress(Exception),
-        ):  # it does not fit the steps, or a mistake of the layer depends on positions
+        with torch.no_grad(), suppress(Exception):  # it does not fit the steps
             error = max(max_error(decoded(layer, stages, x, ends, mistake), out) for ends, out in runs.items())
             if error <= tolerance:
                 return mistake, error
@@ -327,34 +294,27 @@ def _evidence(convention: StepConvention, ends: tuple[int, ...], out: Tensor, wh
     return f"{off}, in an output whose largest number is {largest:.3g}"
 
 
-_LINES: Mapping[str, tuple[tuple[str, ...], str]] = {
+_LINES: Mapping[str, tuple[str, str]] = {
     "cache-position": (
-        ("getitem", "arange", "index_select", "narrow", "embedding", "mul", "cos", "sin"),
+        "getitem arange index_select narrow embedding mul cos sin",
         r"(?i)freqs|rope|rota|\bcos|\bsin|pos|offset|angle|arange|start",
     ),
     "cache-order": (
-        ("cat", "setitem", "copy_", "index_copy_", "slice_scatter", "stack", "getitem", "narrow"),
+        "cat setitem copy_ index_copy_ slice_scatter stack getitem narrow",
         r"(?i)cache|past|prev|mem|kept|state|update|\bbuf|\bkeys?\b|\bvalues?\b",
     ),
-    "cache-mask": (
-        ("tril", "triu", "masked_fill", "masked_fill_", "where", "scaled_dot_product_attention", "softmax"),
-        "",
-    ),
+    "cache-mask": ("tril triu masked_fill masked_fill_ where scaled_dot_product_attention softmax", ""),
 }
 """What finds the line of a mistake: the first of these operations whose line matches a pattern."""
 
 
 def _line(convention: StepConvention, rows: Tensor, ends: tuple[int, ...], code: str) -> SourceLine:
     """The line of a mistake: the positions, the update of the cache, or the mask; only the file if it is not found."""
-    built = convention.attention.built
-    try:
-        operations = watch(lambda: convention(rows, ends), built.files)[1]
-    except Exception:  # the call cannot be recorded
-        operations = ()
-    with_line = [operation for operation in operations if operation.line is not None]
     names, pattern = _LINES[code]
-    for name in names:
-        for operation in with_line:
-            if operation.name == name and re.search(pattern, operation.source):
-                return operation.at
-    return SourceLine(built.file)
+    with suppress(Exception):  # the call cannot be recorded
+        operations = watch(lambda: convention(rows, ends), convention.attention.built.files)[1]
+        for name in names.split():
+            for operation in operations:
+                if operation.name == name and operation.line is not None and re.search(pattern, operation.source):
+                    return operation.at
+    return SourceLine(convention.attention.built.file)
