@@ -101,6 +101,11 @@ class Call:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
+    def holding(self, tensors: dict[str, Any]) -> Call:
+        """The call with other tensors, by name, instead of its own."""
+        held: dict[str, Any] = dict.fromkeys(self.tensors)
+        return replace(self, **held | tensors)
+
     @property
     def has_dropout(self) -> bool:
         """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""

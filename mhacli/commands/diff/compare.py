@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace as changed
 
+from mhacli.commands.diff.result import SCHEMA, ModelDiff
 from mhacli.errors import UsageError
 from mhacli.io.data import finite, plain
 from mhacli.record.arrays import Array
@@ -32,7 +33,10 @@ from mhacli.text.align import align, pairs
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence
 
-SCHEMA = "mha.diff/1"
+if TYPE_CHECKING:
+    from torch import nn
+
+RecordLike = Record | str | os.PathLike[str]
 _STATISTICS_OF_ROWS = (
     "max_score", "lse", "corner", "top_shares", "map", "received", "profile", "span_mass", "sink", "distance",
     "participation", "entropy",
@@ -57,14 +61,27 @@ _MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "cor
 """Axes of statistics, and the field of the summary that says for what their cells stand."""
 
 
-def diff(
-    a: Record | str | os.PathLike[str], b: Record | str | os.PathLike[str], *, tolerance: float | None = None
-) -> RecordDiff:
-    """The differences of `b` from `a`, as `mha diff` prints them. Each is a record or the path of one.
+@overload
+def diff(a: RecordLike, b: RecordLike, *, tolerance: float | None = None) -> RecordDiff: ...
+@overload
+def diff(a: nn.Module, b: nn.Module, inputs: Any) -> ModelDiff: ...
+def diff(a: Any, b: Any, inputs: Any = None, *, tolerance: float | None = None) -> RecordDiff | ModelDiff:
+    """The differences of `b` from `a`, as `mha diff` prints them. Each is a record or the path of one, or each is a model in
+    memory, and both compute `inputs`: keywords, positional arguments, or a tensor.
 
-    `tolerance` is relative to the largest number of a site. 0 demands equal bits; None takes the tolerance of the
-    coarser dtype. Raises `MhaError` for a file that is no record.
+    `tolerance`, of records, is relative to the largest number of a site. 0 demands equal bits; None takes the tolerance of the
+    coarser dtype. Raises `MhaError` for a file that is no record, and for models that cannot be compared.
     """
+    are_models = [hasattr(each, "named_modules") for each in (a, b)]
+    if inputs is not None or any(are_models):
+        if inputs is None or not all(are_models) or tolerance is not None:
+            raise UsageError(
+                "mhacli.diff compares two records, or two models over inputs",
+                hint="mhacli.diff(model_a, model_b, inputs), or mhacli.diff(record_a, record_b, tolerance=…)",
+            )
+        from mhacli.commands.diff.models import diff_modules
+
+        return diff_modules(a, b, inputs)
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
     given = {"the first record": a, "the second record": b}

@@ -1,0 +1,143 @@
+"""The differences of two models as data: the document of `mha diff`, with the first place that parts and its cause in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mhacli.io.data import plain
+from mhacli.record.display import Shown
+
+if TYPE_CHECKING:
+    from mhacli.models.compare import Comparison, Difference
+
+SCHEMA = "mha.diff/1"
+_ATTENTION = ("norm", "q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z", "output")
+_CAUSES: Mapping[tuple[str, str], str] = {
+    ("embedding", "lookup"): "table of embeddings or what is looked up in it (ids, positions)",
+    ("embedding", "embedding"): "sum, scale or norm of the embeddings",
+    ("attention", "norm"): "norm before attention (weights, epsilon or kind)",
+    ("attention", "q"): "projection of the queries (weights or layout)",
+    ("attention", "k"): "projection of the keys (weights or layout)",
+    ("attention", "v"): "projection of the values (weights or layout)",
+    ("attention", "q_norm"): "norm of the queries",
+    ("attention", "k_norm"): "norm of the keys",
+    ("attention", "q_rotated"): "rotation of the queries (base, positions or layout)",
+    ("attention", "k_rotated"): "rotation of the keys (base, positions or layout)",
+    ("attention", "scores"): "scale, softcap or bias of the scores",
+    ("attention", "pattern"): "mask or sink",
+    ("attention", "z"): "kernel or the choice of values",
+    ("attention", "output"): "output projection",
+    ("attention", "output_norm"): "norm after attention",
+    ("mlp", "norm"): "norm before the MLP or the residual sum after attention",
+    ("mlp", "output"): "MLP (weights or activation)",
+    ("mlp", "output_norm"): "norm after the MLP",
+    ("mlp", "residual"): "residual sum",
+    ("norm", "norm"): "final norm",
+    ("logits", "head"): "head",
+    ("logits", "norm"): "norm in the head",
+    ("logits", "logits"): "head or what is done with its logits",
+}
+SITE_NAMES = {"q_rotated": "q as rotated", "k_rotated": "k as rotated", "output_norm": "norm of the output"}
+
+
+class ModelDiff(dict[str, Any], Shown):
+    """The document that `mha diff --json` prints for two models, which also shows itself as the command does."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The result in a sentence."""
+        return f"<ModelDiff: {self['summary']}>"
+
+    def views(self, screen: Any) -> Iterator[Any]:
+        """What `mha diff` prints on a screen."""
+        from mhacli.commands.diff.model_view import model_diff_view
+
+        yield model_diff_view(self, screen)
+
+    def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
+        """The document, of this `command`."""
+        return {**self, "command": [*command]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `--csv`: a place that was compared."""
+        return [{name: value for name, value in place.items() if name != "heads"} for place in self["places"]]
+
+
+def model_diff(found: Comparison, names: tuple[str, str]) -> ModelDiff:
+    """The document of a comparison of two models, which are named."""
+    first = found.first
+    document = {
+        "schema": SCHEMA,
+        "kind": "models",
+        "command": [],
+        "verdict": "agree" if first is None else "differ",
+        "summary": _summary(found),
+        "a": names[0],
+        "b": names[1],
+        "dtypes": found.dtypes,
+        "first": None if first is None else _first(first),
+        "places": [msgspec.to_builtins(place) for place in found.places],
+        "unmatched": [msgspec.to_builtins(place) for place in found.unmatched],
+        "notes": found.notes,
+        "times_rounding": found.times_rounding,
+    }
+    return ModelDiff(plain(document))
+
+
+def _first(first: Difference) -> dict[str, Any]:
+    names = ("layer", "stack", "part", "site", "head", "name_a", "name_b", "relative", "rounding")
+    return {name: getattr(first, name) for name in names}
+
+
+def _summary(found: Comparison) -> str:
+    """The result in a sentence: where the two part, how far, and what may be its cause."""
+    first, places = found.first, found.places
+    if first is None:
+        worst = max(places, key=lambda place: 0.0 if place.healed else place.relative / place.rounding)
+        size = "they are the same, bit for bit"
+        if worst.relative:
+            size = f"the largest difference is {worst.relative:.1e}, in {where(worst)}, rounding {worst.rounding:.1e}"
+        return f"no difference beyond rounding in {len(places)} places; {size}"
+    words = f"the two part in {where(first)}: relative {first.relative:.1e}, rounding {first.rounding:.1e}"
+    return "; ".join([words, *_narrowed(found, first)])
+
+
+def where(place: Difference) -> str:
+    """A place in words: `layer 2, attention, head 1 (z)`."""
+    stack = f"{place.stack} " if place.stack else ""
+    words = [] if place.layer is None else [f"{stack}layer {place.layer}"]
+    words.append(place.part if words or not stack else f"{stack}{place.part}")
+    if place.head is not None and place.heads:
+        kind = "kv head" if place.site.startswith(("k", "v")) else "head"
+        heads = ", ".join(map(str, place.heads))
+        is_all = len(place.heads) == place.n_heads > 1
+        words.append(f"all {kind}s" if is_all else f"{kind}{'s' * (len(place.heads) > 1)} {heads}")
+    site = SITE_NAMES.get(place.site, place.site)
+    return ", ".join(words) + (f" ({site})" if site != place.part else "")
+
+
+def _narrowed(found: Comparison, first: Difference) -> Iterator[str]:
+    """What is equal before the first place, and what therefore differs; and the norms that one model alone has before it."""
+    here = (first.layer, first.stack, first.part)
+    missing = [place for place in found.unmatched if (place.layer, place.stack, place.part) == here]
+    causes, equal = [_CAUSES.get((first.part, first.site), first.site)], "what is before it is equal, so "
+    if first.part == "attention" and first.site in _ATTENTION:
+        before = _ATTENTION[: _ATTENTION.index(first.site)]
+        same = {
+            place.site for place in found.places if (place.layer, place.stack, place.part) == here and not place.beyond
+        }
+        known = [site for site in before if site in same]
+        after_known = before[before.index(known[-1]) + 1 :] if known else ()
+        lacked = {place.site for place in missing}
+        causes = [*(_CAUSES["attention", site] for site in after_known if site in lacked), *causes]
+        names = [SITE_NAMES.get(site, site) for site in known if site != "norm" or known == ["norm"]]
+        equal = f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} equal, so " if known else equal
+    norms = [place for place in missing if place.site == "norm" and first.site in ("q", "k", "v", "output")]
+    if norms:
+        yield f"the norm before it, {norms[0].name_a or norms[0].name_b}: {norms[0].why}"
+    else:
+        yield f"{'' if first.part == 'embedding' else equal}the {' or the '.join(causes)} differs"

@@ -1,0 +1,428 @@
+"""Compares what two models compute, place by place in the order of execution, with how far rounding moves each place.
+
+What a model computes goes to a temporary file, so that memory holds one model and one layer at a time. Scores and patterns are
+made again from queries and keys, in blocks of queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from msgspec.structs import replace as changed
+from torch import Tensor, nn
+
+from mhacli.attention.memory import rows_of_block
+from mhacli.errors import MhaError, first_names
+from mhacli.models.calls import Call, as_attention
+from mhacli.models.inputs import shaken_parts
+from mhacli.models.layer_names import dtype_of
+from mhacli.models.places import Forward, Part, Place, Places, Stack, evaluating, find_places, read_places
+
+TIMES_ROUNDING = 8
+"""A difference counts beyond this multiple of the rounding of its place."""
+_SHAKES = 3
+_CHUNK = 1 << 22
+"""The most numbers of a tensor that are compared at once."""
+_STRIDE, _MOST_BLOCKS = 4, 4
+"""The rounding of scores is that of every fourth block of queries, where there are more than four."""
+
+
+# ------------------------------------------------------------------------------------------------------------- the file
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+
+Rounding = tuple[float, list[float]]
+"""How far rounding moves a place, and each of its heads."""
+
+
+@dataclass
+class Computed:
+    """What a model computes at its places, in the order of execution, in a temporary file. Scores and patterns are stored as the
+    tensors of an attention by name. `rounding` is how far a rounding step of every part moves each place."""
+
+    name: str
+    kind: str
+    dtype: torch.dtype
+    places: Places
+    file: BinaryIO
+    entries: dict[Place, tuple[Call | None, dict[str, Stored]]] = field(default_factory=dict)
+    rounding: dict[Place, Rounding] = field(default_factory=dict)
+    _known: list[tuple[Tensor, Stored]] = field(default_factory=list)
+
+    def add(self, place: Place, value: Tensor | Call) -> None:
+        """Stores what is computed at a place."""
+        if isinstance(value, Tensor):
+            self.entries[place] = None, {"": self._store(value)}
+            return
+        tensors = {name: self._store(tensor) for name, tensor in value.tensors.items() if name != "z"}
+        self.entries[place] = value.holding({}), tensors
+
+    def _store(self, tensor: Tensor) -> Stored:
+        """A tensor in the file; one of the last ones, such as a mask that layers share, is stored once."""
+        for known, stored in self._known:
+            if known is tensor:
+                return stored
+        data = tensor.detach().cpu().contiguous()
+        stored = Stored(data.dtype, tuple(data.shape), self.file.seek(0, 2))
+        self.file.write(data.flatten().view(torch.uint8).numpy().data)
+        self._known = [*self._known[-7:], (tensor, stored)]
+        return stored
+
+    def read(self, stored: Stored, start: int = 0, stop: int | None = None) -> Tensor:
+        """The numbers of a stored tensor from `start` to `stop`, as one row."""
+        stop, size = math.prod(stored.shape) if stop is None else stop, stored.dtype.itemsize
+        data = bytearray((stop - start) * size)
+        self.file.seek(stored.start + start * size)
+        self.file.readinto(data)  # type: ignore[attr-defined]
+        return torch.frombuffer(data, dtype=stored.dtype) if data else torch.empty(0, dtype=stored.dtype)
+
+    def value(self, place: Place) -> Tensor | Call:
+        """What is stored of a place."""
+        call, tensors = self.entries[place]
+        found = {name: self.read(stored).reshape(stored.shape) for name, stored in tensors.items()}
+        return found[""] if call is None else call.holding(found)
+
+    def shape(self, place: Place) -> tuple[int, ...]:
+        """The shape of what is computed at a place."""
+        call, tensors = self.entries[place]
+        scores = tensors.get("" if call is None else "scores")
+        return (*tensors["q"].shape[:3], tensors["k"].shape[2]) if scores is None else scores.shape
+
+    def rotates_nothing(self, place: Place) -> bool:
+        """Whether a place is that of queries or keys before their scores that are the same as projected."""
+        before = [p for p in self.entries if p.key == changed(place, site=place.site.removesuffix("_rotated")).key]
+        if not before or before[0].key == place.key:
+            return False
+        projected, rotated = (self.value(p) for p in (before[0], place))
+        return isinstance(projected, Tensor) and isinstance(rotated, Tensor) and torch.equal(projected, rotated)
+
+
+def compute(model: nn.Module, forward: Forward, name: str, file: BinaryIO) -> Computed:
+    """What a model computes at all its places, in an empty file."""
+    with torch.no_grad(), evaluating(model):
+        found = Computed(name, _class_of(model), dtype_of(model), find_places(model, forward), file)
+        read_places(model, forward, found.places, found.add)
+    found._known = []
+    return found
+
+
+def _class_of(model: nn.Module) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def measure_rounding(model: nn.Module, forward: Forward, found: Computed) -> None:
+    """Measures how far the places of a model move if every part rounds otherwise: the most in some passes."""
+
+    def compare(place: Place, value: Tensor | Call) -> None:
+        for site, gap in _gaps(place, (found, None), value, stride=_STRIDE):
+            own = changed(place, site=site)
+            relative, heads = found.rounding.get(own, (0.0, gap.heads))
+            heads = [max(pair) for pair in zip(heads, gap.heads, strict=True)]
+            found.rounding[own] = max(relative, gap.relative), heads
+
+    for seed in range(_SHAKES):
+        with torch.no_grad(), evaluating(model), shaken_parts(model, seed):
+            read_places(model, forward, found.places, compare)
+
+
+# ------------------------------------------------------------------------------------------------------------ a difference
+
+
+@dataclass
+class Gap:
+    """How far two arrays of a `shape` are apart: for each head, if the second of four axes is that of heads, the squares of the
+    difference and of the first array; and the largest difference with its place."""
+
+    shape: tuple[int, ...]
+    squares: list[list[float]] = field(default_factory=list)
+    largest: float = 0.0
+    at: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Begins with no difference."""
+        self.squares = [[0.0, 0.0] for _ in range(self.shape[1] if len(self.shape) == 4 else 1)]
+
+    def add(self, start: int, a: Tensor, b: Tensor) -> None:
+        """Adds the numbers from `start` on in the flattened array, of one head."""
+        wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+        a, b = a.to(wide), b.to(wide)
+        change = (b - a).abs()
+        if not bool(change.isfinite().all()):
+            change = change.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0).nan_to_num(nan=math.inf)
+            a = a.nan_to_num(posinf=0.0, neginf=0.0)
+        of_head = self.squares[start // math.prod(self.shape[2:]) % self.shape[1] if len(self.shape) == 4 else 0]
+        of_head[0] += change.square().sum(dtype=torch.float64).item()
+        of_head[1] += a.square().sum(dtype=torch.float64).item()
+        if change.numel() and (worst := change.max().item()) > self.largest:
+            self.largest = worst
+            place = np.unravel_index(start + int(change.argmax()), self.shape)
+            self.at = tuple(map(int, place))
+
+    @property
+    def relative(self) -> float:
+        """The norm of the difference over that of the first array."""
+        return _ratio(*map(sum, zip(*self.squares, strict=True)))
+
+    @property
+    def heads(self) -> list[float]:
+        """The same of each head; none without heads."""
+        return [_ratio(*squares) for squares in self.squares] if len(self.shape) == 4 else []
+
+
+def _ratio(change: float, of: float) -> float:
+    return 0.0 if change == 0.0 else math.inf if of == 0.0 else math.sqrt(change / of)
+
+
+_Side = tuple[Computed, Place | None]
+"""What a model computed, and the place of which it is compared, if it is another than that of the first."""
+
+
+def _gaps(place: Place, a: _Side, b: _Side | Tensor | Call, stride: int = 1) -> Iterator[tuple[str, Gap]]:
+    """The differences at a place by site: those of scores and pattern, or that of a tensor. None where shapes do not fit."""
+    first, second = a[0], b[0] if isinstance(b, tuple) else None
+    other = b[1] if isinstance(b, tuple) else None
+    if place.site == "scores":
+        calls = [first.value(place), second.value(other or place) if second else b]
+        yield from _gaps_of_calls(*calls, stride=stride)  # type: ignore[arg-type]
+        return
+    stored = first.entries[place][1][""]
+    readers: list[Callable[[int, int], Tensor]] = [lambda start, stop: first.read(stored, start, stop)]
+    if isinstance(b, Tensor):
+        flat, shape = b.detach().flatten(), tuple(b.shape)
+        readers.append(lambda start, stop: flat[start:stop].cpu())
+    else:
+        assert second is not None
+        beside = second.entries[other or place][1][""]
+        readers.append(lambda start, stop: second.read(beside, start, stop))
+        shape = beside.shape
+    if shape != stored.shape:
+        pair = _fitted(place, first.read(stored).reshape(stored.shape), readers[1](0, math.prod(shape)).reshape(shape))
+        if pair is None:
+            return
+        flats = [tensor.flatten() for tensor in pair]
+        readers = [lambda start, stop, flat=flat: flat[start:stop] for flat in flats]  # type: ignore[misc]
+        shape = tuple(pair[0].shape)
+    gap, n = Gap(shape), math.prod(shape)
+    step = min(_CHUNK, math.prod(shape[2:])) if len(shape) == 4 else _CHUNK
+    for plane in range(0, n, math.prod(shape[2:]) if len(shape) == 4 else n or 1):
+        end = min(n, plane + math.prod(shape[2:])) if len(shape) == 4 else n
+        for start in range(plane, end, step):
+            stop = min(end, start + step)
+            gap.add(start, *(read(start, stop) for read in readers))
+    yield place.site, gap
+
+
+def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Two tensors of other shapes as far as they are the same: keys and values that heads share, axes that are merged, the last
+    position of logits where one side has no more, and the entries that both vocabularies have. None if they do not fit."""
+    if a.ndim == b.ndim == 4 and place.site in ("k", "v", "k_rotated"):
+        n = max(a.shape[1], b.shape[1])
+        if n % a.shape[1] == n % b.shape[1] == 0:
+            a, b = (tensor.repeat_interleave(n // tensor.shape[1], dim=1) for tensor in (a, b))
+    if place.site == "logits" and a.ndim == b.ndim == 3:
+        if 1 in (a.shape[1], b.shape[1]):
+            a, b = a[:, -1:], b[:, -1:]
+        n = min(a.shape[2], b.shape[2])
+        a, b = a[..., :n], b[..., :n]
+    if a.ndim != b.ndim and a.numel() == b.numel() and a.shape[-1:] == b.shape[-1:]:
+        b = b.reshape(a.shape)
+    return (a, b) if a.shape == b.shape else None
+
+
+def _gaps_of_calls(a: Call, b: Call, *, stride: int) -> Iterator[tuple[str, Gap]]:
+    """The differences of the scores of cells that both see, and of the patterns, in blocks of queries."""
+    if a.shape != b.shape:
+        return
+    (n_texts, n_heads, n_queries, n_keys), scores, pattern = a.shape, Gap(a.shape), Gap(a.shape)
+    step = rows_of_block(n_keys, "cpu")
+    starts = range(0, n_queries, step)
+    for first in starts[:: stride if len(starts) > _MOST_BLOCKS else 1]:
+        rows = slice(first, min(n_queries, first + step))
+        x, y = (_matrices(call, rows) for call in (a, b))
+        seen = x["allowed"] & y["allowed"]
+        for text in range(n_texts):
+            for head in range(n_heads):
+                start = ((text * n_heads + head) * n_queries + first) * n_keys
+                own = seen[text, min(head, seen.shape[1] - 1)]
+                both = [each["scores"][text, head].masked_fill(~own, 0.0).cpu() for each in (x, y)]
+                scores.add(start, *both)
+                pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
+    yield "scores", scores
+    yield "pattern", pattern
+
+
+def _matrices(call: Call, rows: slice) -> dict[str, Tensor]:
+    """The scores and the pattern of some queries."""
+    n_texts, _, _, n_keys = call.shape
+    part = call.cropped(rows, slice(0, n_keys))
+    if call.causal:
+        queries, keys = torch.arange(rows.start, rows.stop), torch.arange(n_keys)
+        part = replace(part, causal=False, mask=(keys <= queries[:, None]).to(call.device))
+    real = torch.ones(n_texts, rows.stop - rows.start, dtype=torch.bool, device=call.device)
+    return as_attention(part, real).matrices()
+
+
+# -------------------------------------------------------------------------------------------------------- all differences
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The difference of two models at a place: `relative` to what the first computes, the `largest` of a number with its indices
+    `at`, and the `head` that differs most. It is `beyond` rounding, and so are `heads`; it is `healed` if what follows from
+    it is the same in both again, as where two implementations scale in another order."""
+
+    layer: int | None
+    stack: Stack | None
+    part: Part
+    site: str
+    name_a: str
+    name_b: str
+    relative: float
+    rounding: float
+    largest: float
+    at: tuple[int, ...] | None
+    head: int | None
+    heads: tuple[int, ...]
+    n_heads: int
+    beyond: bool
+    healed: bool = False
+
+
+class Unmatched(msgspec.Struct, frozen=True):
+    """A place that could not be compared, and why."""
+
+    layer: int | None
+    stack: Stack | None
+    part: Part
+    site: str
+    name_a: str | None
+    name_b: str | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences of two models at the `places` that both have, in the order of execution of the first, the other places,
+    the dtypes of both, and notes."""
+
+    places: list[Difference]
+    unmatched: list[Unmatched]
+    notes: list[str]
+    dtypes: list[str]
+    times_rounding: int = TIMES_ROUNDING
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference beyond rounding that is not healed."""
+        return next((place for place in self.places if place.beyond and not place.healed), None)
+
+
+def compare(a: Computed, b: Computed) -> Comparison:
+    """The differences of `b` from `a`, of which the one with the coarser dtype knows its rounding. Places of other shapes are
+    unmatched. Raises `MhaError` if no place can be compared."""
+    rounds = coarser(a, b)
+    floor = max(torch.finfo(each).eps for each in (rounds.dtype, torch.float32))
+    rounding = {place.key: how for place, how in rounds.rounding.items()}
+    of_b = {place.key: place for place in b.entries}
+    rows, unmatched = list[Difference](), list[Unmatched]()
+    for place in a.entries:
+        other = of_b.pop(place.key, None)
+        gaps = [] if other is None else [*_gaps(place, (a, None), (b, other))]
+        where = (place.layer, place.stack, place.part, place.site, place.name)
+        if other is None:
+            unmatched += [] if a.rotates_nothing(place) else [Unmatched(*where, None, "only A has it")]
+        elif not gaps:
+            shapes = [list(each) for each in (a.shape(place), b.shape(other))]
+            unmatched.append(Unmatched(*where, other.name, f"its shape is {shapes[0]} in A and {shapes[1]} in B"))
+        for site, gap in gaps:
+            assert other is not None
+            rows.append(_row(changed(place, site=site), other.name, gap, rounding, floor))
+    unmatched += [
+        Unmatched(p.layer, p.stack, p.part, p.site, None, p.name, "only B has it")
+        for p in of_b.values()
+        if not b.rotates_nothing(p)
+    ]
+    if not rows:
+        why = "; ".join(f"{place.part} {place.site}: {place.why}" for place in unmatched[:4])
+        message = f"the two models have no place that could be compared: {why or 'neither has any'}"
+        raise MhaError(message, code="cannot-compare")
+    if a.kind != b.kind:
+        rows = [changed(row, healed=row.beyond and _is_healed(row, rows[at + 1 :])) for at, row in enumerate(rows)]
+    dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
+    return Comparison(rows, unmatched, _notes(a, b), dtypes)
+
+
+def coarser(a: Computed, b: Computed) -> Computed:
+    """The one of two models with the coarser dtype, the first of equals."""
+    return max((a, b), key=lambda side: torch.finfo(side.dtype).eps)
+
+
+def _notes(a: Computed, b: Computed) -> list[str]:
+    """Other numbers of layers and heads, and attentions that could not be seen inside."""
+    notes = []
+    for stack in dict.fromkeys((*a.places.n_layers, *b.places.n_layers)):
+        counts = [side.places.n_layers.get(stack, 0) for side in (a, b)]
+        if counts[0] != counts[1]:
+            notes.append(f"A has {counts[0]} {stack or ''} layers and B {counts[1]}".replace("  ", " "))
+    heads = [" or ".join(map(str, sorted(side.places.n_heads))) or "no captured" for side in (a, b)]
+    if heads[0] != heads[1]:
+        notes.append(f"A has {heads[0]} heads and B {heads[1]}")
+    for letter, side in zip("AB", (a, b), strict=True):
+        if side.places.hidden:
+            names = first_names(side.places.hidden, 3)
+            notes.append(
+                f"of {names} of {letter} the output is compared, but no head: mha could not capture its attention"
+            )
+    return notes
+
+
+def _row(place: Place, name_b: str, gap: Gap, rounding: dict[Any, Rounding], floor: float) -> Difference:
+    known, of_heads = rounding.get(place.key, (0.0, []))
+    least = max(known, floor)
+    heads = [
+        n
+        for n, relative in enumerate(gap.heads)
+        if relative > TIMES_ROUNDING * max(floor, of_heads[n] if n < len(of_heads) else 0.0)
+    ]
+    is_beyond = not gap.relative <= TIMES_ROUNDING * least
+    head = max(range(len(gap.heads)), key=gap.heads.__getitem__) if gap.heads and is_beyond else None
+    return Difference(
+        layer=place.layer,
+        stack=place.stack,
+        part=place.part,
+        site=place.site,
+        name_a=place.name,
+        name_b=name_b,
+        relative=gap.relative,
+        rounding=least,
+        largest=gap.largest,
+        at=gap.at,
+        head=head,
+        heads=tuple(heads) if is_beyond else (),
+        n_heads=len(gap.heads),
+        beyond=is_beyond,
+    )
+
+
+def _is_healed(row: Difference, later: list[Difference]) -> bool:
+    """Whether what follows from a difference is the same in both: the output of the same part, the residual stream, or the
+    logits."""
+    for other in later:
+        is_same_part = (other.layer, other.stack, other.part) == (row.layer, row.stack, row.part)
+        is_cut = is_same_part and row.layer is not None and other.site in ("z", "output")
+        is_cut |= other.site == "logits" or (other.site == "residual" and other.stack == row.stack)
+        if is_cut and not other.beyond:
+            return True
+    return False

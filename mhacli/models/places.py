@@ -1,0 +1,534 @@
+"""The places of a model in the order of execution: its embedding, the parts of each block, its final norm and its logits.
+
+A first pass shows which modules run within which, and where attentions are computed. What a module is for follows from the order
+in which it runs; names are read only for the roles of projections. A second pass gives what is computed at each place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import msgspec
+import torch
+from msgspec.structs import replace as changed
+from torch import Tensor, nn
+
+from mhacli.models.calls import Call
+from mhacli.models.capture import captured
+from mhacli.models.layer_names import is_numbered
+from mhacli.text.tokens import AttentionKind
+from mhacli.usercode.projections import is_norm, read_name
+
+Part = Literal["embedding", "attention", "mlp", "norm", "logits"]
+Stack = Literal["encoder", "decoder", "cross"]
+Forward = Callable[[], Any]
+"""Calls a model; the same inputs each time."""
+Run = tuple[str, int]
+"""The name of a module, and how often it ran before."""
+_STACKS: dict[AttentionKind, Stack | None] = {
+    "self": None,
+    "encoder": "encoder",
+    "decoder": "decoder",
+    "cross": "cross",
+}
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a model computes something: a `site` in a `part` of a layer, by the module `name`. The embedding, the final norm and
+    the logits have no layer. `number` counts the earlier places of the same kind."""
+
+    layer: int | None
+    stack: Stack | None
+    part: Part
+    site: str
+    name: str
+    number: int = 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it has in common with the place of another model."""
+        return self.stack, self.layer, self.part, self.site, self.number
+
+
+@dataclass(eq=False)
+class _Span:
+    """A run of a module. `items` are what ran within it, in order: modules, and the numbers of captured attentions."""
+
+    name: str
+    run: int
+    module: nn.Module
+    items: list[_Span | int] = field(default_factory=list)
+
+    @property
+    def id(self) -> Run:
+        """Its module and its number."""
+        return self.name, self.run
+
+    def within(self) -> Iterator[_Span | int]:
+        """Everything that ran within it."""
+        for item in self.items:
+            yield item
+            if isinstance(item, _Span):
+                yield from item.within()
+
+    @property
+    def calls(self) -> list[int]:
+        """The attentions within it."""
+        return [item for item in self.within() if isinstance(item, int)]
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether it normalises, and does nothing else."""
+        is_small = all(parameter.ndim < 2 for parameter in self.module.parameters())
+        return is_norm(self.module) and is_small and not self.calls
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether its module has weights."""
+        return any(True for _ in self.module.parameters())
+
+
+@dataclass
+class Places:
+    """Where a model computes what: by the output of a module, by its input, and by an attention; the modules whose outputs are
+    projected before an attention, with "q_norm" or "k_norm" for norms of queries and keys; the numbers of layers and of heads;
+    and the modules that hide their attention."""
+
+    outputs: dict[Run, Place] = field(default_factory=dict)
+    inputs: dict[Run, Place] = field(default_factory=dict)
+    calls: dict[int, Place] = field(default_factory=dict)
+    projected: dict[Run, str] = field(default_factory=dict)
+    n_layers: dict[Stack | None, int] = field(default_factory=dict)
+    n_heads: set[int] = field(default_factory=set)
+    hidden: tuple[str, ...] = ()
+    _taken: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+
+    def numbered(self, place: Place) -> Place:
+        """A place with its number."""
+        self._taken[place.key] += 1
+        return changed(place, number=self._taken[place.key] - 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- the first pass
+
+
+def find_places(model: nn.Module, forward: Forward) -> Places:
+    """The places of a model, found in one pass of it."""
+    names = {id(module): name for name, module in model.named_modules()}
+    top = _Span("", 0, nn.Module())
+    running, runs, calls, n_heads = [top], Counter[str](), list[Call](), set[int]()
+
+    def enter(module: nn.Module, _: Any) -> None:
+        name = names[id(module)]
+        span = _Span(name, runs[name], module)
+        runs[name] += 1
+        running[-1].items.append(span)
+        running.append(span)
+
+    def leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
+        running.pop()
+
+    def take(call: Call) -> None:
+        running[-1].items.append(len(calls))
+        n_heads.add(call.shape[1])
+        calls.append(call.holding({}))
+
+    with ExitStack() as hooks, captured(model, take) as watch:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        forward()
+    root = next((item for item in top.items if isinstance(item, _Span) and item.name == ""), top)
+    return _Planner(_grouped(root), calls, Places(hidden=tuple(watch.silent), n_heads=n_heads)).places()
+
+
+def _grouped(span: _Span) -> _Span:
+    """The span in which modules of a list element that is never called itself, such as a list of two, stand in one span."""
+    items = list[_Span | int]()
+    before = f"{span.name}." if span.name else ""
+    for item in span.items:
+        steps = item.name.removeprefix(before).split(".") if isinstance(item, _Span) else []
+        n = next((i + 1 for i, step in enumerate(steps) if step.isdigit()), len(steps))
+        if isinstance(item, int) or n == len(steps):
+            items.append(item if isinstance(item, int) else _grouped(item))
+            continue
+        name, last = before + ".".join(steps[:n]), items[-1] if items else None
+        if not isinstance(last, _Span) or last.name != name or last.run != -1:
+            last = _Span(name, -1, nn.ModuleList())
+            items.append(last)
+        last.module.append(item.module)  # type: ignore[operator]
+        last.items.append(_grouped(item))
+    return replace(span, items=items)
+
+
+# ------------------------------------------------------------------------------------------------------- what is for what
+
+
+@dataclass(eq=False)
+class _Item:
+    """What runs in a block or outside of all, in order: a `call`, an attention that is `silent`, a norm, a `unit` of weights, a
+    table of embeddings, or a block; with the module around it that computes the attention, if any."""
+
+    kind: Literal["call", "silent", "norm", "unit", "table", "block"]
+    span: _Span
+    owner: _Span | None
+    call: int = -1
+    of: object = None
+    """The part of the block to which it belongs: the number of an attention, or "mlp"."""
+
+
+class _Planner:
+    """Finds the places of the spans of a pass."""
+
+    def __init__(self, root: _Span, calls: Sequence[Call], found: Places) -> None:
+        self.root, self.all_calls, self.found, self.silent = root, calls, found, found.hidden
+        self.blocks = self._blocks()
+
+    def places(self) -> Places:
+        """All places."""
+        items = self._flat(self.root, None)
+        if not any(item.kind == "block" for item in items):
+            self._block(self.root, None, 0)
+            self._put(self.root, None, None, "logits", "logits")
+            return self.found
+        last = max(place for place, item in enumerate(items) if item.kind == "block")
+        before: tuple[str, Stack | None] = ("", None)
+        begun = set[Stack | None]()
+        for item in items[:last]:
+            if item.kind == "block":
+                before = self._next_block(item.span, begun)
+            elif item.kind == "table" and not begun:
+                self._put(item.span, None, None, "embedding", "lookup")
+            elif item.kind == "norm" and begun and item.span.name.startswith(before[0]):
+                self._put(item.span, None, before[1], "norm", "norm")
+        _, stack = self._next_block(items[last].span, begun)
+        head = [item.span for item in items[last + 1 :] if item.kind in ("norm", "unit")]
+        n_norms = next((n for n, span in enumerate(head) if not span.is_norm), len(head))
+        for span in head[:n_norms]:
+            self._put(span, None, stack, "norm", "norm")
+        for span in head[n_norms:-1]:
+            self._put(span, None, None, "logits", "norm" if span.is_norm else "head")
+        self._put(self.root, None, None, "logits", "logits", name=head[-1].name if head[n_norms:] else None)
+        return self.found
+
+    def _put(
+        self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str, *, name: str | None = None
+    ) -> None:
+        place = Place(layer, stack, part, site, span.name if name is None else name)
+        if span.run >= 0:
+            self.found.outputs[span.id] = self.found.numbered(place)
+
+    def _blocks(self) -> set[str]:
+        """The names of the blocks: elements of the longest list of modules of one class whose elements contain attention."""
+        spans = [item for item in self.root.within() if isinstance(item, _Span) and is_numbered(item.name)]
+        holds = {span.id: bool(span.calls) or self._has_silent(span) for span in spans}
+        members: dict[tuple[str, type], set[str]] = defaultdict(set)
+        any_attention = any(holds.values())
+        for span in spans:
+            if holds[span.id] or not any_attention:
+                members[span.name.rpartition(".")[0], type(span.module)].add(span.name)
+
+        def size(span: _Span) -> int:
+            return len(members[span.name.rpartition(".")[0], type(span.module)])
+
+        lists = set[str]()
+
+        def visit(span: _Span, above: list[_Span]) -> None:
+            inner = [item for item in span.items if isinstance(item, _Span)]
+            above = [*above, span] if span.id in holds and (holds[span.id] or not any_attention) else above
+            is_end = any(isinstance(item, int) for item in span.items) or span.name in self.silent
+            if above and (is_end or (not any_attention and not inner)):
+                lists.add(max(above, key=size).name.rpartition(".")[0])  # of equals the outermost
+            for each in inner:
+                visit(each, above)
+
+        visit(self.root, [])
+        if not any_attention and lists:
+            most = Counter({name: sum(len(v) for (of, _), v in members.items() if of == name) for name in lists})
+            lists = {most.most_common(1)[0][0]}
+        names = {span.name for span in spans if span.name.rpartition(".")[0] in lists}
+        return {name for name in names if not any(name.startswith(f"{other}.") for other in names)}
+
+    def _has_silent(self, span: _Span) -> bool:
+        return any(isinstance(item, _Span) and item.name in self.silent for item in span.within())
+
+    def _flat(self, span: _Span, owner: _Span | None) -> list[_Item]:
+        """What runs within a span, at the level of norms and of units without one."""
+        items = list[_Item]()
+        for item in span.items:
+            if isinstance(item, int):
+                items.append(_Item("call", span, owner, item))
+                continue
+            inner = [each for each in item.within() if isinstance(each, _Span)]
+            if item.name in self.blocks:
+                items.append(_Item("block", item, None))
+            elif item.name in self.silent and not item.calls:
+                items.append(_Item("silent", item, item))
+            elif item.is_norm:
+                items.append(_Item("norm", item, owner))
+            elif any(each.name in self.blocks for each in inner):
+                items += self._flat(item, None)
+            elif item.calls or self._has_silent(item):
+                items += self._flat(item, owner or item)
+            elif any(each.is_norm for each in inner):
+                items += self._flat(item, owner)
+            elif item.has_weights:
+                items.append(_Item("table" if isinstance(item.module, nn.Embedding) else "unit", item, owner))
+        return items
+
+    # --------------------------------------------------------------------------------------------------------- a block
+
+    def _next_block(self, span: _Span, begun: set[Stack | None]) -> tuple[str, Stack | None]:
+        """Adds a block. Returns what the names of modules around its list begin with, and its stack."""
+        above = span.name.rpartition(".")[0]
+        kinds = {
+            self.all_calls[n].kind
+            for item in self.root.within()
+            if isinstance(item, _Span) and item.name in self.blocks and item.name.rpartition(".")[0] == above
+            for n in item.calls
+        }
+        stack: Stack | None = "decoder" if "cross" in kinds else None
+        stack = next((_STACKS[kind] for kind in ("encoder", "decoder") if kind in kinds), stack)
+        layer = self.found.n_layers.get(stack, 0)
+        self.found.n_layers[stack] = layer + 1
+        if stack not in begun:
+            begun.add(stack)
+            self._begin(span, stack)
+        self._block(span, stack, layer)
+        return above.rpartition(".")[0], stack
+
+    def _begin(self, span: _Span, stack: Stack | None) -> None:
+        """Adds the embedding, which the first block of a stack reads."""
+        first = span
+        while first.run < 0 and isinstance(first.items[0], _Span):
+            first = first.items[0]
+        self.found.inputs[first.id] = Place(None, stack, "embedding", "embedding", first.name)
+
+    def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
+        content = span
+        while (inner := self._only(content)) is not None:
+            content = inner
+        items = self._flat(content, None)
+        self._assign(items)
+        stacks = {item.call: _STACKS[self.all_calls[item.call].kind] for item in items if item.kind == "call"}
+        units = [item for item in items if item.kind == "unit"]
+        has_norm_first = next((item.kind == "norm" for item in items if item.kind in ("norm", "unit")), False)
+        for at, item in enumerate(items):
+            if item.kind == "norm":
+                self._norm(items, at, layer, stacks, stack, begins=has_norm_first)
+            elif item.kind == "silent":
+                self._put(item.span, layer, stack, "attention", "output")
+            elif item.kind == "call":
+                name = self.all_calls[item.call].name
+                place = Place(layer, stacks[item.call], "attention", "scores", name)
+                self.found.calls[item.call] = self.found.numbered(place)
+                after = [unit for unit in units if unit.of == item.call and items.index(unit) > at]
+                output = after[0].span if after else item.owner
+                for unit in units:
+                    if unit.of == item.call and unit not in after:
+                        self.found.projected[unit.span.id] = ""
+                if output is not None:
+                    self._put(output, layer, stacks[item.call], "attention", "output")
+        of_mlp = [unit.span for unit in units if unit.of == "mlp"]
+        if of_mlp:
+            self._put(of_mlp[-1], layer, stack, "mlp", "output")
+        if span is not self.root:
+            self._put(span, layer, stack, "mlp", "residual")
+
+    def _only(self, span: _Span) -> _Span | None:
+        """The only module with weights in a span, if it contains all attentions of the span."""
+        inner = [item for item in span.items if isinstance(item, int) or item.has_weights]
+        only = inner[0] if len(inner) == 1 else None
+        is_whole = isinstance(only, _Span) and bool(only.calls or self._has_silent(only))
+        return only if isinstance(only, _Span) and is_whole and only.name not in self.silent else None
+
+    def _assign(self, items: Sequence[_Item]) -> None:
+        """Says to which attention each unit belongs: those before it, and the first one after it; the others are of the MLP."""
+        calls = [item for item in items if item.kind == "call"]
+        has_output = set[int]()
+        for item in items:
+            if item.kind in ("call", "silent"):
+                item.of = item.call if item.kind == "call" else item.span.id
+            if item.kind != "unit":
+                continue
+            of_owner = [call for call in calls if call.owner is item.owner]
+            coming = [call for call in of_owner if items.index(call) > items.index(item)]
+            gone = [call for call in of_owner if call not in coming]
+            if coming:
+                item.of = coming[0].call
+            elif gone and (item.owner is not None or gone[-1].call not in has_output):
+                item.of = gone[-1].call
+                has_output.add(gone[-1].call)
+            else:
+                item.of = "mlp"
+
+    def _norm(
+        self,
+        items: Sequence[_Item],
+        at: int,
+        layer: int,
+        stacks: dict[int, Stack | None],
+        stack: Stack | None,
+        *,
+        begins: bool,
+    ) -> None:
+        """Adds a norm, with the part that it precedes or follows: in a block that begins with a norm, the last norm between two
+        parts precedes the second; in others norms follow."""
+        item = items[at]
+        before = next((each for each in items[at - 1 :: -1] if each.kind != "norm"), None) if at else None
+        after = next((each for each in items[at + 1 :] if each.kind != "norm"), None)
+        site, of = "norm", after
+        if before is None and after is not None and "mlp" in item.span.name.rpartition(".")[2]:
+            of = next((each for each in items if each.of == "mlp"), after)
+        elif before is not None and after is not None and before.of == after.of:
+            letters = read_name(item.span.name)[0]
+            site = f"{letters}_norm" if letters in ("q", "k") else "inner_norm"
+        elif before is not None and (after is None or not begins or items[at + 1].kind == "norm"):
+            site, of = "output_norm", before
+        if site in ("q_norm", "k_norm"):
+            self.found.projected[item.span.id] = site
+        if of is None or site in ("q_norm", "k_norm"):
+            return
+        is_mlp = of.of == "mlp"
+        own = stack if is_mlp or not isinstance(of.of, int) else stacks[of.of]
+        self._put(item.span, layer, own, "mlp" if is_mlp else "attention", site)
+
+
+# ---------------------------------------------------------------------------------------------------------- the second pass
+
+
+Sink = Callable[[Place, Tensor | Call], None]
+"""Receives what is computed at a place: a tensor, or the attention for its scores."""
+
+
+@torch.no_grad()
+def read_places(model: nn.Module, forward: Forward, places: Places, sink: Sink) -> None:
+    """Runs the model, and gives what it computes at each place to `sink`, in the order of execution."""
+    runs, n_calls, projected = Counter[tuple[str, str]](), 0, dict[str, tuple[str, Tensor]]()
+
+    def entered(name: str, args: Any, kwargs: Any) -> None:
+        place = places.inputs.get((name, runs["in", name]))
+        runs["in", name] += 1
+        tensor = first_tensor((args, kwargs))
+        if place is not None and tensor is not None:
+            sink(place, tensor)
+
+    def left(name: str, output: Any) -> None:
+        run = (name, runs["out", name])
+        runs["out", name] += 1
+        tensor = first_tensor(output)
+        if tensor is None:
+            return
+        if run in places.projected:
+            projected[name] = places.projected[run], tensor
+        if run in places.outputs:
+            sink(places.outputs[run], tensor)
+
+    def take(call: Call) -> None:
+        nonlocal n_calls
+        place = places.calls.get(n_calls)
+        n_calls += 1
+        if place is not None:
+            for site, name, value in _of_call(call, projected):
+                sink(changed(place, site=site, name=name), value)
+        projected.clear()
+
+    modules = dict(model.named_modules())
+    with captured(model, take), ExitStack() as hooks:
+        for name in {name for name, _ in places.inputs}:
+
+            def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                entered(name, args, kwargs)
+
+            hooks.callback(modules[name].register_forward_pre_hook(before, with_kwargs=True).remove)
+        for name in {name for name, _ in (*places.outputs, *places.projected)}:
+
+            def after(_module: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
+                left(name, output)
+
+            hooks.callback(modules[name].register_forward_hook(after).remove)
+        forward()
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor of real numbers in an output, the logits if it names them."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if getattr(value, "logits", None) is not None:
+        return first_tensor(value.logits)
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((tensor for each in values if (tensor := first_tensor(each)) is not None), None)
+
+
+def _of_call(call: Call, projected: dict[str, tuple[str, Tensor]]) -> Iterator[tuple[str, str, Tensor | Call]]:
+    """The sites of an attention in the order of execution, with the names of their modules: q, k and v as projected, the norms of
+    queries and keys, q and k as they enter the scores, the scores with the pattern, and z."""
+    found = _projections(call, projected)
+    if call.v is not None:
+        found.setdefault("v", (call.name, call.v))
+    for site in ("q", "k", "v", "q_norm", "k_norm"):
+        if site in found:
+            yield site, *found[site]
+    if call.q is not None and call.k is not None:
+        yield "q_rotated", call.name, call.q
+        yield "k_rotated", call.name, call.k
+    if call.unread_mask is None:
+        yield "scores", call.name, call
+    if call.z is not None:
+        yield "z", call.name, call.z
+
+
+def _projections(call: Call, projected: dict[str, tuple[str, Tensor]]) -> dict[str, tuple[str, Tensor]]:
+    """The queries, keys and values as projected, and the normed ones, `[batch, head, position, width]`, with their modules, as
+    far as names and widths tell them. Fused projections are cut so that the values are those of the attention."""
+    found = dict[str, tuple[str, Tensor]]()
+    batch, n_heads, *_ = call.shape
+    n_plain = sum(not site for site, _ in projected.values())
+    for name, (site, tensor) in projected.items():
+        letters = site[:1] or read_name(name)[0]
+        if call.v is None or tensor.ndim < 2 or tensor.numel() % batch:
+            continue
+        n_kv, d_v = call.v.shape[1] if call.k is None else call.k.shape[1], call.v.shape[-1]
+        n, width = n_heads if letters == "q" else n_kv, tensor.shape[-1]
+        if tensor.ndim == 4 and n in tensor.shape[1:3]:
+            found[site or letters] = name, tensor if tensor.shape[1] == n else tensor.transpose(1, 2)
+            continue
+        rows = tensor.reshape(batch, -1, width)
+        if letters in ("q", "k", "v") and width % n == 0 and (letters != "v" or width == call.v.shape[1] * d_v):
+            found[site or letters] = name, rows.unflatten(-1, (n, -1)).transpose(1, 2)
+        elif len(letters) == 3 or n_plain == 1:
+            found |= {letter: (name, part) for letter, part in _cut(rows, n_heads, call.v).items()}
+    return found
+
+
+def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
+    """The parts of a fused projection: all queries, keys and values one after the other, or those of each group of heads
+    together; empty where neither gives the values."""
+    d = v.shape[-1]
+    n_kv = (rows.shape[-1] // d - n_heads) // 2
+    if n_kv < 1 or rows.shape[-1] != (n_heads + 2 * n_kv) * d or n_heads % n_kv or v.shape[1] % n_kv:
+        return {}
+    whole = [part.unflatten(-1, (-1, d)) for part in rows.split([n_heads * d, n_kv * d, n_kv * d], dim=-1)]
+    groups = rows.unflatten(-1, (n_kv, -1, d))
+    by_group = [groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]]
+    for parts in (whole, by_group):
+        q, k, own = (part.transpose(1, 2) for part in parts)
+        if torch.equal(own.repeat_interleave(v.shape[1] // n_kv, dim=1), v):
+            return {"q": q, "k": k, "v": own}
+    return {}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A context in which a model is in evaluation mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

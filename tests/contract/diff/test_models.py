@@ -1,0 +1,275 @@
+"""`mhacli.diff(model_a, model_b, inputs)`: the first place where two models part, known because one thing was changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from support import checkpoints
+from torch import nn
+from torch.nn import functional as F
+
+import mhacli
+
+IDS = torch.randint(3, 300, (1, 13), generator=torch.Generator().manual_seed(1))
+LAYER, ATTENTION, BERT_LAYER = "model.layers.1.", "model.layers.1.self_attn.", "bert.encoder.layer.1."
+ENCODER, DECODER = "encoder.block.1.layer.", "decoder.block.1.layer."
+GROUPED = {
+    f"{LAYER}input_layernorm": ("attention", "norm"), f"{ATTENTION}q_proj": ("attention", "q"),
+    f"{ATTENTION}k_proj": ("attention", "k"), f"{ATTENTION}v_proj": ("attention", "v"),
+    f"{ATTENTION}o_proj": ("attention", "output"), f"{LAYER}mlp.up_proj": ("mlp", "output"), "model.norm": ("norm", "norm"),
+    "model.embed_tokens": ("embedding", "lookup"), "lm_head": ("logits", "logits"),
+}  # fmt: skip
+PRE_NORM = {f"{LAYER}post_attention_layernorm": ("mlp", "norm")}
+PLACES: dict[str, dict[str, tuple[str, str]]] = {
+    "llama": GROUPED | PRE_NORM,
+    "qwen3": GROUPED | PRE_NORM | {f"{ATTENTION}q_norm": ("attention", "q_norm"), f"{ATTENTION}k_norm": ("attention", "k_norm")},
+    "gemma2": {name: place for name, place in GROUPED.items() if name not in ("lm_head", "model.embed_tokens")} | {
+        f"{LAYER}post_attention_layernorm": ("attention", "output_norm"),
+        f"{LAYER}pre_feedforward_layernorm": ("mlp", "norm"), f"{LAYER}post_feedforward_layernorm": ("mlp", "output_norm"),
+    },
+    "gpt2": {
+        "transformer.wpe": ("embedding", "lookup"), "transformer.h.1.ln_1": ("attention", "norm"),
+        "transformer.h.1.attn.c_attn": ("attention", "q"), "transformer.h.1.attn.c_proj": ("attention", "output"),
+        "transformer.h.1.ln_2": ("mlp", "norm"), "transformer.h.1.mlp.c_fc": ("mlp", "output"),
+        "transformer.ln_f": ("norm", "norm"),
+    },
+    "bert": {
+        "bert.embeddings.LayerNorm": ("embedding", "embedding"), f"{BERT_LAYER}attention.self.query": ("attention", "q"),
+        f"{BERT_LAYER}attention.self.key": ("attention", "k"), f"{BERT_LAYER}attention.self.value": ("attention", "v"),
+        f"{BERT_LAYER}attention.output.dense": ("attention", "output"),
+        f"{BERT_LAYER}attention.output.LayerNorm": ("attention", "output_norm"),
+        f"{BERT_LAYER}intermediate.dense": ("mlp", "output"), f"{BERT_LAYER}output.LayerNorm": ("mlp", "output_norm"),
+        "cls.predictions.transform.dense": ("logits", "head"),
+    },
+    "t5": {
+        f"{ENCODER}0.layer_norm": ("attention", "norm"), f"{ENCODER}0.SelfAttention.q": ("attention", "q"),
+        f"{ENCODER}0.SelfAttention.o": ("attention", "output"), f"{ENCODER}1.layer_norm": ("mlp", "norm"),
+        f"{DECODER}1.EncDecAttention.k": ("attention", "k"), f"{DECODER}1.layer_norm": ("attention", "norm"),
+        f"{DECODER}2.DenseReluDense.wi": ("mlp", "output"), "encoder.final_layer_norm": ("norm", "norm"),
+        "decoder.final_layer_norm": ("norm", "norm"),
+    },
+}  # fmt: skip
+"""The place of each module with weights, in layer 1 or outside of the layers."""
+
+
+def inputs_of(family: str) -> dict[str, Any]:
+    return {"input_ids": IDS} | ({"decoder_input_ids": IDS[:, :7]} if family == "t5" else {})
+
+
+def first(document: Any) -> tuple[Any, ...] | None:
+    """The layer, the part and the site of the first place that parts."""
+    place = document["first"]
+    return place and (place["layer"], place["part"], place["site"])
+
+
+@pytest.mark.parametrize("family", PLACES)
+def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
+    model = checkpoints.model(family)
+    for module, (part, site) in PLACES[family].items():
+        changed = copy.deepcopy(model)
+        weight = changed.get_submodule(module).weight
+        row = int(IDS[0, 3]) if module == "model.embed_tokens" else 3 if weight.ndim > 1 else ...
+        weight[row] += 0.7
+        document = mhacli.diff(model, changed, inputs_of(family))
+        assert first(document) == (1 if "1." in module else None, part, site), module
+        assert document["first"]["name_a"] == document["first"]["name_b"]
+        stack = (
+            "cross"
+            if "DecAttention" in module or "er.block.1.layer.1.layer_norm" in module
+            else module.partition(".")[0]
+        )
+        if family == "t5" and "encoder" not in module:
+            assert document["first"]["stack"] == (stack if stack == "cross" else "decoder"), module
+
+
+@pytest.mark.parametrize("family", PLACES)
+@pytest.mark.parametrize("what", [
+    "same", "eager", "bfloat16", *(pytest.param(dtype, marks=pytest.mark.real) for dtype in ("float16", "float64")),
+])  # fmt: skip
+def test_models_that_differ_by_rounding_alone_agree(family: str, what: str) -> None:
+    model = checkpoints.model(family)
+    other = copy.deepcopy(model)
+    if what == "eager":
+        other.set_attn_implementation("eager")
+    elif what != "same":
+        other = other.to(getattr(torch, what))
+    document = mhacli.diff(other, model, inputs_of(family))
+    assert (document["verdict"], document["first"], document["unmatched"]) == ("agree", None, [])
+    assert what != "same" or not any(place["relative"] for place in document["places"])
+
+
+@pytest.mark.parametrize("family", PLACES)
+def test_another_rotation_scale_or_epsilon_is_found(family: str) -> None:
+    model = checkpoints.model(family)
+    for what in ("rotation", "scale", "epsilon"):
+        other = copy.deepcopy(model)
+        for module in other.modules():
+            if what == "rotation" and hasattr(module, "inv_freq"):
+                module.inv_freq.mul_(0.9)
+            names = {"scale": ("scaling", "scale"), "epsilon": ("eps", "variance_epsilon")}.get(what, ())
+            for name in names:
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, getattr(module, name) * 1.3 if what == "scale" else 0.1)
+        if what == "rotation" and not hasattr(model, "model"):
+            continue
+        found = first(mhacli.diff(model, other, inputs_of(family)))
+        expected = {"rotation": (0, "attention", "q_rotated"), "scale": (0, "attention", "scores"),
+                    "epsilon": (None, "embedding", "embedding") if family == "bert" else (0, "attention", "norm")}  # fmt: skip
+        assert found == expected[what], what
+
+
+def test_the_heads_of_a_changed_projection_are_named() -> None:
+    model = checkpoints.model("llama")
+    changed = copy.deepcopy(model)
+    changed.get_submodule(f"{ATTENTION}q_proj").weight[5 * 8 + 1] += 1.0  # the second of 8 numbers of head 5
+    document = mhacli.diff(model, changed, inputs_of("llama"))
+    assert (document["first"]["site"], document["first"]["head"]) == ("q", 5)
+    of_layer = {
+        place["site"]: place for place in document["places"] if place["layer"] == 1 and place["part"] == "attention"
+    }
+    assert of_layer["q"]["heads"] == of_layer["scores"]["heads"] == of_layer["z"]["heads"] == [5]
+    assert not of_layer["k"]["beyond"]
+    q = [model.get_submodule(f"{ATTENTION}q_proj"), changed.get_submodule(f"{ATTENTION}q_proj")]
+    assert json.loads(json.dumps(document))["first"] == document["first"]
+    assert not torch.equal(q[0].weight, q[1].weight), "weights are never copied"
+
+
+# ------------------------------------------------------------------------------------------------- a port of GPT-2 by hand
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, n_heads: int, mistake: str, *, by_hand: bool) -> None:
+        super().__init__()
+        self.n_heads, self.mistake, self.by_hand = n_heads, mistake, by_hand
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        scale = 1.0 if self.mistake == "scale" else 1 / math.sqrt(k.shape[-1])
+        if not self.by_hand:
+            z = F.scaled_dot_product_attention(q, k, v, is_causal=self.mistake != "mask", scale=scale)
+        else:
+            n = x.shape[1]
+            hidden = torch.ones(n, n).triu(diagonal=2 if self.mistake == "mask" else 1).bool()
+            z = torch.softmax((q @ k.mT * scale).masked_fill(hidden, -math.inf), dim=-1) @ v
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, n_heads: int, mistake: str, *, by_hand: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, n_heads, mistake, by_hand=by_hand)
+        act = nn.GELU() if mistake == "gelu" else nn.GELU(approximate="tanh")
+        self.ff = nn.Sequential(nn.Linear(width, 4 * width), act, nn.Linear(4 * width, width))
+        self.norm_after = mistake == "norm"
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.norm_after:
+            x = self.first(x + self.attention(x))
+            return self.second(x + self.ff(x))
+        x = x + self.attention(self.first(x))
+        return x + self.ff(self.second(x))
+
+
+class Port(nn.Module):
+    """GPT-2 with the weights of transformers' one, and a mistake."""
+
+    def __init__(self, of: Any, mistake: str = "", *, by_hand: bool = False, last: bool = False) -> None:
+        super().__init__()
+        c, self.mistake, self.last = of.config, mistake, last
+        self.words, self.places = nn.Embedding(c.vocab_size, c.n_embd), nn.Embedding(c.n_positions, c.n_embd)
+        self.blocks = nn.ModuleList(Block(c.n_embd, c.n_head, mistake, by_hand=by_hand) for _ in range(c.n_layer))
+        self.end, self.to_words = nn.LayerNorm(c.n_embd), nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        state = of.state_dict()
+        names = {
+            "transformer.wte": "words",
+            "transformer.wpe": "places",
+            "transformer.ln_f": "end",
+            "lm_head": "to_words",
+        }
+        for n in range(c.n_layer):
+            parts = {"ln_1": "first", "ln_2": "second", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out",
+                     "mlp.c_fc": "ff.0", "mlp.c_proj": "ff.2"}  # fmt: skip
+            names |= {f"transformer.h.{n}.{theirs}": f"blocks.{n}.{ours}" for theirs, ours in parts.items()}
+        for theirs, ours in names.items():
+            for name, parameter in self.get_submodule(ours).named_parameters():
+                given = state[f"{theirs}.{name}"]
+                turned = given.T if ".c_" in theirs and given.ndim > 1 else given
+                if mistake == "transposed" and "c_attn" in theirs and given.ndim > 1:
+                    turned = given.reshape(turned.shape)
+                parameter.data.copy_(turned)
+        self.eval()
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]) + (self.mistake == "positions"))
+        for block in self.blocks:
+            x = block(x)
+        return self.to_words(self.end(x)[:, -1:] if self.last else self.end(x))
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize(("mistake", "place"), [
+    ("", None), ("transposed", (0, "attention", "q")), ("scale", (0, "attention", "scores")),
+    ("mask", (0, "attention", "pattern")),
+    ("gelu", (0, "mlp", "output")), ("norm", (0, "attention", "q")), ("positions", (None, "embedding", "lookup")),
+])  # fmt: skip
+def test_a_port_parts_where_its_mistake_is(mistake: str, place: Any, by_hand: bool) -> None:
+    model = checkpoints.model("gpt2")
+    document = mhacli.diff(model, Port(model, mistake, by_hand=by_hand), IDS)
+    assert first(document) == place
+    words = {"scale": "scale", "mask": "mask", "gelu": "activation", "norm": "only A has it", "positions": "positions"}
+    assert words.get(mistake, "") in document["summary"]
+    assert document["first"] is None or document["first"]["name_b"] in dict(Port(model).named_modules())
+
+
+def test_logits_of_the_last_position_alone_are_compared_with_the_last() -> None:
+    model = checkpoints.model("gpt2")
+    port = Port(model, last=True)
+    assert mhacli.diff(model, port, {"input_ids": IDS})["first"] is None
+    port.to_words.weight.data[7] += 1.0
+    assert first(mhacli.diff(port, model, IDS)) == (None, "logits", "logits")
+
+
+def test_models_of_other_sizes_are_compared_as_far_as_they_fit() -> None:
+    sizes = [{**checkpoints.GPT, "n_head": n, "n_layer": n} for n in (2, 3)]
+    model, other = (checkpoints.from_config("gpt2", size, automatic="AutoModelForCausalLM") for size in sizes)
+    document = mhacli.diff(model, other, IDS)
+    assert {"A has 2 layers and B 3", "A has 2 heads and B 3"} <= {*document["notes"]}
+    assert any(
+        "its shape is [1, 2, 13, 24] in A and [1, 3, 13, 16] in B" in place["why"] for place in document["unmatched"]
+    )
+    with pytest.raises(mhacli.MhaError, match="shape"):
+        mhacli.diff(model, checkpoints.model("bert"), IDS) if False else mhacli.diff(
+            nn.Linear(3, 4), nn.Linear(3, 5), torch.ones(2, 3)
+        )
+
+
+def test_models_in_training_with_gradients_are_left_as_they_are() -> None:
+    model = copy.deepcopy(checkpoints.model("llama")).train()
+    before = copy.deepcopy(model.state_dict())
+    assert mhacli.diff(model, checkpoints.model("llama"), IDS)["first"] is None
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("inputs", [{"input_ids": IDS, "nonsense": 1}, torch.ones(1, 3), {"input_ids": IDS + 10_000}])
+def test_inputs_that_a_model_does_not_take_are_an_error(inputs: Any) -> None:
+    model = checkpoints.model("gpt2")
+    with pytest.raises(mhacli.MhaError):
+        mhacli.diff(model, Port(model), inputs)
+    with pytest.raises(mhacli.MhaError, match="two records, or two models"):
+        mhacli.diff(model, "a.safetensors", IDS)
+
+
+def test_a_difference_shows_itself_in_a_notebook() -> None:
+    model = checkpoints.model("gpt2")
+    document = mhacli.diff(model, Port(model, "mask"), IDS)
+    assert document["summary"] in repr(document)
+    assert "mask" in document._repr_html_()
