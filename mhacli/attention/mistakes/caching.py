@@ -53,8 +53,9 @@ def decoded(layer: ReferenceLayer, stages: Stages, rows: Tensor, ends: Sequence[
 
     def rotated(of: Tensor, token: int, position: int) -> Tensor:
         before = torch.zeros_like(of[:, :, :1]).expand(-1, -1, max(0, position), -1)
-        queries, keys = stages.rotate(layer, row(of, token), torch.cat([before, row(of, token)], dim=2))
-        return queries if of is q else keys[:, :, -1:]
+        queries, keys = stages["rotate"](layer, row(of, token), torch.cat([before, row(of, token)], dim=2))
+        turned: Tensor = queries if of is q else keys[:, :, -1:]
+        return turned
 
     outs, calls = [], list(pairwise((0, *ends)))
     for n_calls, (start, end) in enumerate(calls, 1):

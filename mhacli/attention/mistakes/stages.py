@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -225,34 +225,15 @@ def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
     return rows if layer.weights is None or layer.weights.out is None else layer.weights.out(rows)
 
 
-@dataclass(frozen=True)
-class Stages:
-    """Every stage of attention by name."""
-
-    project: Callable[..., tuple[Tensor, Tensor, Tensor]] = project
-    split: Callable[..., Tensor] = split
-    norm: Callable[..., tuple[Tensor, Tensor]] = norm
-    rotate: Callable[..., tuple[Tensor, Tensor]] = rotate
-    rotate_values: Callable[..., Tensor] = rotate_values
-    take: Callable[..., tuple[Tensor, Tensor, Tensor]] = take
-    repeat_kv: Callable[..., Tensor] = repeat_kv
-    products: Callable[..., Tensor] = products
-    scale: Callable[..., Tensor] = scale
-    cap: Callable[..., tuple[Tensor, bool]] = cap
-    add_bias: Callable[..., Tensor] = add_bias
-    causal_rule: Callable[..., Tensor] = causal_rule
-    mask_rule: Callable[..., Tensor] = mask_rule
-    padding_rule: Callable[..., Tensor] = padding_rule
-    together: Callable[..., Tensor | None] = together
-    mask: Callable[..., Tensor] = mask
-    softmax: Callable[..., Tensor] = softmax
-    value_weights: Callable[..., Tensor] = value_weights
-    weigh: Callable[..., Tensor] = weigh
-    merge: Callable[..., Tensor] = merge
-    project_out: Callable[..., Tensor] = project_out
-
-
-RIGHT = Stages()
+Stages = Mapping[str, Callable[..., Any]]
+"""Every stage of attention by name."""
+RIGHT: Stages = {
+    stage.__name__: stage
+    for stage in (
+        project, split, norm, rotate, rotate_values, take, repeat_kv, products, scale, cap, add_bias, causal_rule, mask_rule,
+        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out,
+    )
+}  # fmt: skip
 
 
 def run(stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap = no_tap) -> Result:
@@ -274,15 +255,15 @@ def heads(
     """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, normalised and rotated."""
     q, k, v = rows.queries, rows.keys, rows.values
     if layer.weights is not None:
-        projected = stages.project(layer, rows)
+        projected = stages["project"](layer, rows)
         for site, tensor in zip(("q_proj", "k_proj", "v_proj"), projected, strict=True):
             tap(site, tensor)
-        q = stages.split(layer, projected[0], layer.n_heads, "q")
-        k = stages.split(layer, projected[1], layer.n_kv_heads, "k")
-        v = stages.split(layer, projected[2], layer.n_kv_heads, "v")
-    q, k = stages.norm(layer, q, k)
-    q, k = stages.rotate(layer, q, k)
-    q, k, v = stages.take(layer, q, k, stages.rotate_values(layer, v))
+        q = stages["split"](layer, projected[0], layer.n_heads, "q")
+        k = stages["split"](layer, projected[1], layer.n_kv_heads, "k")
+        v = stages["split"](layer, projected[2], layer.n_kv_heads, "v")
+    q, k = stages["norm"](layer, q, k)
+    q, k = stages["rotate"](layer, q, k)
+    q, k, v = stages["take"](layer, q, k, stages["rotate_values"](layer, v))
     for site, tensor in zip("qkv", (q, k, v), strict=True):
         tap(site, tensor)
     return q, k, v
@@ -291,10 +272,10 @@ def heads(
 def _allowed_cells(
     stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, q_len: int, k_len: int
 ) -> Tensor | None:
-    layer_rule = stages.causal_rule(layer, q_len, k_len) if layer.causal else layer.sees
-    caller_mask = None if rows.allowed is None else stages.mask_rule(layer, rows.allowed)
-    padding = None if rows.real is None else stages.padding_rule(layer, rows.real)
-    keep = stages.together(layer, (layer_rule, caller_mask, padding))
+    layer_rule = stages["causal_rule"](layer, q_len, k_len) if layer.causal else layer.sees
+    caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
+    padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
+    keep = stages["together"](layer, (layer_rule, caller_mask, padding))
     return None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
 
@@ -311,9 +292,9 @@ def attend_and_merge(
     z = _attend(stages, layer, qkv, keep, bias, tap)
     if layer.weights is None:
         return z
-    concat = stages.merge(layer, z)
+    concat = stages["merge"](layer, z)
     tap("concat", concat)
-    out = stages.project_out(layer, concat)
+    out: Tensor = stages["project_out"](layer, concat)
     tap("out", out)
     return out if layer.after is None else layer.after(out, queries)
 
@@ -327,16 +308,16 @@ def _attend(
     tap: Tap,
 ) -> Tensor:
     q, k, v = qkv
-    qk = stages.products(layer, q, stages.repeat_kv(layer, k, "k"))
+    qk = stages["products"](layer, q, stages["repeat_kv"](layer, k, "k"))
     tap("qk", qk)
-    scaled, is_unmasked = stages.cap(layer, stages.scale(layer, qk, q.shape[-1]), keep)
+    scaled, is_unmasked = stages["cap"](layer, stages["scale"](layer, qk, q.shape[-1]), keep)
     tap("scaled", scaled)
-    scaled = scaled if bias is None else stages.add_bias(layer, scaled, bias)
-    scores = scaled if keep is None or not is_unmasked else stages.mask(layer, scaled, keep)
+    scaled = scaled if bias is None else stages["add_bias"](layer, scaled, bias)
+    scores = scaled if keep is None or not is_unmasked else stages["mask"](layer, scaled, keep)
     tap("scores", scores)
-    pattern = stages.value_weights(layer, stages.softmax(layer, scores), scaled, keep)
+    pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, keep)
     tap("pattern", pattern)
-    z = stages.weigh(layer, pattern, stages.repeat_kv(layer, v, "v"))
+    z: Tensor = stages["weigh"](layer, pattern, stages["repeat_kv"](layer, v, "v"))
     tap("z", z)
     return z
 
@@ -483,4 +464,4 @@ def stages_with(mistakes: Iterable[Mistake]) -> Stages:
     wrong: dict[str, Any] = {}
     for each in mistakes:
         wrong |= each.stages
-    return replace(RIGHT, **wrong)
+    return {**RIGHT, **wrong}

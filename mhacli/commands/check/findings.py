@@ -14,7 +14,7 @@ from mhacli.commands.check.candidates import stated_heads
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded, smallest
 from mhacli.commands.check.inputs import Examined, InputCase, output_for
-from mhacli.commands.check.probes import batch_leak
+from mhacli.commands.check.probes import batch_leak, with_dropout
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
@@ -194,18 +194,18 @@ def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str
 
 def _first_that_varies(examined: Examined) -> Operation | None:
     """The first operation, on a line of user code, that gives another result in a second call with the same input; None if there
-    is none, or if the code cannot be built with dropout."""
-    subject, probed = examined.subject, examined.probed
+    is none, and for a function."""
+    subject = examined.subject
+    if subject.built.module is None:
+        return None
     try:
-        module = subject.built.rebuild(dict.fromkeys(probed.dropout_names, 0.5)).module
-        assert module is not None
-        subject = subject.of(module.to(subject.dtype).eval(), subject.dtype)
+        subject = subject.of(with_dropout(subject.built.module, 0.5)[0].eval(), subject.dtype)
         inputs = drawer_of(subject, examined.request.of.seed).inputs(with_context=False)
         runs = []
         for seed in range(2):
             with seeded(seed, subject.device):
                 runs.append(watch(lambda: output_for(subject, inputs), subject.built.files)[1])
-    except Exception:  # the constructor may reject it, and user code may raise anything
+    except Exception:  # user code may raise anything
         return None
     steps = zip(*runs, strict=False)
     return next((op for op, again in steps if op.line is not None and _differs(op.output, again.output)), None)

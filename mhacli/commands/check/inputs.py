@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import ReferenceInputs
-from mhacli.commands.check.probes import Probed
+from mhacli.commands.check.probes import Probed, with_dropout
 from mhacli.commands.check.result import CheckRequest
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.call.signature import called_function
@@ -185,9 +185,11 @@ def with_random_weights(
         }
         weights = {name: value.detach().to("cpu", torch.float64) for name, value in tensors.items()}
         return Examined(subject, None, weights, probed, request, expects_causal)
-    if probed.is_random or probed.keeps_state:
+    if probed.keeps_state:
         with suppress(Exception):  # the constructor may reject it
-            module = subject.built.rebuild(dict.fromkeys(probed.dropout_names, 0.0)).module or module
+            module = subject.built.rebuild({}).module or module
+    elif probed.is_random:
+        module, _ = with_dropout(module, 0.0)
     module = cast(randomised(module, request.of.seed), subject.dtype)
     subject = replace(subject.of(module, subject.dtype), is_forgetful=bool(probed.keeps_state))
     reference_module = cast_copy(module, torch.float64, "cpu")

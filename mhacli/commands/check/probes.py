@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from mhacli.commands.check.result import ProbeResult
 from mhacli.usercode.arguments import role_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
-from mhacli.usercode.inputs import InputDrawer, cast, copied, map_rows
-from mhacli.usercode.types import Built, Inputs
+from mhacli.usercode.inputs import InputDrawer, copied, map_rows
+from mhacli.usercode.types import Inputs
 
 Visible = Literal["full", "causal", "without itself", "plus the next", "transposed", "itself only", "other"]
 """Which tokens influence an output: all; up to its own position; before it; one more; from its own position on; its own only;
@@ -30,7 +30,7 @@ class Probed:
     """What the probes found in a subject, None or empty where nothing was measured, and their results in `probes`.
 
     `is_random`: the output varies in eval mode, and seeding torch repeats it. `keeps_state`: earlier calls change the output.
-    `is_random_with_dropout`: random in eval mode when built with dropout, through the arguments `dropout_names`. `is_rescaled`:
+    `is_random_with_dropout`: random in eval mode with dropout of 0.5. `is_rescaled`:
     whether dropout divides by 1 − p. `influence` `[query, key]`: whether the token at key influences the output at query, on the
     diagonal through its value, not its query; `visible` classifies it, and `largest_future` is the largest relative change of an
     output by a later token.
@@ -43,7 +43,6 @@ class Probed:
     is_random: bool | None = None
     keeps_state: bool | None = None
     is_random_with_dropout: bool | None = None
-    dropout_names: tuple[str, ...] = ()
     is_rescaled: bool | None = None
     influence: Bool[Tensor, "query key"] | None = None
     visible: Visible | None = None
@@ -255,7 +254,7 @@ def dropout_in_eval(probed: Probed) -> ProbeResult:
     inputs, names_text = probed.inputs(), ", ".join(names)
     change = _relative(*(probed.out(inputs, subject=twin, seed=seed) for seed in (1, 2)))
     varies = change > probed.tolerance
-    probed.dropout_names, probed.is_random_with_dropout = names, varies != is_random
+    probed.is_random_with_dropout = varies != is_random
     if is_random and varies:
         return _measured(name, f"with {names_text} = 0 it is random too", change)
     if is_random:
@@ -283,7 +282,7 @@ def dropout_in_training(probed: Probed) -> ProbeResult:
     reason, twin, names = _copy_with_dropout(probed, P)
     if twin is None:
         return ProbeResult(name, reason)
-    inputs, slopes = probed.inputs(), list[float]()
+    inputs, slopes, names_text = probed.inputs(), list[float](), ", ".join(names)
     began = time.perf_counter()
     eval_out = probed.out(inputs, subject=twin).double()
     call_s = time.perf_counter() - began
@@ -299,16 +298,15 @@ def dropout_in_training(probed: Probed) -> ProbeResult:
     if not all(math.isfinite(slope) for slope in slopes):
         return ProbeResult(name, "its output in training is not finite")
     if max(map(abs, slopes)) <= probed.tolerance:
-        return ProbeResult(name, f"{', '.join(names)} changes nothing in training", 1.0)
-    probed.dropout_names = names
-    return _of_slopes(probed, slopes)
+        return ProbeResult(name, f"{names_text} changes nothing in training", 1.0)
+    return _of_slopes(probed, slopes, names_text)
 
 
-def _of_slopes(probed: Probed, slopes: list[float]) -> ProbeResult:
+def _of_slopes(probed: Probed, slopes: list[float], names: str) -> ProbeResult:
     """Decides between the slopes 1 and 1 − p, if five standard errors separate them."""
     slope = 1 + statistics.fmean(slopes)
     error = statistics.stdev(slopes) / math.sqrt(len(slopes))
-    margin, names = _SIGMAS * error, ", ".join(probed.dropout_names)
+    margin = _SIGMAS * error
     message = f"with {names} = {P} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
     if 2 * margin < P and abs(slope - 1) <= margin:
         probed.is_rescaled = True
@@ -320,46 +318,22 @@ def _of_slopes(probed: Probed, slopes: list[float]) -> ProbeResult:
 
 def _copy_with_dropout(probed: Probed, p: float) -> tuple[str, UserAttention | None, tuple[str, ...]]:
     """A copy with the same weights and dropout `p`, and the names it was set through; else the reason why there is none."""
-    built = probed.subject.built
-    if built.module is None:
+    module = probed.subject.built.module
+    if module is None:
         return "a function has no modes", None, ()
     if probed.keeps_state:
         return "not run: it keeps state", None, ()
-    names = tuple(name for name, value in built.arguments.items() if _is_dropout(name, value))
-    twin = _rebuilt(built, built.module, dict.fromkeys(names, p)) if names else None
-    if twin is None:
-        twin, names = _with_dropout_set(built.module, p)
-    if twin is None or not names:
+    twin, names = with_dropout(module, p)
+    if not names:
         return "it has no dropout that could be raised", None, ()
     return "", probed.subject.of(twin, probed.subject.dtype), names
 
 
-def _is_dropout(name: str, value: object) -> bool:
-    is_rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
-    return is_rate and role_of(name.rpartition(".")[2]) == "dropout"
-
-
-def _rebuilt(built: Built, module: nn.Module, changes: Mapping[str, object]) -> nn.Module | None:
-    """The module rebuilt with the same weights; None if that fails."""
-    first = next(module.parameters(), None)
-    try:
-        twin = built.rebuild(changes).module
-        if twin is None:
-            return None
-        twin.load_state_dict(module.state_dict())
-        return twin if first is None else cast(twin, first.dtype, first.device)
-    except Exception:  # the constructor may raise anything
-        return None
-
-
-def _with_dropout_set(module: nn.Module, p: float) -> tuple[nn.Module | None, tuple[str, ...]]:
-    """A copy with dropout modules and numeric dropout attributes set to `p`, and their names."""
-    try:
-        twin = copy.deepcopy(module)
-    except Exception:  # a user's __deepcopy__ may raise
-        return None, ()
-    names = []
-    for path, part in twin.named_modules():
+def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...]]:
+    """A copy with dropout modules and numeric dropout attributes set to `p`, and their names; the module itself if it cannot be
+    copied, or has none."""
+    twin, names = copied(module), list[str]()
+    for path, part in twin.named_modules() if twin is not module else ():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = p
             names.append(path or type(part).__name__)
@@ -368,6 +342,11 @@ def _with_dropout_set(module: nn.Module, p: float) -> tuple[nn.Module | None, tu
             setattr(part, name, p)
             names.append(f"{path}.{name}" if path else name)
     return twin, tuple(names)
+
+
+def _is_dropout(name: str, value: object) -> bool:
+    is_rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
+    return is_rate and role_of(name) == "dropout"
 
 
 # -------------------------------------------------------------------------------------------------------- the table
