@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -15,18 +14,14 @@ from torch import Tensor
 
 from mhacli.record.record import SpanTokens
 from mhacli.settings import SINK_TOKENS, PaddingSide
-from mhacli.text.conditions import OPERATIONS, RELATIONS, Condition, axes_of, is_token
+from mhacli.text.conditions import OPERATIONS, Condition, axes_of
 from mhacli.text.tokens import TokenSequence
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
 Cells = Bool[Tensor, "query key"]
 Matches = Callable[[Queries, Keys], Cells]
-_Numbers = Int[Tensor, "#query #key"]
 _Plane = Bool[Tensor, "#query #key"]
-
-_NO_TOKEN, _NOR_THIS = -1, -2
-"""Two ways to be no token, for the two sides of `==`: so nothing equals nothing without a plane that says what is missing."""
 
 MAP_CELLS = 192
 """Cells of a map along its longer side, at most."""
@@ -118,6 +113,12 @@ def make_statistics_request(
     """
     places = axes.on_keys([text.places for text in axes.keys], -1)
     k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
+    matches: list[list[Matches]] = [[] for _ in patterns]
+    for b, texts in enumerate(zip(axes.queries, axes.keys, strict=True)):  # places count from the first token of a text
+        q_ids, k_ids = (torch.tensor(text.ids, device=axes.device) for text in texts)
+        first = axes.first_query(b), axes.first_key(b)
+        for of_pattern, pattern in zip(matches, patterns, strict=True):
+            of_pattern.append(matcher(pattern, q_ids, k_ids, axes.id_of, first=first))
     return StatisticsRequest(
         block=block_of(max(axes.q_len, axes.k_len)),
         q_tokens=axes.on_queries([text.ids for text in axes.queries], -1),
@@ -126,7 +127,7 @@ def make_statistics_request(
         first=places == 0,
         leading=(places >= 0) & (places < sink_tokens),
         is_self=axes.is_self,
-        matches=tuple(_matches(pattern, axes) for pattern in patterns),
+        matches=tuple(map(tuple, matches)),
         q_spans=_marked(spans, [len(t.ids) for t in axes.queries], axes.on_queries) if spans else None,
         k_spans=_marked(spans, [len(t.ids) for t in axes.keys], axes.on_keys) if spans else None,
     )
@@ -143,17 +144,6 @@ def _marked(
     return torch.stack(rows, dim=1)
 
 
-def _matches(pattern: Condition, axes: Axes) -> tuple[Matches, ...]:
-    """The pattern as a predicate of columns, for each sequence: places are counted from the first token of its text."""
-
-    def of_sequence(b: int, queries: TokenSequence, keys: TokenSequence) -> Matches:
-        q_tokens, k_tokens = (torch.tensor(s.ids, dtype=torch.int32, device=axes.device) for s in (queries, keys))
-        return matcher(pattern, q_tokens, k_tokens, axes.id_of, first=(axes.first_query(b), axes.first_key(b)))
-
-    pairs = zip(axes.queries, axes.keys, strict=True)
-    return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))
-
-
 # ---------------------------------------------------------------------------------------------------------- conditions
 
 
@@ -166,54 +156,41 @@ def matcher(
     first: tuple[int, int] = (0, 0),
 ) -> Matches:
     """A predicate like a mask: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`. What depends on the query
-        alone is calculated as `[query, 1]`, on the key alone as `[1, key]`; only what compares the two costs a whole block.
+    alone is calculated as `[query, 1]`, on the key alone as `[1, key]`; only what compares the two costs a whole block.
 
-        The ids are those of one text for the queries and one for the keys, −1 for padding; `q_idx` and `k_idx` are places in
-        them, once the columns of the `first` query and key are subtracted. `id_of` says the id of a word, −1 for one that the
-        vocabulary lacks: it equals no token. A comparison is false where one side is padding, outside the text, or a division by
-        zero, even `!=`; `not` around it is then true.
-        Raises nothing of its own; what `id_of` raises is raised here, not by the predicate.
+    The ids are those of one text for the queries and one for the keys, −1 for padding; `q_idx` and `k_idx` are places in
+    them, once the columns of the `first` query and key are subtracted. `id_of` says the id of a word, −1 for one that the
+    vocabulary lacks: it equals no token. A comparison is false where one side is padding, outside the text, or a division by
+    zero, even `!=`; `not` around it is then true.
+    Raises nothing of its own; what `id_of` raises is raised here, not by the predicate.
 
-        >>> from mhacli.record.record import SpanTokens
-    from mhacli.settings import SINK_TOKENS, PaddingSide
-    from mhacli.text.conditions import parse_condition
-        >>> ids = torch.tensor([4, 7, 4])
-        >>> matches = matcher(parse_condition("tok[k - 1] == tok[q]"), ids, ids, lambda word: -1)
-        >>> matches(torch.arange(3), torch.arange(3)).int().tolist()
-        [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
+    >>> from mhacli.text.conditions import parse_condition
+    >>> ids = torch.tensor([4, 7, 4])
+    >>> matches = matcher(parse_condition("tok[k - 1] == tok[q]"), ids, ids, lambda word: -1)
+    >>> matches(torch.arange(3), torch.arange(3)).int().tolist()
+    [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
     """
     ids = {word: id_of(word) for word in pattern.words}
-    texts = {"q": _bordered(q_tokens), "k": _bordered(k_tokens)}
-    is_small = pattern.largest(max(len(text) for text in texts.values())) < 2**31
-    dtype = torch.int32 if is_small else torch.int64  # a difference of places takes a sixth of the time in int32
+    is_small = pattern.largest(len(q_tokens) + len(k_tokens)) < 2**24
+    dtype = torch.float32 if is_small else torch.float64  # both hold the numbers exactly
+    texts = {}
+    for axis, tokens in (("q", q_tokens), ("k", k_tokens)):  # all places outside of a text lead to its border
+        texts[axis] = torch.nn.functional.pad(tokens.to(dtype).where(tokens >= 0, torch.nan), (1, 1), value=torch.nan)
 
     def matches(q_idx: Queries, k_idx: Keys) -> Cells:
-        places = {"q": (q_idx.to(dtype) - first[0])[:, None], "k": (k_idx.to(dtype) - first[1])[None, :]}
-        plane = _where(pattern.body, _Block(places, texts, ids))
+        places = {"q": (q_idx - first[0]).to(dtype)[:, None], "k": (k_idx - first[1]).to(dtype)[None, :]}
+        plane = _evaluated(pattern.body, places, texts, ids)
         return plane.expand(len(q_idx), len(k_idx))
 
     return matches
 
 
-class _Values(NamedTuple):
-    """The numbers of an operand, or the ids of its tokens, and where it is anything at all: `None` for everywhere."""
-
-    values: _Numbers
-    known: _Plane | None = None
-
-
-class _Block(NamedTuple):
-    """The places of the queries and of the keys, the ids of their texts, and those of words."""
-
-    places: Mapping[str, Tensor]
-    texts: Mapping[str, Tensor]
-    ids: Mapping[str, int]
-
-
-def _bordered(tokens: Int[Tensor, " text"]) -> Int[Tensor, " bordered"]:
-    """A text between two absent tokens, to which all places outside it lead."""
-    border = tokens.new_full((1,), _NO_TOKEN, dtype=torch.int64)
-    return torch.cat([border, tokens.clamp(min=_NO_TOKEN), border])
+_RELATIONS: Mapping[type[ast.cmpop], Callable[[Tensor, Tensor], Tensor]] = {
+    **{ast.Eq: torch.eq, ast.Lt: torch.lt, ast.LtE: torch.le, ast.Gt: torch.gt, ast.GtE: torch.ge, ast.In: torch.isin},
+    ast.NotEq: lambda a, b: _joined([a != b, ~a.isnan(), ~b.isnan()]),
+    ast.NotIn: lambda a, b: ~(torch.isin(a, b) | a.isnan()),
+}
+"""Where two values are related; NaN, which is no value, has no relation to any."""
 
 
 def _joined(planes: Iterable[_Plane], join: Callable[[Tensor, Tensor], Tensor] = torch.bitwise_and) -> _Plane:
@@ -222,64 +199,44 @@ def _joined(planes: Iterable[_Plane], join: Callable[[Tensor, Tensor], Tensor] =
     return reduce(join, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
 
 
-def _known(*sides: _Values) -> list[_Plane]:
-    return [side.known for side in sides if side.known is not None]
+def _evaluated(
+    node: ast.expr, places: Mapping[str, Tensor], texts: Mapping[str, Tensor], ids: Mapping[str, int]
+) -> Tensor:
+    """Where a condition holds; or the value of a number or the id of a token, NaN where it has none, of which all comparisons
+    are false."""
 
+    def of(part: ast.expr) -> Tensor:
+        return _evaluated(part, places, texts, ids)
 
-def _where(node: ast.expr, block: _Block) -> _Plane:
-    """Where a condition holds."""
     match node:
-        case ast.BoolOp(op=ast.And()):
-            return _joined(_where(part, block) for part in node.values)
         case ast.BoolOp():
-            return _joined((_where(part, block) for part in node.values), torch.bitwise_or)
-        case ast.UnaryOp(operand=part):
-            return ~_where(part, block)
+            join = torch.bitwise_and if isinstance(node.op, ast.And) else torch.bitwise_or
+            return _joined(map(of, node.values), join)
+        case ast.UnaryOp(op=ast.Not()):
+            return ~of(node.operand)
         case ast.Compare():
             sides = pairwise((node.left, *node.comparators))
-            return _joined(_compared(op, *pair, block) for op, pair in zip(node.ops, sides, strict=True))
-    raise AssertionError(ast.dump(node))
-
-
-def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, block: _Block) -> _Plane:
-    """Where both sides are known and have the relation."""
-    value = _evaluated(left, block)
-    if isinstance(right, ast.Tuple | ast.List):
-        words = [word.value for word in right.elts if isinstance(word, ast.Constant)]
-        ids = [i for word, i in block.ids.items() if word in words and i >= 0]
-        listed = torch.tensor(ids, dtype=torch.int64, device=value.values.device)
-        return _joined([torch.isin(value.values, listed, invert=isinstance(op, ast.NotIn)), *_known(value)])
-    other = _evaluated(right, block)
-    if is_token(left) and isinstance(op, ast.Eq):
-        return value.values == torch.where(other.values < 0, _NOR_THIS, other.values)
-    return _joined([RELATIONS[type(op)](value.values, other.values), *_known(value, other)])
-
-
-def _evaluated(node: ast.expr, block: _Block) -> _Values:
-    """The value of a number or a token."""
-    numbers = block.places["q"]
-    match node:
+            return _joined(_RELATIONS[type(op)](of(a), of(b)) for op, (a, b) in zip(node.ops, sides, strict=True))
         case ast.Name(id=axis):
-            return _Values(block.places[axis])
-        case ast.Constant(value=str(word)):
-            return _Values(torch.full((1, 1), block.ids[word], device=numbers.device))
-        case ast.Constant(value=int(value)):
-            return _Values(numbers.new_full((1, 1), value))
-        case ast.Call(args=[inner]) | ast.UnaryOp(operand=inner):
-            number = _evaluated(inner, block)
-            return _Values(number.values.abs() if isinstance(node, ast.Call) else -number.values, number.known)
+            return places[axis]
+        case ast.Constant(value=str(word)):  # those that the vocabulary lacks differ from all, and from each other
+            return places["q"].new_full((1, 1), ids[word] if ids[word] >= 0 else -1 - node.col_offset)
+        case ast.Constant(value=int(number)):
+            return places["q"].new_full((1, 1), number)
+        case ast.Tuple(elts=words) | ast.List(elts=words):
+            return torch.cat([places["q"].new_empty(0, 1), *map(of, words)])
+        case ast.Call(args=[inner]):
+            return of(inner).abs()
+        case ast.UnaryOp(operand=inner):
+            return -of(inner)
         case ast.Subscript(slice=inner):  # the first token is that at place 1, behind the border
-            position, text = _evaluated(inner, block), block.texts["q" if "q" in axes_of(node) else "k"]
-            inside = position.values.long().clamp(-1, len(text) - 2) + 1
-            inside = inside if position.known is None else torch.where(position.known, inside, 0)
-            tokens = text.to(inside.device)[inside]
-            return _Values(tokens, tokens >= 0)
+            text = texts["q" if "q" in axes_of(node) else "k"]
+            at = of(inner).nan_to_num(nan=-1).clamp(-1, len(text) - 2)
+            return text[at.long() + 1]
         case ast.BinOp():
-            left, right = _evaluated(node.left, block), _evaluated(node.right, block)
-            planes, divisor = _known(left, right), right.values
-            if isinstance(node.op, ast.FloorDiv | ast.Mod) and axes_of(node.right):
-                planes.append(divisor != 0)
-                divisor = torch.where(divisor == 0, 1, divisor)
-            values = OPERATIONS[type(node.op)](left.values, divisor)
-            return _Values(values, _joined(planes) if planes else None)
+            left, right = of(node.left), of(node.right)
+            if isinstance(node.op, ast.FloorDiv | ast.Mod):
+                right = right.where(right != 0, torch.nan)
+            value: Tensor = OPERATIONS[type(node.op)](left, right)
+            return value
     raise AssertionError(ast.dump(node))

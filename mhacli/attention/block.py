@@ -102,7 +102,14 @@ class CompiledHeads:
         finite, or so large beside a sink that torch has to do it. `hidden` makes the cells that the mask hides."""
         attention, (batch, head, queries, keys) = self._attention, place
         index = head.start - self._heads.start
-        scores, block = self._of_place(queries, keys)
+        if self._place is None or self._place[0] != (queries, keys):  # heads use it in turn
+            n_cells = len(queries) * len(keys)
+            if self._memory.numel() < n_cells:
+                self._memory = torch.empty(n_cells)
+            scores = self._memory[:n_cells].view(1, len(queries), len(keys))
+            described = _Block(scores.data_ptr(), None, 0, *scores.shape[1:], queries.start, keys.start)
+            self._place = (queries, keys), scores, described
+        _, scores, block = self._place
         of_head = self._of_head[batch][index]
         block.limit = large(scores.device) * LOG2_E
         if not attention.is_band and (cells := hidden()) is not None:
@@ -118,14 +125,3 @@ class CompiledHeads:
         self._sums["lse"][batch, index, queries.start : queries.stop] = reference[0, :, 0]
         block.limit = math.inf
         return scores if self._reduce(block, of_head) else None
-
-    def _of_place(self, queries: range, keys: range) -> tuple[Float[Tensor, "1 query key"], _Block]:
-        """The scores of a block, which heads use in turn, and its description for C."""
-        if self._place is None or self._place[0] != (queries, keys):
-            n_cells = len(queries) * len(keys)
-            if self._memory.numel() < n_cells:
-                self._memory = torch.empty(n_cells)
-            scores = self._memory[:n_cells].view(1, len(queries), len(keys))
-            described = _Block(scores.data_ptr(), None, 0, *scores.shape[1:], queries.start, keys.start)
-            self._place = (queries, keys), scores, described
-        return self._place[1:]

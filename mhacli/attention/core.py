@@ -83,7 +83,12 @@ def attention_pattern(
     if keep is not None:
         scores = scores.masked_fill(~keep, -torch.inf)
     tap("scores", scores)
-    pattern = _softmax_over_allowed(scores, keep).to(q.dtype)
+    if keep is None or _each_has_one(keep, dim=-1):  # a masked cell needs no care, exp(−∞) is exactly 0
+        pattern = scores.softmax(dim=-1)
+    else:  # a row without a key would be 0/0: it is made harmless before the softmax, so that gradients stay finite too
+        no_key = ~keep.any(dim=-1, keepdim=True)
+        pattern = scores.masked_fill(no_key, 0.0).softmax(dim=-1).masked_fill(no_key, 0.0)
+    pattern = pattern.to(q.dtype)
     tap("pattern", pattern)
     return pattern
 
@@ -154,21 +159,6 @@ def is_finite(tensor: Float[Tensor, "..."]) -> bool:
     if not tensor.numel() or bool(tensor.sum().isfinite()):
         return True
     return all(bool(end.isfinite()) for end in tensor.aminmax())
-
-
-def _softmax_over_allowed(
-    scores: Float[Tensor, "batch head query key"],
-    keep: Bool[Tensor, "#batch #head #query #key"] | None,
-) -> Float[Tensor, "batch head query key"]:
-    """Softmax over keys, with rows of zeros where no key is allowed: there it would be 0/0.
-
-    A masked cell needs no care, exp(−∞) is exactly 0. Rows without a key are made harmless before the softmax, so that
-    gradients stay finite too.
-    """
-    if keep is None or _each_has_one(keep, dim=-1):
-        return scores.softmax(dim=-1)
-    no_key = ~keep.any(dim=-1, keepdim=True)
-    return scores.masked_fill(no_key, 0.0).softmax(dim=-1).masked_fill(no_key, 0.0)
 
 
 def _each_has_one(keep: Bool[Tensor, "..."], dim: int) -> bool:

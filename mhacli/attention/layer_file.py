@@ -26,6 +26,8 @@ from mhacli.settings import Config
 PROBE_TOLERANCE = 1e-6
 """Largest difference from a stored probe, relative to its largest number: its rounding to 9 digits, with room."""
 
+_PROBED = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
+"""The weight of each output of the probe, if it has another name."""
 _POSITION_STREAM = 1 << 62
 """Added to the seed for the table of learned positions."""
 
@@ -110,7 +112,17 @@ def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> Lay
     attention.load_state_dict(tensors)
     if saved is not None and not allow_nonfinite:
         found = probe(LayerWeights(embedding, attention, table), saved.config.resolved())
-        _require_probe(found, saved.probe, file.path)
+        for name, a in found.items():
+            b, weight = saved.probe.get(name, ()), _PROBED.get(name, f"{name}_proj.weight")
+            differences = [abs(x - y) for x, y in zip(a, b, strict=True)] if len(a) == len(b) else [math.inf]
+            if max(differences, default=0.0) > PROBE_TOLERANCE * max([1e-30, *map(abs, b)]):
+                raise MhaError(
+                    f"{file.path}: {weight} does not give the stored probe outputs: they differ by {max(differences):.3g}",
+                    hint="the weights were changed after saving; a transposed square matrix causes this",
+                    code="probe-mismatch",
+                    exit_code=EXIT_CHECK,
+                    path=file.path,
+                )
     dtype = getattr(torch, config.dtype)
     table = table.to(dtype) if table is not None and config.positions == "learned" else None
     return LayerWeights(embedding.to(dtype), attention.to(dtype), table)
@@ -153,18 +165,3 @@ def probe(layer: LayerWeights, config: Config) -> Probe:
 
 def _blend(table: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
     return torch.sin(1.0 + torch.arange(len(table), dtype=torch.float64)) @ table
-
-
-def _require_probe(found: Probe, stored: Probe, path: str) -> None:
-    names = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
-    for name, a in found.items():
-        b, weight = stored.get(name, ()), names.get(name, f"{name}_proj.weight")
-        differences = [abs(x - y) for x, y in zip(a, b, strict=True)] if len(a) == len(b) else [math.inf]
-        if max(differences, default=0.0) > PROBE_TOLERANCE * max([1e-30, *map(abs, b)]):
-            raise MhaError(
-                f"{path}: {weight} does not give the stored probe outputs: they differ by {max(differences):.3g}",
-                hint="the weights were changed after saving; a transposed square matrix causes this",
-                code="probe-mismatch",
-                exit_code=EXIT_CHECK,
-                path=path,
-            )

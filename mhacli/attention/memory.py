@@ -13,7 +13,7 @@ from mhacli.attention.weights_file import expected_shapes
 from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.settings import ITEM_BYTES
-from mhacli.sites import WAVES_AT_ONCE, Facts
+from mhacli.sites import WAVES_AT_ONCE
 from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
@@ -83,58 +83,41 @@ def heads_at_once(n_cells: int, *, is_cpu: bool) -> int:
 def require_memory(run: Run, available: int | None = None, *, has_matrices: bool = True, on_gpu: bool = False) -> int:
     """The predicted peak of a layer's run in bytes, with matrices or as head statistics without. Raises `MhaError` as
     `require_room` and `Run.arrays_to_keep` do. `available` is by default that of this machine, for a run on its CPU."""
-    facts = run.facts
-    if available is None and run.config.device not in ("auto", "cpu"):
+    facts, config, kept = run.facts, run.config, run.kept
+    if available is None and config.device not in ("auto", "cpu"):
         return 0
+    item, wide, has_bias = ITEM_BYTES[config.dtype], facts.item_bytes, config.score_bias is not None
+    n_heads = config.n_heads if run.statistics.heads is None else len(run.statistics.heads)
+    counts = [prod(shape) for shape in expected_shapes(config, facts.n_tokens).values()]
+    # weights as float32 and in their dtype, and the float64 draw of the largest
+    weights = sum(counts) * (FLOAT32_BYTES + item * (item != FLOAT32_BYTES)) + 16 * max(counts)
+    widths = 4 * facts.size("d_model") + 4 * facts.size("head·d_head") + 6 * facts.size("head·d_v")
 
     def needed(n: int) -> int:
         shorter = replace(facts, q_len=min(n, facts.q_len), k_len=min(n, facts.k_len))
-        special = _matrix_bytes(shorter, run) if has_matrices else _heads_bytes(shorter, run, on_gpu=on_gpu)
-        return BASE_BYTES + _vector_bytes(shorter) + _weight_bytes(shorter) + special
+        batch, q_len, k_len = shorter.batch, shorter.q_len, shorter.k_len
+        # token vectors (content, sum, mask of padding), projections, rotations and joined heads
+        read = batch * (q_len + (k_len if facts.cross else 0)) * facts.size("d_input")
+        total = BASE_BYTES + weights + (batch * (q_len + k_len) * widths + 3 * read) * item
+        if config.random is not None or config.positions == "sinusoidal":  # made in float64 and then rounded
+            total += 2 * read * wide + 40 * min(read, WAVES_AT_ONCE)
+        if (
+            has_matrices
+        ):  # the kept arrays, those of `attend`, a bias or distances with the integers behind them, and the mask
+            of_cell = item + 4 * wide + 2 * wide * has_bias + (wide + 16) * (config.positions == "alibi")
+            arrays, _ = run.arrays_to_keep(shorter)
+            return total + sum(arrays.values()) + shorter.cells() * of_cell + batch * q_len * k_len
+        # a bias and its copy without −∞; kept cells exist as tensors, as arrays, and once more while they are assembled
+        corner = kept.corner
+        cells = 0 if corner is None else min(corner.n_queries, q_len) * min(corner.n_keys, k_len)
+        total += batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, k_len)) * wide
+        total += 2 * shorter.cells() * wide * has_bias
+        return total + statistics_bytes(batch, n_heads, (q_len, k_len), wide=wide, on_gpu=on_gpu)
 
     return require_room(
         needed,
         max(facts.q_len, facts.k_len),
         memory.available_bytes() if available is None else available,
-        what=f"{facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch}",
-        shorter="--max-tokens {}" if facts.config.random is None else f"--random {facts.batch},{{}}",
+        what=f"{facts.q_len} × {facts.k_len} tokens, {config.n_heads} heads, batch {facts.batch}",
+        shorter="--max-tokens {}" if config.random is None else f"--random {facts.batch},{{}}",
     )
-
-
-def _matrix_bytes(facts: Facts, run: Run) -> int:
-    """Bytes for the kept arrays, the matrices of `attend`, what is added to scores (a bias, or distances with the integers
-    behind them), and the mask."""
-    config, wide = facts.config, facts.item_bytes
-    of_cell = ITEM_BYTES[config.dtype] + 4 * wide
-    of_cell += 2 * wide * (config.score_bias is not None) + (wide + 16) * (config.positions == "alibi")
-    kept, _ = run.arrays_to_keep(facts)
-    return sum(kept.values()) + facts.cells() * of_cell + facts.batch * facts.q_len * facts.k_len
-
-
-def _heads_bytes(facts: Facts, run: Run, *, on_gpu: bool) -> int:
-    """Bytes for head statistics, for a bias and its copy without −∞, and for kept cells, which exist as tensors, as arrays, and
-    once more while they are assembled."""
-    batch, wide, kept = facts.batch, facts.item_bytes, run.kept
-    n_heads = facts.config.n_heads if run.statistics.heads is None else len(run.statistics.heads)
-    cells = 0 if kept.corner is None else min(kept.corner.n_queries, facts.q_len) * min(kept.corner.n_keys, facts.k_len)
-    cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
-    bias = 2 * facts.cells() * wide * (facts.config.score_bias is not None)
-    return cells + bias + statistics_bytes(batch, n_heads, (facts.q_len, facts.k_len), wide=wide, on_gpu=on_gpu)
-
-
-def _vector_bytes(facts: Facts) -> int:
-    """Bytes for token vectors (content, sum, mask of padding), projections, rotations and joined heads, and for numbers that are
-    made in float64 and then rounded: random vectors, or sinusoids with their angles."""
-    item = ITEM_BYTES[facts.config.dtype]
-    read = facts.batch * (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input")
-    widths = 4 * facts.size("d_model") + 4 * facts.size("head·d_head") + 6 * facts.size("head·d_v")
-    rows = (facts.batch * (facts.q_len + facts.k_len) * widths + 3 * read) * item
-    is_rounded = facts.config.random is not None or facts.config.positions == "sinusoidal"
-    return rows + is_rounded * (2 * read * facts.item_bytes + 40 * min(read, WAVES_AT_ONCE))
-
-
-def _weight_bytes(facts: Facts) -> int:
-    """Bytes for weights as float32 and in their dtype, and for the float64 draw of the largest."""
-    counts = [prod(shape) for shape in expected_shapes(facts.config, facts.n_tokens).values()]
-    item = ITEM_BYTES[facts.config.dtype]
-    return sum(counts) * (FLOAT32_BYTES + item * (item != FLOAT32_BYTES)) + 16 * max(counts)

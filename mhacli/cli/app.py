@@ -49,20 +49,18 @@ def _application(words: Sequence[str]) -> Any:
     app.callback(invoke_without_command=True, epilog=_EXAMPLES)(_root)
     first = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
-        command = _load(name) if name == first else _root
+        command: Any = _root
+        if name == first:
+            with uncollected():
+                module = importlib.import_module(f"mhacli.commands.{name}")
+                if hasattr(module, "__path__"):  # a folder
+                    module = importlib.import_module(f"mhacli.commands.{name}.command")
+            command = getattr(module, name)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, help=text)
         else:
             app.command(name, cls=HelpCommand, help=text, epilog=getattr(command, "examples", None))(command)
     return add_help_options(typer.main.get_command(app))
-
-
-def _load(name: str) -> Any:
-    with uncollected():
-        module = importlib.import_module(f"mhacli.commands.{name}")
-        if hasattr(module, "__path__"):  # a folder
-            module = importlib.import_module(f"mhacli.commands.{name}.command")
-    return getattr(module, name)
 
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
@@ -122,8 +120,16 @@ def main() -> int:
 
 def _as_error(fault: Exception) -> MhaError:
     """The error to print for an exception of a library or a bug of mha."""
-    if isinstance(fault, typer.TyperException):
-        return _usage_error(fault)
+    if isinstance(fault, typer.TyperException):  # an option or argument that Typer rejected, in Typer's words
+        message = fault.format_message().strip()
+        option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
+        hint = context and f"{context.command_path} --help shows what there is"
+        if option[1:2].isdigit():
+            hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
+        for old, new in _GONE.items():
+            if old == option or f"command '{old}'" in message:
+                hint = f"it is gone; {new} takes its place"
+        return UsageError(message, hint=hint)
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
         return MhaError("out of memory", hint="a shorter text or fewer heads need less", code="out-of-memory")
     if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # those of files have become errors
@@ -138,19 +144,6 @@ def _as_error(fault: Exception) -> MhaError:
         hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
         code="internal",
     )
-
-
-def _usage_error(fault: typer.TyperException) -> MhaError:
-    """The error for an option or argument that Typer rejected, in Typer's words."""
-    message = fault.format_message().strip()
-    option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
-    if option[1:2].isdigit():
-        return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
-    hint = context and f"{context.command_path} --help shows what there is"
-    for old, new in _GONE.items():
-        if old == option or f"command '{old}'" in message:
-            hint = f"it is gone; {new} takes its place"
-    return UsageError(message, hint=hint)
 
 
 def _print_error(fault: MhaError) -> int:

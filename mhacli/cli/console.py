@@ -27,18 +27,18 @@ SCREEN_WIDTHS = (20, 500)
 # ------------------------------------------------------------------------------------------------------------- stdout
 
 
-def _escape_letters(fault: UnicodeError) -> tuple[str, int]:
-    """An error handler of encodings: an escape for each letter that the encoding lacks, and ? for each sign."""
-    assert isinstance(fault, UnicodeEncodeError)
-    lost = fault.object[fault.start : fault.end]
-    return "".join(ascii(c)[1:-1] if c.isalnum() else "?" for c in lost), fault.end
-
-
 def require_stdout() -> None:
     """Raises `MhaError` if there is no stdout. Otherwise lets both streams escape characters that their encoding lacks."""
     if sys.stdout is None:
         raise MhaError("stdout is closed, so nothing can be printed", code="unwritable")
-    codecs.register_error("mha", _escape_letters)
+
+    def escape(fault: UnicodeError) -> tuple[str, int]:
+        """An escape for each letter that the encoding lacks, and ? for each sign."""
+        assert isinstance(fault, UnicodeEncodeError)
+        lost = fault.object[fault.start : fault.end]
+        return "".join(ascii(c)[1:-1] if c.isalnum() else "?" for c in lost), fault.end
+
+    codecs.register_error("mha", escape)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="mha")  # type: ignore[union-attr]

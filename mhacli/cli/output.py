@@ -142,7 +142,18 @@ def print_result(
         write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
-    _write_record_pictures(record, options, output)
+
+    def drawn_page() -> str:
+        from mhacli.render.page.document import page
+
+        return page(record, options)
+
+    def drawn_figure() -> str:
+        from mhacli.render.figures.document import figure
+
+        return figure(record, options)
+
+    write_pictures(output, drawn_page, drawn_figure)
     if view is not None and output.format is None:
         view()
     else:
@@ -209,22 +220,6 @@ def json_document(value: Any) -> list[str]:
     import json
 
     return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
-
-
-def _write_record_pictures(record: Record, options: ViewOptions, output: Output) -> None:
-    """Writes the requested pictures. Raises `MhaError` if the record lacks the data, or a file cannot be written."""
-
-    def drawn_page() -> str:
-        from mhacli.render.page.document import page
-
-        return page(record, options)
-
-    def drawn_figure() -> str:
-        from mhacli.render.figures.document import figure
-
-        return figure(record, options)
-
-    write_pictures(output, drawn_page, drawn_figure)
 
 
 def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from mhacli.text.tokenizers import Vocabulary, read_vocabulary
 if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
     from mhacli.models.run import CheckpointRun
-    from mhacli.record.record import Record
 
 MATRICES = ("pattern", "scores", "qk", "z")
 """The arrays of a checkpoint that can be kept."""
@@ -158,14 +157,8 @@ def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
         return prepared, notes
 
 
-def computed(
-    run: Run,
-    options: ViewOptions,
-    *,
-    of_layer: Callable[[Run], Record],
-    of_model: Callable[[CheckpointRun], Record],
-) -> tuple[Record, tuple[str, ...]]:
-    """The record that one of two functions makes of a run, and the notes to print. The functions import what they need.
+def start(run: Run, options: ViewOptions) -> tuple[CheckpointRun | None, tuple[str, ...]]:
+    """The checkpoint of a run in memory with its inputs, None for a layer of mha, whose code is loaded; and notes for the user.
 
     Raises `MhaError`, before torch is loaded, for options that do not fit the run, and for too little memory.
     """
@@ -173,15 +166,12 @@ def computed(
 
     require_heads(options.heads, run)
     if run.model.path is not None:
-        prepared, notes = load_checkpoint(run)
-        with show_activity("computing"):
-            return of_model(prepared), notes
+        return load_checkpoint(run)
     require_memory(run)
     require_choices(run.config.n_heads, len(run.sequences), options)
     with loading_torch():
         import_module("mhacli.layer.run")
-    with show_activity("computing"):
-        return of_layer(run), run.notes
+    return None, run.notes
 
 
 def require_one_layer(model: ModelSettings, command: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
+from mhacli.cli.console import show_activity
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
@@ -13,8 +14,6 @@ from mhacli.settings import MAX_LENGTH, Computation, Reading, setting
 from mhacli.sites import CacheKind
 
 if TYPE_CHECKING:
-    from mhacli.models.run import CheckpointRun
-    from mhacli.record.record import Record
     from mhacli.run import Run
 
 _DECODING = "Decoding"
@@ -40,17 +39,7 @@ def decode(
     cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
-    from mhacli.cli.source import computed, make_run, require_one_layer
-
-    def of_layer(run: Run) -> Record:
-        from mhacli.layer.steps import decode
-
-        return decode(run, cache=cache, prompt_len=prompt_len)
-
-    def of_model(prepared: CheckpointRun) -> Record:
-        from mhacli.models.steps import decode_checkpoint
-
-        return decode_checkpoint(prepared, prompt_len)
+    from mhacli.cli.source import make_run, require_one_layer, start
 
     require_output(options, output)
     if what.given.get("causal") is False:
@@ -59,7 +48,16 @@ def decode(
     run = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit)
     if run.model.path is None:
         run = _decodable(run, prompt_len)
-    record, notes = computed(run, options, of_layer=of_layer, of_model=of_model)
+    prepared, notes = start(run, options)
+    with show_activity("computing"):
+        if prepared is None:
+            from mhacli.layer import steps as of_layer
+
+            record = of_layer.decode(run, cache=cache, prompt_len=prompt_len)
+        else:
+            from mhacli.models.steps import decode_checkpoint
+
+            record = decode_checkpoint(prepared, prompt_len)
     print_result(record, notes, options=options, output=output, run=run)
 
 

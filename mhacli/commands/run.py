@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
+from mhacli.cli.console import show_activity
 from mhacli.cli.output import (
     COLOUR,
     DRAWING,
@@ -22,7 +23,6 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
 
 if TYPE_CHECKING:
-    from mhacli.models.run import CheckpointRun
     from mhacli.record.record import Record
     from mhacli.run import Run
 
@@ -55,21 +55,18 @@ def run(
 
 def inspected(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     """The record of a run, and the notes to print. `options` are checked against the texts."""
-    from mhacli.cli.source import computed
+    from mhacli.cli.source import start
+    from mhacli.record.record import kinds_of
+    from mhacli.render.base.selection import require_rows
 
-    def of_layer(run: Run) -> Record:
-        from mhacli.layer.run import inspect_layer
+    prepared, notes = start(run, options)
+    with show_activity("computing"):
+        if prepared is None:
+            from mhacli.layer.run import inspect_layer
 
-        return inspect_layer(run)
-
-    def of_model(prepared: CheckpointRun) -> Record:
-        from mhacli.record.record import kinds_of
-        from mhacli.render.base.selection import require_rows
-
+            return inspect_layer(run), notes
         inputs = prepared.inputs
         kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
         require_rows(options, kinds, inputs.sequences, inputs.context)
         prepared.run()
-        return prepared.record()
-
-    return computed(run, options, of_layer=of_layer, of_model=of_model)
+        return prepared.record(), notes

@@ -23,7 +23,7 @@ from mhacli.cli.output import (
     require_output,
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import are_literal, computed, make_run, record_command, require_one_layer
+from mhacli.cli.source import are_literal, make_run, record_command, require_one_layer, start
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
@@ -43,7 +43,6 @@ from mhacli.settings import (
 )
 
 if TYPE_CHECKING:
-    from mhacli.models.run import CheckpointRun
     from mhacli.record.record import Record
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
@@ -152,20 +151,17 @@ def trace(
 def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
     place, texts = None if walk.cell is None else (walk.sequence, *walk.cell), run.sequences
-
-    def of_layer(run: Run) -> Record:
-        from mhacli.layer import steps as study
-
-        return study.walk(run, route=walk.route, values=walk.values, place=place)
-
-    def of_model(prepared: CheckpointRun) -> Record:
-        from mhacli.models.steps import walk_checkpoint
-
-        return walk_checkpoint(prepared, values=walk.values, place=place)
-
     if place is not None and run.model.path is None:
         require_inside(place, run.config.n_heads, texts, run.context_sequences or texts)
-    return computed(run, ViewOptions(), of_layer=of_layer, of_model=of_model)
+    prepared, notes = start(run, ViewOptions())
+    with show_activity("computing"):
+        if prepared is None:
+            from mhacli.layer import steps as of_layer
+
+            return of_layer.walk(run, route=walk.route, values=walk.values, place=place), notes
+        from mhacli.models.steps import walk_checkpoint
+
+        return walk_checkpoint(prepared, values=walk.values, place=place), notes
 
 
 def _draw_mask(run: Run, output: Output) -> None:

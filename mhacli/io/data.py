@@ -20,12 +20,12 @@ def finite(number: float | None) -> float | None:
 
 def plain(value: Any) -> Any:
     """Data as JSON values; non-finite numbers become null."""
-    return json.loads(json.dumps(msgspec.to_builtins(value, enc_hook=_builtin)), parse_constant=lambda word: None)
 
+    def builtin(value: object) -> object:
+        """A string or number of torch's or numpy's subclasses as Python's own."""
+        return float(value) if isinstance(value, float) else str.__str__(value)
 
-def _builtin(value: object) -> object:
-    """A string or number of torch's or numpy's subclasses as Python's own."""
-    return float(value) if isinstance(value, float) else str.__str__(value)
+    return json.loads(json.dumps(msgspec.to_builtins(value, enc_hook=builtin)), parse_constant=lambda word: None)
 
 
 def json_checksum(values: Any) -> str:
@@ -38,15 +38,15 @@ def json_checksum(values: Any) -> str:
 def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any:
     """JSON as Python values; half a character, such as "\\ud800", stays what it is. Raises `MhaError` that begins with
     the source, the part of a file at `path`, for anything else and for too deep nesting."""
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not a JSON number")
+
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as fault:
         raise bad_file(path or source, f"{source} is not JSON: {fault}") from None
-
-
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not a JSON number")
 
 
 def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -> T:

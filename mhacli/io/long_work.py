@@ -36,13 +36,26 @@ def install() -> None:
     the signal's file descriptor, waits for a moment and then ends the process with the exit code 128 + signal number.
     Files stay whole because they take their names only when they are complete.
     """
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    def end_in_time() -> None:
+        while True:
+            for number in os.read(wakeup_fd, 64):
+                if number in (signal.SIGINT, signal.SIGTERM):
+                    threading.Event().wait(GRACE_S)
+                    threading.Event().wait(max(0.0, _not_before - time.monotonic()))
+                    remove_temporary_folders()
+                    os._exit(128 + number)
+
     wakeup_fd, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell must go on ignoring it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
-    threading.Thread(target=_end_in_time, args=(wakeup_fd,), daemon=True).start()
+    signal.signal(signal.SIGTERM, terminate)
+    threading.Thread(target=end_in_time, daemon=True).start()
 
 
 def more_time(seconds: float) -> None:
@@ -89,17 +102,3 @@ def uninterrupted(seconds: float) -> Iterator[None]:
             signal.signal(number, handler)
         for sent in received:
             signal.raise_signal(sent)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
-
-
-def _end_in_time(wakeup_fd: int) -> None:
-    while True:
-        for number in os.read(wakeup_fd, 64):
-            if number in (signal.SIGINT, signal.SIGTERM):
-                threading.Event().wait(GRACE_S)
-                threading.Event().wait(max(0.0, _not_before - time.monotonic()))
-                remove_temporary_folders()
-                os._exit(128 + number)

@@ -103,6 +103,14 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
 def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
     """The entries in the header of a file, of which `data` are all `n_bytes` or those before the first tensor. The library
     checks them first, and compares them with the size of the file."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The object of a header, in which the library would take the last of two equal names."""
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"a name occurs twice: {first_names(map(shown_name, names))}")
+        return dict(pairs)
+
     length = int.from_bytes(data[:8], "little")
     try:
         if len(data) == n_bytes:
@@ -110,7 +118,7 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
         else:
             with safe_open(path, "numpy"):
                 pass
-        entries = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
+        entries = json.loads(data[8 : 8 + length], object_pairs_hook=unique)
     except (SafetensorError, ValueError, OSError, MemoryError) as fault:
         raise bad_file(path, f"{path}: {fault!s:.400}") from None
     text = entries.pop("__metadata__", {}).get(METADATA_KEY)
@@ -120,11 +128,3 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
         tensors[name] = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start)
     metadata = None if text is None else load_json(text, f"{path}: metadata", path=path)
     return TensorFile(path, tensors, metadata, n_bytes)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of a header, in which the library would take the last of two equal names."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"a name occurs twice: {first_names(map(shown_name, names))}")
-    return dict(pairs)

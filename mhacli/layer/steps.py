@@ -206,7 +206,11 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
     def take(site: str, tensor: Tensor, **where: Any) -> None:
         span, past = where["span"], where["past"]
         seen["out"] = tensor
-        _gather(whole, seen, span, x.shape[1])
+        for name in ("qk", "scores", "pattern", "z", "out"):  # later keys keep their initial value
+            rows, length = seen[name][..., span[0] - span[1] :, :], x.shape[1]
+            shape = (*rows.shape[:-2], length, length if name in _ROWS else rows.shape[-1])
+            into = whole.setdefault(name, rows.new_full(shape, _ROWS.get(name, 0.0)))
+            into[..., slice(*span), : rows.shape[-1]] = rows
         whole["v"] = seen["v"] if past is None else past.v
         found: dict[str, Any] = {"phase": phase_of(len(steps), prompt_len)}
         found["max_abs_difference"] = finite(largest_difference(tensor, full[:, slice(*span)]))
@@ -251,15 +255,6 @@ def _run_steps(
             allowed = masks.shifted(setup.allowed or masks.causal(), start)
             out, _, past = layer.decode(x[:, start:end], past, allowed=allowed, **given)
         tap(f"step {number}", out, span=(start, end), past=past)
-
-
-def _gather(whole: dict[str, Tensor], seen: Mapping[str, Tensor], span: tuple[int, int], length: int) -> None:
-    """Copies the rows of a step's queries into the whole tensors. Later keys keep their initial value."""
-    for site in ("qk", "scores", "pattern", "z", "out"):
-        rows = seen[site][..., span[0] - span[1] :, :]
-        shape = (*rows.shape[:-2], length, length if site in _ROWS else rows.shape[-1])
-        into = whole.setdefault(site, rows.new_full(shape, _ROWS.get(site, 0.0)))
-        into[..., slice(*span), : rows.shape[-1]] = rows
 
 
 def _described(

@@ -199,7 +199,9 @@ class Watch(TorchFunctionMode):
                 return self._product(args[1], result)
             if name in _SAME_WEIGHTS and result.numel() == self._held[0].numel():
                 self._held.append(result)
-                if name == "dropout" and _drops(args, kwargs):
+                given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+                is_training = given.get("training", given.get("train", True))
+                if name == "dropout" and given.get("p", 0.5) and is_training:
                     self._pending = replace(self._pending, unknown=("dropout",))
         return result
 
@@ -355,12 +357,6 @@ def _writes_out(model: nn.Module) -> bool:
     is_foreign = any(not file.startswith(("torch.", "transformers.")) for *_, file in named)
     files = {file for name, module, file in named if is_attention(name, module) and not file.startswith(_LIBRARIES)}
     return is_of_torch or is_foreign or any(not hasattr(sys.modules.get(f), "ALL_ATTENTION_FUNCTIONS") for f in files)
-
-
-def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of `nn.functional.dropout` or `torch.dropout` sets anything to 0."""
-    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
-    return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
 
 
 def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[int], list[int]] | None:

@@ -203,25 +203,17 @@ def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | 
         part = nested
     value = next((part[each] for each in _names(name, stack) if part.get(each) is not None), None)
     size = value if isinstance(value, int) else None
-    if name == "n_kv_heads":
-        return _kv_heads(part, size, size_of(config, "n_heads", stack))
+    if name == "n_kv_heads":  # source of the flags: transformers, FalconAttention and GPTBigCodeAttention
+        n_heads, family = size_of(config, "n_heads", stack), part.get("model_type")
+        is_new, n_stated = part.get("new_decoder_architecture"), n_heads if size is None else size
+        is_falcon = family in ("falcon", "RefinedWeb", "RefinedWebModel") or "new_decoder_architecture" in part
+        if (is_falcon and not is_new) or family == "gpt_bigcode":
+            return 1 if part.get("multi_query", True) else n_heads
+        return n_stated
     if name == "d_head" and size is None:
         d_model, n_heads = size_of(config, "d_model", stack), size_of(config, "n_heads", stack)
         return d_model // n_heads if d_model and n_heads and d_model % n_heads == 0 else None
     return size_of(config, "d_head", stack) if name == "d_v" and size is None else size
-
-
-def _kv_heads(config: Mapping[str, Any], stated: int | None, n_heads: int | None) -> int | None:
-    """The number of kv heads. In Falcon and GPT-BigCode flags decide whether the count in the config applies.
-
-    Source: transformers, FalconAttention and GPTBigCodeAttention.
-    """
-    is_falcon = (
-        config.get("model_type") in ("falcon", "RefinedWeb", "RefinedWebModel") or "new_decoder_architecture" in config
-    )
-    if (is_falcon and not config.get("new_decoder_architecture")) or config.get("model_type") == "gpt_bigcode":
-        return 1 if config.get("multi_query", True) else n_heads
-    return n_heads if stated is None else stated
 
 
 def check_sizes(config: Mapping[str, Any], path: str) -> None:

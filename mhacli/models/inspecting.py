@@ -29,6 +29,8 @@ from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 _NAME = "mhacli.inspecting"
+_LEAST_KEYS = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
+"""The number of keys that a query must exceed to count in a mean, if it is not 0; quantiles of the distance have no mean."""
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def inspecting(
         wanted = Run(
             model=ModelSettings(layers=None if layers is None else _layers(layers)),
             statistics=Statistics(heads=None if heads is None else _numbers(heads)),
-            keep=_kept(keep),
+            keep=tuple(KEPT[KEPT.index(name)] for name in ([keep] if isinstance(keep, str) else keep)),
             keep_limit=_numbers([keep_limit])[0],
             allow_nonfinite=True,
         )
@@ -89,10 +91,6 @@ def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
     if min(numbers) < 0:
         raise ValueError(values)
     return numbers
-
-
-def _kept(values: Any) -> tuple[str, ...]:
-    return tuple(KEPT[KEPT.index(name)] for name in ([values] if isinstance(values, str) else values))
 
 
 def _layers(values: Iterable[Any]) -> tuple[LayerChoice, ...]:
@@ -220,7 +218,11 @@ class Seen:
         self._met |= {*inspection.found, *inspection.unfit}
         if inspection.results:
             record = inspection.record(self._entry, {"pass and statistics": perf_counter() - chain.began})
-            _add_pass(self._totals, record)
+            for number in range(len(record.layers)):  # a mean counts by the queries that see a key, or more than one
+                layer = record.of_layer(number)
+                n_keys = np.asarray(layer.arrays["visible"])
+                n_queries = [(n_keys > _LEAST_KEYS.get(name, 0)).sum(axis=(0, 2)) for name in self._totals.names]
+                self._totals.add(layer.heads, np.stack(n_queries))
             self.passes = (*(self.passes if self._keeps_passes else ()), record)
         elif inspection.unfit:
             self._notes[f"a pass is in no record: {unfit_words(inspection.unfit)}"] = None
@@ -233,17 +235,6 @@ class Seen:
         """Ends the last pass, and frees the model."""
         self.finish()
         self._model = None
-
-
-def _add_pass(totals: HeadTotals, record: Record) -> None:
-    """Adds the heads of a pass. A mean counts by its number of queries: those that see a key, or, for the entropy as a fraction,
-    more than one. Quantiles of the distance are no means over queries."""
-    least = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
-    for number in range(len(record.layers)):
-        layer = record.of_layer(number)
-        n_keys = np.asarray(layer.arrays["visible"])
-        n_queries = [(n_keys > least.get(name, 0)).sum(axis=(0, 2)) for name in totals.names]
-        totals.add(layer.heads, np.stack(n_queries))
 
 
 # -------------------------------------------------------------------------------------------- the passes over one text
@@ -303,11 +294,21 @@ class TextPasses:
             return
         parts, reason = self.parts.setdefault(name, []), call.unread_mask
         if reason is None:
-            if call.kind != "cross" and call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
-                call = call.cropped(slice(None), slice(n_tokens))  # a cache of a fixed length has unfilled places
+            if call.kind != "cross" and call.shape[3] > n_tokens:  # a cache of a fixed length has unfilled places
+                if call.pattern is not None:
+                    is_masked = not call.pattern[..., n_tokens:].any()
+                else:
+                    mask = _mask_of(call, slice(0, call.shape[3]))
+                    is_masked = bool((mask[..., n_tokens:] <= FORBIDDING).all())
+                call = call.cropped(slice(None), slice(n_tokens)) if is_masked else call
             reason = _misfit(call, parts, n_past, self.passes[0].n_past)
         if reason is None:
-            parts.append(_copied(call, n_past, is_first=not parts))
+            q_len, k_len = call.shape[2:]  # the first part has all keys; later ones add none to cross-attention
+            end, n_known = (k_len, k_len) if call.kind == "cross" else (n_past + q_len, k_len - q_len)
+            new, copies = slice(n_known if parts else 0, None), dict[str, Any]()
+            for key, own in call.tensors.items():
+                copies[key] = (own[:, :, new] if key in ("k", "v") else own).clone()
+            parts.append((replace(call, **copies), slice(end - k_len, end)))
             self._n_bytes += _size(parts[-1])
             if self._n_bytes > limit:
                 reason = f"attention whose queries and keys take more than the limit of {shown(limit, 'bytes')}"
@@ -395,13 +396,6 @@ _Part = tuple[Call, slice]
 queries read."""
 
 
-def _is_masked_from(call: Call, key: int) -> bool:
-    """Whether all keys from `key` on are masked for all queries."""
-    if call.pattern is not None:
-        return not call.pattern[..., key:].any()
-    return bool((_mask_of(call, slice(0, call.shape[3]))[..., key:] <= FORBIDDING).all())
-
-
 def _misfit(call: Call, before: Sequence[_Part], n_past: int, n_prefix: int) -> str | None:
     """The reason why a pass cannot be joined to the earlier ones, None if it can."""
     q_len, k_len = call.shape[2:]
@@ -418,17 +412,6 @@ def _misfit(call: Call, before: Sequence[_Part], n_past: int, n_prefix: int) -> 
     known, cached = (own.v if own.k is None else own.k for own in (before[-1][0], call))
     is_continued = known is None or cached is None or torch.equal(known[:, :, -1], cached[:, :, -q_len - 1])
     return None if is_continued else _REORDERED
-
-
-def _copied(call: Call, n_past: int, *, is_first: bool) -> _Part:
-    """The copied part of a pass. The first has all keys; later ones add none to cross-attention."""
-    q_len, k_len = call.shape[2:]
-    end, n_known = (k_len, k_len) if call.kind == "cross" else (n_past + q_len, k_len - q_len)
-    new = slice(0 if is_first else n_known, None)
-    copies: dict[str, Any] = {
-        name: (own[:, :, new] if name in ("k", "v") else own).clone() for name, own in call.tensors.items()
-    }
-    return replace(call, **copies), slice(end - k_len, end)
 
 
 def _size(part: _Part) -> int:

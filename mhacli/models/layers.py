@@ -88,7 +88,11 @@ class PassInspection:
             return
         self.found.append(place)
         if self.wanted.model.includes(call.layer, call.kind):
-            axes = axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions)
+            # the coarser of the model's dtype and that of the values, which autocast may change, decides tolerances
+            dtypes = {dtype_of(self.model), *([] if call.v is None else [call.v.dtype])}
+            names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
+            dtype = next((name for name in TOLERANCES if name in names), "float32")
+            axes = axes_of(self.inputs, call.kind, dtype, call.device, positions)
             layer, heads, arrays = self._inspect(call, axes)
             if positions is not None and positions[1] is None and call.kind != "cross":
                 # distances count from the first key, which was in a cache: as behind queries of padding
@@ -99,12 +103,6 @@ class PassInspection:
                 layer, arrays["distance"] = replace(layer, mask=behind.mask), others["distance"][..., n:]
             self.results.append((replace(layer, positions=positions), heads, arrays))
             self.report_progress(min(1.0, len(self.results) / self.n_layers), layer.label)
-
-    def _dtype_of(self, call: Call) -> str:
-        """The coarser of the model's dtype and that of the call's values, which autocast may change: it decides tolerances."""
-        own = (dtype_of(self.model), *([] if call.v is None else [call.v.dtype]))
-        names = {str(dtype).removeprefix("torch.") for dtype in own}
-        return next((name for name in TOLERANCES if name in names), "float32")
 
     def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""

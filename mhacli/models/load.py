@@ -103,7 +103,12 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
 def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True) -> Loaded:
     """A checkpoint whose weights are not loaded, after setting the number of torch threads; its folder may be read already.
     Raises `MhaError`."""
-    device, source, revision = _device_of(settings), settings.path or "", None
+    source, revision, device_map = settings.path or "", None, settings.device_map
+    if isinstance(device_map, Mapping):  # the first except CPU and disk, to which weights are moved
+        devices = {choose_device(name, "--device-map"): None for name in device_map.values() if name != "disk"}
+        device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    else:
+        device = choose_device(settings.device)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     if checkpoint is None:
@@ -123,16 +128,6 @@ def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs
     return Loaded(
         source=source, checkpoint=checkpoint, config=config, tokenizer=tokenizer, target=device, revision=revision
     )
-
-
-def _device_of(settings: ModelSettings) -> torch.device:
-    """The device that computes; in a map, the first except CPU and disk, to which their weights are moved. Raises `MhaError`
-    for a missing device."""
-    if not isinstance(settings.device_map, Mapping):
-        return choose_device(settings.device)
-    names = dict.fromkeys(name for name in settings.device_map.values() if name != "disk")
-    devices = [choose_device(name, "--device-map") for name in names]
-    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 _BESIDE = (
@@ -188,6 +183,7 @@ def load_model(
     library, path = transformers(), checkpoint.path
     kind, placed = _auto_class(library, config, head, checkpoint.tensors), dict[str, Any]()
     is_base = kind is library.AutoModel
+    wrappers = {match[0] if match else "" for match in map(_WRAPPED.match, checkpoint.tensors)}
     if device_map is None:
         _require_room(checkpoint, dtype, found.target)
     else:
@@ -203,7 +199,7 @@ def load_model(
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused by name
-        key_mapping=_without_wrapper(checkpoint.tensors),
+        key_mapping={f"^{re.escape(*wrappers)}": ""} if len(wrappers) == 1 and "" not in wrappers else None,
         **placed,
     )
     with offline(), warnings.catch_warnings():
@@ -241,13 +237,6 @@ def _auto_class(library: Any, config: Any, head: LanguageHead | None, tensors: I
     if config.is_encoder_decoder and named in (None, "AutoModelForCausalLM"):
         return library.AutoModelForSeq2SeqLM
     return getattr(library, named or "AutoModelForCausalLM")
-
-
-def _without_wrapper(tensors: Iterable[str]) -> dict[str, str] | None:
-    """The renaming of tensors whose names all begin with the name of a wrapper, for transformers."""
-    wrappers = {match[0] if match else "" for match in map(_WRAPPED.match, tensors)}
-    wrapper = wrappers.pop() if len(wrappers) == 1 else ""
-    return {f"^{re.escape(wrapper)}": ""} if wrapper else None
 
 
 def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:

@@ -220,7 +220,12 @@ def _inside(
             axes = "head" if call.sinks.ndim == 1 else "batch head query"
             formula, meaning = f"a score per {axes.split()[-1]}", "takes part in the softmax and gives nothing"
             yield step("sinks", call.sinks, axes, 0, formula, meaning)
-    yield matrix("scores", cells, _scores_formula(attention), f"what a query sees: {layer.mask}")
+    formula = "scores as softmax reads them"
+    if isinstance(attention, ScoredAttention):
+        scaled, c = f"{attention.scale:.6g} · qk", attention.softcap
+        capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
+        formula = f"scores = {capped}{'' if attention.bias is None else ' + position bias'}; −∞ where masked"
+    yield matrix("scores", cells, formula, f"what a query sees: {layer.mask}")
     formula, meaning = "pattern = softmax(scores) over the keys", "each query's row sums to 1 over its keys"
     if layer.sinks:
         formula, meaning = f"{formula} and the sink", "they sum to less than 1, because the sink logit takes the rest"
@@ -228,14 +233,6 @@ def _inside(
     if call.z is not None:
         meaning = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
         yield step("z", call.z, "batch head query d_v", 2 * cells * layer.d_v, "z = pattern v", meaning)
-
-
-def _scores_formula(attention: Attention) -> str:
-    if not isinstance(attention, ScoredAttention):
-        return "scores as softmax reads them"
-    scaled, c = f"{attention.scale:.6g} · qk", attention.softcap
-    capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
-    return f"scores = {capped}{'' if attention.bias is None else ' + position bias'}; −∞ where masked"
 
 
 def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) -> Cell:

@@ -49,11 +49,12 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Mapping[str, Word]:
     """The words of a table of a file, by name: of a column its field, and of a mistake its code, or `code, form` for its
     further forms."""
-    return _tables(file)[table]
+    return tables_of(file)[table]
 
 
 @cache
-def _tables(file: str) -> Mapping[str, Mapping[str, Word]]:
+def tables_of(file: str) -> Mapping[str, Mapping[str, Word]]:
+    """All tables of a file, by name."""
     import tomllib  # not for a help text
 
     text = Path(__file__).with_name(f"{file}.toml").read_text(encoding="utf-8")

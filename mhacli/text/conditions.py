@@ -42,12 +42,8 @@ OPERATIONS: Final[Operations] = {
 }  # fmt: skip
 _BOUNDS: Operations = {**OPERATIONS, ast.Sub: operator.add, ast.FloorDiv: lambda a, b: a, ast.Mod: lambda a, b: b}
 """The bounds of the magnitudes of results, by those of their operands."""
-RELATIONS: Final[Operations] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
 _COMPARABLE: Mapping[tuple[Kind, Kind], Collection[type[ast.AST]]] = {
-    ("whole number", "whole number"): RELATIONS,
+    ("whole number", "whole number"): (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
     ("token", "token"): (ast.Eq, ast.NotEq),
     ("token", "list of words"): (ast.In, ast.NotIn),
 }
@@ -73,10 +69,9 @@ class Condition:
 
     def largest(self, position: int) -> int:
         """A bound of the magnitude of all numbers if no position exceeds `position`."""
-        parts = [
-            part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant) and not is_token(part)
-        ]
-        return max([position, *(_number(part, _BOUNDS, position) for part in parts)])
+        parts = [part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant)]
+        numbers = [part for part in parts if not (isinstance(part, ast.Constant) and isinstance(part.value, str))]
+        return max([position, *(_number(part, _BOUNDS, position) for part in numbers)])
 
 
 def parse_condition(text: str) -> Condition:
@@ -150,11 +145,6 @@ def _require(parts: Iterable[ast.expr], kind: Kind) -> Kind:
         if _kind(part) != kind:
             raise _refused(f"is not a {kind}", part)
     return kind
-
-
-def is_token(node: ast.expr) -> bool:
-    """Whether a correct part is a token."""
-    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def axes_of(node: ast.AST) -> set[str]:

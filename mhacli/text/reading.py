@@ -13,7 +13,7 @@ import shlex
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -171,7 +171,14 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
     raises `MhaError` if a source does not exist or cannot be read, a glob has no match, a table lacks the column
     or has numbers in it, or pyarrow is missing. Raises `MhaError` later if reading a file fails.
     """
-    files = dict.fromkeys(file for source in sources for file in _matched(source))
+    files = dict[str, None]()
+    for source in sources:  # an existing file whose name looks like a glob is a file
+        is_glob = source != "-" and not os.path.lexists(source) and glob.has_magic(source)
+        matched = sorted(glob.iglob(source, recursive=True)) if is_glob else [source]
+        matched = [file for file in matched if not (is_glob and os.path.isdir(file))]
+        if not matched:
+            raise MhaError(f"no file matches {shlex.quote(source)}", code="unreadable", path=source)
+        files |= dict.fromkeys(matched)
     for file in files:
         kind, has_one_pass = form.kind(file), is_pipe(file)
         if os.path.isdir(file):
@@ -184,25 +191,16 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
         if not has_one_pass:
             with opened(file):
                 next(_raw_texts(file, form), None)
-    return islice((document for file in files for document in _documents_of(file, form)), form.max_docs)
 
+    def each() -> Iterator[Document]:
+        for file in files:
+            for place, raw in _raw_texts(file, form):
+                try:
+                    yield Document(file, place, _field_of(form, raw) if form.kind(file) == "json" else form.text(raw))
+                except MhaError as fault:
+                    yield Document(file, place, reason=fault.message)
 
-def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document]:
-    for place, raw in _raw_texts(file, form):
-        try:
-            yield Document(file, place, _field_of(form, raw) if form.kind(file) == "json" else form.text(raw))
-        except MhaError as fault:
-            yield Document(file, place, reason=fault.message)
-
-
-def _matched(source: str) -> list[str]:
-    """The files that a source names. An existing file whose name looks like a glob is a file."""
-    if source == "-" or os.path.lexists(source) or not glob.has_magic(source):
-        return [source]
-    files = sorted(file for file in glob.iglob(source, recursive=True) if not os.path.isdir(file))
-    if not files:
-        raise MhaError(f"no file matches {shlex.quote(source)}", code="unreadable", path=source)
-    return files
+    return islice(each(), form.max_docs)
 
 
 def is_pipe(source: str) -> bool:
@@ -216,7 +214,9 @@ def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes | Non
     if kind in ("parquet", "csv"):
         yield from enumerate((_rows if kind == "parquet" else _cells)(file, form.column or DEFAULT_FIELD), 1)
         return
-    with _unpacked(file) as read:
+    is_packed = file.lower().endswith(".gz")
+    with _whole(file, "gzip file") if is_packed else nullcontext(), ExitStack() as stack:
+        read = stack.enter_context(gzip.open(file)).read if is_packed else stack.enter_context(opened(file))
         if kind == "text":
             yield 0, read_up_to(read, most)
         else:
@@ -235,17 +235,6 @@ def _lines(read: Callable[[int], bytes], most: int) -> Iterator[tuple[int, bytes
             place, line = place + 1, begins[:most]
     if line.strip():
         yield place, line.removesuffix(b"\r")
-
-
-@contextmanager
-def _unpacked(file: str) -> Iterator[Callable[[int], bytes]]:
-    """The `read(n)` of a file, of its content if it is named `.gz`."""
-    if file.lower().endswith(".gz"):
-        with _whole(file, "gzip file"), gzip.open(file) as content:
-            yield content.read
-    else:
-        with opened(file) as read:
-            yield read
 
 
 @contextmanager
