@@ -13,7 +13,7 @@ from torch import nn
 
 Role = Literal[
     "d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "dropout", "context_length", "bias", "causal", "batch_first",
-    "layer", "n_layers", "device", "dtype", "config", "eps", "theta", "scale", "temperature", "softcap",
+    "layer", "n_layers", "n_tokens", "device", "dtype", "config", "eps", "theta", "scale", "temperature", "softcap",
 ]  # fmt: skip
 
 SPELLINGS: Final[Mapping[Role, str]] = {
@@ -35,6 +35,7 @@ SPELLINGS: Final[Mapping[Role, str]] = {
     "batch_first": "batch_first",
     "layer": "layer_idx layer_id layer_index layer_number layer block_idx",
     "n_layers": "n_layer n_layers num_layers num_hidden_layers depth",
+    "n_tokens": "vocab_size",
     "device": "device",
     "dtype": "dtype torch_dtype",
     "config": "config cfg args params conf hparams model_config model_args",
@@ -128,11 +129,12 @@ def usual_values(
         own = _D_HEAD if n_heads != _D_HEAD else _D_HEAD + 4
         d_head = width // n_heads if width and width >= n_heads else own
     d_model = sizes.get("d_model") or width or n_heads * d_head
+    inner = [n for n in range(2, n_heads) if n_heads % n == 0]
     usual: dict[Role | None, tuple[Any, str]] = {
         "d_model": (d_model, "the width of a token"),
         "d_out": (d_model if d_model % n_heads == 0 else n_heads * d_head, "the width of the output"),
         "n_heads": (n_heads, "the number of heads"),
-        "n_kv_heads": (_n_kv_heads(n_heads), "the number of kv heads"),
+        "n_kv_heads": (min(inner, key=lambda n: n * n == n_heads, default=1), "the number of kv heads"),
         "d_head": (d_head, "the width of a head"),
         "d_v": (d_head, "the width of a head's values"),
         "context_length": (64 if 64 not in (d_model, n_heads * d_head) else 96, "the longest text"),
@@ -142,6 +144,7 @@ def usual_values(
         "batch_first": (True, "the batch stands first"),
         "layer": (0, "the first layer"),
         "n_layers": (2, "the number of layers"),
+        "n_tokens": (101, "the number of different tokens"),
         "device": (device, "--device"),
         "dtype": (torch.float32, "the usual one"),
         "eps": (1e-5, "a small number"),
@@ -158,13 +161,12 @@ def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_g
     def drawbacks(n_heads: int) -> tuple[bool, ...]:
         """The drawbacks of a number, the worst first."""
         head, remainder = divmod(width, n_heads) if width else (d_head or _D_HEAD, 0)
+        is_alike = n_kv_heads in (n_heads, n_heads**0.5) or head == n_heads
         return (
             remainder != 0 or head != (d_head or head),
-            n_kv_heads in (n_heads, n_heads**0.5),
-            head < 4,
-            n_heads < 3,
+            head < 4 or n_heads < 3,
+            is_alike,
             head % 2 != 0,
-            head == n_heads,
             n_heads % 2 == 0,
         )
 
@@ -173,11 +175,3 @@ def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_g
         choices = (max(1, width // d_head), *choices)
     fitting = [n for n in choices if n % (n_kv_heads or 1) == 0]
     return min(fitting or [3 * (n_kv_heads or 1)], key=drawbacks)
-
-
-def _n_kv_heads(n_heads: int) -> int:
-    """A number of kv heads: if possible more than one, with several queries each, and different from the group size."""
-    inner = [n for n in range(2, n_heads) if n_heads % n == 0]
-    unlike = [n for n in inner if n * n != n_heads]
-    odd = [n for n in unlike if n % 2]
-    return max(odd) if odd and n_heads % 2 else (unlike or inner or [1])[0]

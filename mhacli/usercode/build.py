@@ -7,13 +7,14 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from mhacli.errors import MhaError, UsageError, first_names
-from mhacli.usercode.arguments import Role, parse_value, role_of, usual_values
+from mhacli.errors import MhaError, first_names
+from mhacli.usercode.arguments import parse_value, role_of, usual_values
 from mhacli.usercode.call.signature import ROWS, signature_of
 from mhacli.usercode.inputs import copied, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, shown_path, user_code_error
@@ -26,7 +27,7 @@ _MOST_SHOWN: Final = 40
 
 def build(thing: Any, request: TargetRequest) -> Built:
     """The target in eval mode on its device. A class or a factory function is called; another function or an instance is used
-    directly.
+    directly, and its `rebuild` returns a copy in its original state.
 
     Raises `MhaError` for a missing device, for missing or unknown arguments, for a target that cannot be built, and for an
     exception in its constructor.
@@ -39,17 +40,20 @@ def build(thing: Any, request: TargetRequest) -> Built:
             hint="--device cpu works everywhere",
             code="no-device",
         ) from fault
-    given = _given(request)
-    if inspect.isclass(thing) and not _has_call(thing):
+    given = {name: parse_value(text) for name, text in request.arguments}
+    defined = [vars(base) for base in thing.__mro__ if base is not nn.Module] if inspect.isclass(thing) else []
+    if defined and not any(name in names for names in defined for name in ("forward", "__call__")):
         raise MhaError(f"{request.target} has neither forward nor __call__", code="no-target")
     if inspect.isclass(thing) or is_factory(thing, given):
         return _constructed(thing, request, given)
-    return _used_directly(thing, request)
-
-
-def _has_call(cls: type) -> bool:
-    defined = {name for base in cls.__mro__ if base is not nn.Module for name in vars(base)}
-    return not defined.isdisjoint(("forward", "__call__"))
+    if given:
+        raise MhaError(
+            f"--arg {', '.join(given)}: {request.target} is not a class",
+            hint="--call-arg NAME=VALUE is passed to each call",
+            code="argument",
+        )
+    original = copied(thing)
+    return _built(thing, thing, request, lambda _: build(copied(original), request))
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
@@ -63,97 +67,54 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
     return all(parameter.name in given for parameter in signature_of(thing, *ROWS, "rest"))
 
 
-def _given(request: TargetRequest) -> dict[str, Any]:
-    """The values of `--arg`, by name."""
-    given: dict[str, Any] = {}
-    for name, text in request.arguments:
-        if name in given:
-            raise UsageError(f"--arg {name} is given twice")
-        given[name] = parse_value(text)
-    return given
-
-
-def _used_directly(thing: Any, request: TargetRequest) -> Built:
-    """A function, or an instance. `rebuild` returns a copy of it in its original state."""
-    if request.arguments:
-        names = ", ".join(name for name, _ in request.arguments)
-        raise MhaError(
-            f"--arg {names}: {request.target} is not a class",
-            hint="--call-arg NAME=VALUE is passed to each call",
-            code="argument",
-        )
-    module = _placed(thing, request) if isinstance(thing, nn.Module) else None
-    original = copied(thing)
-    return Built(
-        name=request.target,
-        thing=thing,
-        call=thing if callable(thing) else thing.forward,
-        module=module,
-        arguments={},
-        given=frozenset(),
-        guesses={},
-        rebuild=lambda _: _used_directly(copied(original), request),
-        file=source_file(thing),
-    )
-
-
-def _placed(module: nn.Module, request: TargetRequest) -> nn.Module:
-    return (module if request.device == "cpu" else module.to(request.device)).eval()
+def _built(made: Any, shown: Any, request: TargetRequest, rebuild: Callable[[Mapping[str, Any]], Built]) -> Built:
+    """What is called, without a word on its arguments; `shown` is the class or the function that has its code."""
+    module = made if isinstance(made, nn.Module) else None
+    if module is not None:
+        module = made = (module if request.device == "cpu" else module.to(request.device)).eval()
+    call = made if callable(made) else made.forward
+    return Built(request.target, shown, call, module, {}, frozenset(), {}, rebuild, source_file(shown))
 
 
 def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -> Built:
     """What a class or a factory returns for the given arguments, and for guesses."""
     guesses: dict[str, str] = {}
-    try:
-        values = _arguments(thing, given, request, guesses)
-        with seeded(request.seed, torch.device("cpu")):
-            made = thing(**values)
-        made = _placed(made, request) if isinstance(made, nn.Module) else made
-    except (KeyboardInterrupt, MhaError):
-        raise
-    except BaseException as fault:
-        raise _build_error(thing, request, fault) from fault
-    if inspect.isclass(made) or not (callable(made) or hasattr(made, "forward")):
-        raise MhaError(
-            f"{request.target} takes no token vectors and returns {made!r:.40}, not a module",
-            hint="name a class, a function that attends, or one that returns a module",
-            code="no-target",
-            path=source_file(thing),
-        )
-    arguments = {name: parameter.default for name, parameter in parameters_of(thing).items()} | values
-    for name, parameter in parameters_of(thing).items():
-        for field, value in _fields(arguments[name]).items() if _is_config(parameter) else ():
-            path = f"{name}.{field}"
-            if path in given or path in guesses or role_of(field) is not None:
-                arguments[path] = value
+    file, parameters = source_file(thing), parameters_of(thing)
 
     def rebuild(changes: Mapping[str, Any]) -> Built:
         return _constructed(thing, request, {name: arguments[name] for name in guesses} | dict(given) | dict(changes))
 
-    shown = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
-    return Built(
-        name=request.target,
-        thing=shown,
-        call=made if callable(made) else made.forward,
-        module=made if isinstance(made, nn.Module) else None,
-        arguments=arguments,
-        given=frozenset(given),
-        guesses=guesses,
-        rebuild=rebuild,
-        file=source_file(shown) or source_file(thing),
-    )
-
-
-def _build_error(thing: Any, request: TargetRequest, fault: BaseException) -> MhaError:
-    """The error for an exception of a constructor."""
-    file = source_file(thing)
-    words = ", ".join(f"{name}={text}" for name, text in request.arguments)
-    subject = f"{request.target.rpartition(':')[2]}({words})" + (f" of {shown_path(file)}" if file else "")
-    if lacks_cuda(exception_text(fault)):
-        subject = f"{subject} needs a CUDA device, which this machine does not have"
-        return user_code_error(subject, fault, file, code="no-device")
-    advice = None if words else f"its arguments are {_described(parameters_of(thing))}"
-    return user_code_error(f"{subject} could not be built", fault, file, code="build", advice=advice)
+    try:
+        values = _arguments(thing, given, request, guesses)
+        with seeded(request.seed, torch.device("cpu")):
+            made = thing(**values)
+        is_callable = not inspect.isclass(made) and (callable(made) or hasattr(made, "forward"))
+        shown = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
+        built = _built(made, shown, request, rebuild) if is_callable else None
+    except (KeyboardInterrupt, MhaError):
+        raise
+    except BaseException as fault:
+        words = ", ".join(f"{name}={text}" for name, text in request.arguments)
+        subject = f"{request.target.rpartition(':')[2]}({words})" + (f" of {shown_path(file)}" if file else "")
+        if lacks_cuda(exception_text(fault)):
+            subject = f"{subject} needs a CUDA device, which this machine does not have"
+            raise user_code_error(subject, fault, file, code="no-device") from fault
+        advice = None if words else f"its arguments are {_described(parameters)}"
+        raise user_code_error(f"{subject} could not be built", fault, file, code="build", advice=advice) from fault
+    if built is None:
+        raise MhaError(
+            f"{request.target} takes no token vectors and returns {made!r:.40}, not a module",
+            hint="name a class, a function that attends, or one that returns a module",
+            code="no-target",
+            path=file,
+        )
+    arguments = {name: parameter.default for name, parameter in parameters.items()} | values
+    for name in [name for name, parameter in parameters.items() if _is_config(parameter)]:
+        for field, value in _fields(arguments[name]).items():
+            path = f"{name}.{field}"
+            if path in given or path in guesses or role_of(field) is not None:
+                arguments[path] = value
+    return replace(built, arguments=arguments, given=frozenset(given), guesses=guesses, file=built.file or file)
 
 
 # ------------------------------------------------------------------------------------------ the arguments of a constructor
@@ -187,7 +148,8 @@ def _takes_any(thing: Callable[..., Any]) -> bool:
 def _arguments(
     thing: Callable[..., Any], given: Mapping[str, Any], request: TargetRequest, guesses: dict[str, str], path: str = ""
 ) -> dict[str, Any]:
-    """The arguments of a constructor, given or guessed. The reason of each guess is put into `guesses`, by `path` and name.
+    """The arguments of a constructor, given or guessed; `config.n_head=4` is a field of its `config`. The reason of each guess is
+    put into `guesses`, by `path` and name.
 
     Raises `MhaError` for an unknown name, and for a required argument that mha cannot guess.
     """
@@ -215,13 +177,20 @@ def _arguments(
     for name, role in roles.items():
         values[name], guesses[f"{path}{name}"] = usual[role]
     for name in configs:
-        values[name] = _config(parameters[name], fields.get(name, {}), usual, request, guesses)
+
+        def guess(field: str, name: str = name) -> Any:
+            role = role_of(field)
+            if role not in usual:
+                raise KeyError(f"mha cannot guess it: --arg {name}.{field}=VALUE")
+            value, guesses[f"{name}.{field}"] = usual[role]
+            return value
+
+        values[name] = _config(parameters[name], fields.get(name, {}), Config(guess), request, guesses)
     return values
 
 
 def _split(thing: Callable[..., Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The given arguments, and the given fields of each config: `config.n_head=4` as `config={"n_head": 4}`. Raises
-    `MhaError` for an unknown name."""
+    """The given arguments, and the given fields of each config."""
     parameters = parameters_of(thing)
     values: dict[str, Any] = {}
     fields: dict[str, dict[str, Any]] = {}
@@ -257,25 +226,19 @@ def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
 
 
 _UNLIKE_CONFIGS: Final = ("builtins", "inspect", "typing", "collections", "torch", "enum", "pathlib", "omegaconf")
-_N_TOKENS: Final = (101, "the number of different tokens")
-Usual = Mapping[Role | None, tuple[Any, str]]
-"""The usual value of each role, with its meaning."""
 
 
 class Config(dict[str, Any]):
-    """A config whose fields of usual names have usual values: each is stored, and its reason put into `guesses`, when the
-    constructor first reads it, as attribute or item. An unusual name raises `AttributeError` or `KeyError`."""
+    """A config whose fields of usual names have usual values: each is stored when the constructor first reads it, as attribute or
+    item. An unusual name raises `AttributeError` or `KeyError`."""
 
-    def __init__(self, usual: Usual, guesses: dict[str, str], path: str) -> None:
+    def __init__(self, guess: Callable[[str], Any]) -> None:
         super().__init__()
-        vars(self).update(_usual=usual, _guesses=guesses, _path=path)
+        vars(self)["_guess"] = guess
 
     def __missing__(self, name: str) -> Any:
         """A usual value."""
-        role, usual = role_of(name), vars(self).get("_usual", {})  # a copy in the making has no attributes
-        if role not in usual and name != "vocab_size":
-            raise KeyError(f"mha cannot guess it: --arg {vars(self).get('_path')}{name}=VALUE")
-        self[name], self._guesses[f"{self._path}{name}"] = usual.get(role, _N_TOKENS)
+        self[name] = vars(self)["_guess"](name)
         return self[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -305,13 +268,12 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 def _config(
     parameter: inspect.Parameter,
     fields: Mapping[str, Any],
-    usual: Usual,
+    usual: Config,
     request: TargetRequest,
     guesses: dict[str, str],
 ) -> Any:
-    """A config with the given fields: the changed default, an instance of its annotation, or a `Config`."""
-    path, cls = f"{parameter.name}.", _config_class(parameter)
-    config: Any = Config(usual, guesses, path)
+    """A config with the given fields: the changed default, an instance of its annotation, or one of usual values."""
+    path, cls, config = f"{parameter.name}.", _config_class(parameter), usual
     if parameter.default is not None and parameter.default is not _EMPTY:
         config = copy.deepcopy(parameter.default)
     elif cls is not None:

@@ -53,8 +53,7 @@ def run_in_child(
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called when a stage begins. Raises the
     job's `MhaError`, and an `MhaError` that names the stage if it exceeds `time_limit_s` or if the child ends early.
     """
-    words = json.dumps({"job": job, "request": request, "time_limit_s": time_limit_s})
-    process, messages = _started(words.encode() + b"\n")
+    process, messages = _started({"job": job, "request": request, "time_limit_s": time_limit_s})
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(process, printed), daemon=True)
     printing.start()
@@ -63,29 +62,33 @@ def run_in_child(
     with process, messages:
         try:
             for line in messages:
-                is_message = line.startswith(b'["')  # other lines are those of a stack dump
-                kind, content = json.loads(line) if is_message else ("dump", line.decode("utf-8", "replace"))
-                if kind in ("result", "error"):
+                if not line.startswith(b'["'):  # of a stack dump
+                    dump += line.decode("utf-8", "replace")
+                    continue
+                kind, content = json.loads(line)
+                if kind != "stage":
                     break
-                if kind == "stage" and content != stage and on_stage is not None:
-                    on_stage(content)
-                stage = content if kind == "stage" else stage
-                time_limit_s = content if kind == "limit" else time_limit_s
-                dump += content if kind == "dump" else ""
+                begun, time_limit_s = content
+                if begun != stage and on_stage is not None:
+                    on_stage(begun)
+                stage = begun
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             printing.join(timeout=1)
+    text = printed[-KEPT_BYTES:].decode("utf-8", "backslashreplace")
+    if len(printed) > KEPT_BYTES:
+        text = "…\n" + (text.partition("\n")[2] or text)
     if kind == "result":
-        return content.encode(), _text(printed)
+        return content.encode(), text
     if kind != "error":
-        raise _early_end(stage, process.returncode, dump, time_limit_s, _text(printed))
+        raise _early_end(stage, process.returncode, dump, time_limit_s, text)
     if os.environ.get("MHA_DEBUG"):
         raise RuntimeError(content["traceback"])
     raise MhaError(**content["error"])
 
 
-def _started(request: bytes) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+def _started(sent: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """The child process, with its request sent, and its messages. Its stdin stays open as long as this process lives."""
     reading, writing = os.pipe()
     messages = os.fdopen(reading, "rb")
@@ -106,7 +109,7 @@ def _started(request: bytes) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         os.close(writing)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the child has ended, which its messages show
-        process.stdin.write(request)
+        process.stdin.write(json.dumps(sent).encode() + b"\n")
     return process, messages
 
 
@@ -118,29 +121,24 @@ def _keep_end(process: subprocess.Popen[bytes], printed: bytearray) -> None:
         del printed[: -KEPT_BYTES - 1]
 
 
-def _text(printed: bytearray) -> str:
-    """The last output in whole lines where possible; an ellipsis marks a cut."""
-    if len(printed) > KEPT_BYTES:
-        return "…\n" + (printed.partition(b"\n")[2] or printed).decode("utf-8", "backslashreplace")
-    return printed.decode("utf-8", "backslashreplace")
-
-
 def _early_end(stage: str, exit_status: int, dump: str, time_limit_s: float, printed: str) -> MhaError:
     """The error for a child that ended without a result."""
-    message, advice, code = f"{stage} ended the process with exit status {exit_status}", None, "crashed"
+    message, code, hints = f"{stage} ended the process with exit status {exit_status}", "crashed", list[str]()
+    line = source_line_in_dump(dump)
+    if line is not None:
+        hints.append(line.text)
     if dump.startswith("Timeout"):
         message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
-        advice = "--time-limit SECONDS allows more"
+        hints.append("--time-limit SECONDS allows more")
     elif exit_status < 0:
         names = {number.value: number.name for number in signal.Signals}
         message = f"{stage} ended the process by {names.get(-exit_status, f'signal {-exit_status}')}"
         if exit_status == -signal.SIGKILL:
-            advice = "the system does this to a process that takes too much memory"
-    line = source_line_in_dump(dump)
+            hints.append("the system does this to a process that takes too much memory")
     lines = [text.strip()[:100] for text in printed.splitlines() if text.strip()]
-    last = f"it last printed: {' / '.join(lines[-_LAST_LINES:])}" if lines else None
-    hint = "; ".join(filter(None, [line and line.text, advice, last]))
-    return MhaError(message, hint=hint or None, code=code)
+    if lines:
+        hints.append(f"it last printed: {' / '.join(lines[-_LAST_LINES:])}")
+    return MhaError(message, hint="; ".join(hints) or None, code=code)
 
 
 # --------------------------------------------------------------------------------------------------- inside the process
@@ -175,9 +173,8 @@ def main() -> None:
         faulthandler.cancel_dump_traceback_later()
         if begun.startswith("calling"):  # a later call may read more texts than the first
             limit_s = max(limit_s, _TIMES_A_CALL * (time.monotonic() - began_s))
-            send("limit", limit_s)
         begun, began_s = text, time.monotonic()
-        send("stage", text)
+        send("stage", [text, limit_s])
         if limited:  # a thread ends this process after the limit, even if native code holds the interpreter
             faulthandler.dump_traceback_later(limit_s, exit=True, file=messages)
 
@@ -186,7 +183,7 @@ def main() -> None:
         sys.dont_write_bytecode = True  # leaves no files beside the user's
         send("result", job(sent["request"], stage).decode())
     except BaseException as fault:
-        error = as_error(fault, begun)
+        error = _as_error(fault, begun)
         fields = {name: getattr(error, name) for name in ("message", "hint", "code", "exit_code", "path")}
         send("error", {"error": fields, "traceback": traceback.format_exc()})
     os._exit(0)
@@ -211,7 +208,7 @@ def _loaded(job: str) -> Callable[[dict[str, Any], Stage], bytes]:
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
-def as_error(fault: BaseException, stage: str) -> MhaError:
+def _as_error(fault: BaseException, stage: str) -> MhaError:
     """An exception of a job as an `MhaError`: the user's error if it passed user code, else a bug of mha."""
     if isinstance(fault, MhaError):
         return fault
@@ -220,11 +217,8 @@ def as_error(fault: BaseException, stage: str) -> MhaError:
         return MhaError(f"out of memory while {stage}", code="out-of-memory")
     if source_line_of(fault) is not None or not isinstance(fault, Exception):
         return user_code_error(f"{stage} failed", fault, None, code="raised")
-    return MhaError(
-        f"internal error: {text}",
-        hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
-        code="internal",
-    )
+    hint = "this is a bug of mha; MHA_DEBUG=1 shows where it happened"
+    return MhaError(f"internal error: {text}", hint=hint, code="internal")
 
 
 # -------------------------------------------------------------------------------------------------- errors in user code
@@ -296,11 +290,6 @@ def source_line_in_dump(dump: str) -> SourceLine | None:
         if _is_user_file(file) and os.path.isfile(file):
             return source_line(file, int(line))
     return None
-
-
-def shortened(text: str, most: int) -> str:
-    """The text, cut to at most `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 _NO_CUDA: Final = "not compiled with CUDA|NVIDIA driver|No CUDA GPUs|no CUDA-capable device|object on a CUDA device but"

@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ def split_target(target: str) -> tuple[str, str]:
         beside = targets_beside(target) if target.endswith(".py") else []
         hint = first_names(beside, _MOST_LISTED) or _FORM
         raise UsageError(f"{target[:200]!r} is not of the form {_FORM}", hint=hint)
-    if not name or not all(part.isidentifier() for part in name.split(".")):
+    if not all(part.isidentifier() for part in name.split(".")):
         raise UsageError(f"{name[:200]!r}, after the last colon, is not the name of a class or function", hint=_FORM)
     if not _is_file(location) and not all(part.isidentifier() for part in location.split(".")):
         raise UsageError(f"{location[:200]!r}, before the last colon, is neither a file nor a module", hint=_FORM)
@@ -137,12 +138,13 @@ def find_target(target: str) -> Any:
     if target in _objects:
         return _objects[target]
     location, name = split_target(target)
-    module = _import(location)
-    thing, path = module, name.split(".")
-    for depth, part in enumerate(path):
+    thing = module = _import(location)
+    holder = location
+    for part in name.split("."):
         if not hasattr(thing, part):
-            raise _missing(f"{'.'.join(path[:depth])} of {location}" if depth else location, thing, part)
+            raise _missing(holder, thing, part)
         thing = getattr(thing, part)
+        holder = f"{part} of {location}"
     if inspect.ismodule(thing) or not (callable(thing) or hasattr(thing, "forward")):
         kind = "module" if inspect.ismodule(thing) else f"value of type {type(thing).__name__}"
         message = f"{name} of {location} is a {kind}, not a class or function"
@@ -179,11 +181,9 @@ def _missing(holder: str, owner: Any, name: str) -> MhaError:
 
 def _offered(owner: Any) -> list[str]:
     """The public classes and functions of a module or class; those defined in it if there are any."""
-    own = getattr(owner, "__dict__", {})
-    things = {name: thing for name, thing in own.items() if callable(thing) and not name.startswith("_")}
-    home = getattr(owner, "__module__", None) or getattr(owner, "__name__", None)
-    local = [name for name, thing in things.items() if f"{getattr(thing, '__module__', '')}.".startswith(f"{home}.")]
-    return local or list(things)
+    things = {name: thing for name, thing in vars(owner).items() if callable(thing) and not name.startswith("_")}
+    home = owner.__name__ if inspect.ismodule(owner) else getattr(owner, "__module__", None)
+    return [name for name, thing in things.items() if getattr(thing, "__module__", None) == home] or list(things)
 
 
 # ------------------------------------------------------------------------------------------------------------ the import
@@ -212,15 +212,16 @@ def _import(location: str) -> ModuleType:
 
 def _import_file(location: str, source: bytes) -> ModuleType:
     """A file as a module, in its package if it is in one, under a name that no other file has."""
-    path = os.path.abspath(location)
-    root, names = _package_of(Path(path))
-    sys.path.insert(0, root)
-    sys.path.append(os.path.dirname(path))  # a file of a package may import its siblings as top-level modules
+    path = Path(os.path.abspath(location))
+    packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents)
+    names = [*reversed([folder.name for folder in packages]), path.stem.replace(".", "_")]
+    sys.path.insert(0, str(path.parents[len(names) - 1]))
+    sys.path.append(str(path.parent))  # a file of a package may import its siblings as top-level modules
     if len(names) > 1:
         importlib.import_module(".".join(names[:-1]))
     name = ".".join(names)
     while name in sys.modules:
-        if getattr(sys.modules[name], "__file__", None) == path:
+        if getattr(sys.modules[name], "__file__", None) == str(path):
             return sys.modules[name]
         name += "_"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -233,13 +234,3 @@ def _import_file(location: str, source: bytes) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _package_of(path: Path) -> tuple[str, list[str]]:
-    """The import root of a file and its dotted name from there."""
-    names = [] if path.stem == "__init__" else [path.stem.replace(".", "_")]
-    folder = path.parent
-    while (folder / "__init__.py").is_file() and folder != folder.parent:
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return str(folder), names or [path.stem]

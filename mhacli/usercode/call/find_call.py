@@ -40,7 +40,7 @@ from mhacli.usercode.call.results import (
 from mhacli.usercode.call.signature import MASKS, ROWS, CallParameter, called_function, never_read, signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of, mask_in, part_of
 from mhacli.usercode.inputs import float64_copy, map_rows, seeded
-from mhacli.usercode.process import exception_text, lacks_cuda, shortened, source_line_of
+from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, MaskKind, MaskMeaning
 
@@ -49,7 +49,6 @@ _MOST_COPIED = 4_000_000
 """The most numbers of a module that is copied for each call that is tried, so that no state passes to the next."""
 _INPUT_SCALE = 0.3
 """The scale of random inputs, small enough that a softmax without scaling sees more than one key."""
-_LONGEST_ERROR, _LONGEST_SOURCE = 160, 60
 
 
 def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
@@ -469,8 +468,8 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     """The error if no call works: the exception of the first one, its line, and an example to give."""
     attention, fault = tried[0]
     line = source_line_of(fault, built.file)
-    where = f" (line {line.line}: {shortened(line.source, _LONGEST_SOURCE)})" if line else ""
-    message = f"{shortened(exception_text(fault), _LONGEST_ERROR)}{where}"
+    where = f" (line {line.line}: {line.source:.60})" if line else ""
+    message = f"{exception_text(fault):.160}{where}"
     if lacks_cuda(exception_text(fault)):
         text = f"{built.name} needs a CUDA device, which this machine does not have: {message}"
         return MhaError(text, code="no-device", path=built.file)
