@@ -213,9 +213,9 @@ MASKS = (
 
 
 def _masked(text: str) -> str:
-    """A text on a screen. Where the lines of its head break depends on what is masked, so they are joined."""
+    """A text on a screen. Where the lines of its short head break depends on what is masked, so they are joined."""
     head, blank, rest = _without_varying(text).partition("\n\n")
-    if "VERSION" in head:
+    if "VERSION" in head and head.count("\n") < 4:
         head = " · ".join(line.strip() for line in head.split("\n"))
     return head + blank + rest
 

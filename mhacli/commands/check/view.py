@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison, place
 from mhacli.render.base.doc import pairs
-from mhacli.render.base.format import count_of, fitted, flowing
+from mhacli.render.base.format import count_of, fitted
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
@@ -30,21 +30,23 @@ Line = tuple[str, Text]
 
 
 def check_view(examination: Examination, on: Screen) -> RenderableType:
-    """The verdict in a sentence with its limits, the mistakes, the construction and call, and what was measured."""
-    sign, style = _VERDICTS[examination.verdict]
-    names = [Text(sign, style=style), Text(visible(examination.target), style="bold")]
-    if examination.against is not None:
-        names.append(Text(f"against {visible(examination.against)}", style="bold"))
-    blocks: list[RenderableType] = [flowing(names, on.width, "  "), _text(examination.sentence)]
-    blocks += [_text(limit, "yellow") for limit in examination.limits]
+    """The mistakes, the construction and call, what was measured, and last the verdict in a sentence behind its limits."""
+    blocks: list[RenderableType] = []
     for finding in examination.findings[:_IN_FULL]:
-        blocks += [Text(""), _mistake(finding, examination), _grid(_finding(finding), on)]
+        blocks += [_mistake(finding, examination), _grid(_finding(finding), on), Text("")]
     others = examination.findings[_IN_FULL:]
     if others:
-        blocks += [Text(""), Text(f"{len(others)} more")]
-        blocks += [_text(f"  {finding.code}: {finding.message}") for finding in others]
+        blocks += [Text(f"{len(others)} more"), *(_text(f"  {each.code}: {each.message}") for each in others), Text("")]
     rest = [*_building(examination, on), *_answers(examination), *_measured(examination)]
-    return Group(*blocks, Text(""), _grid(rest, on))
+    limits = [_text(limit, "yellow") for limit in examination.limits]
+    return Group(*blocks, _grid(rest, on), Text(""), *limits, _verdict(examination))
+
+
+def _verdict(examination: Examination) -> Text:
+    """The verdict, what was examined, and why."""
+    against = "" if examination.against is None else f" against {examination.against}"
+    target = f"{visible(examination.target + against)}:"
+    return Text.assemble(_VERDICTS[examination.verdict], "  ", (target, "bold"), " ", _text(examination.sentence))
 
 
 def _text(text: str, style: str = "") -> Text:

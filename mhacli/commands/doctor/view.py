@@ -27,7 +27,7 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
     if report.model is None:
         e = report.environment
         verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold")
-        return Group(*table(_table(_in_brief(report.checks), has_numbers=False), on.width), verdict)
+        return Group(*table(_table(_in_brief(report), has_numbers=False), on.width), verdict)
     legend = [
         "found: the largest change of a token's output, relative to the typical size of an output",
         f"at most: {report.model.tolerance}",
@@ -39,10 +39,18 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
     return Group(about, Text(), *checks, Text(), explained, Text(), verdict)
 
 
-def _in_brief(checks: Sequence[HealthCheck]) -> list[HealthCheck]:
-    """The checks of an installation. Attention that is right on a device has one line for all dtypes."""
-    right = [check for check in checks if check.name.startswith("attention ") and check.ok]
-    brief = [check for check in checks if check not in right]
+_NAMED = 2
+"""The libraries that are named where all fit."""
+
+
+def _in_brief(report: Report) -> list[HealthCheck]:
+    """The checks of an installation. Libraries that fit have one line, and so has attention that is right on a device."""
+    right = [check for check in report.checks if check.name.startswith("attention ") and check.ok]
+    brief = [check for check in report.checks if check not in right]
+    required = [f"{library['name']} {library['version']}" for library in report.libraries if library["extra"] is None]
+    if brief[0].ok and len(required) > _NAMED:
+        words = f"{', '.join(required[:_NAMED])} and {len(required) - _NAMED} more (--json)"
+        brief[0] = HealthCheck(brief[0].name, True, words)
     for device, of_device in groupby(right, key=lambda check: check.name.rpartition(" ")[0]):
         errors = [f"{shown(check.value, 'error', 2)} in {check.name.rpartition(' ')[2]}" for check in of_device]
         brief.append(HealthCheck(device, True, f"largest difference from float64: {', '.join(errors)}"))

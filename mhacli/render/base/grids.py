@@ -84,9 +84,14 @@ class _Panel:
         return max((len(self.number(number)) for number in numbers.tolist()), default=1) + 1
 
     @property
+    def inside(self) -> int:
+        """The least width of the whole grid."""
+        return self.around + self.least * len(self.grid.columns)
+
+    @property
     def width(self) -> int:
         """The least width of the whole grid with its title."""
-        return max(self.around + self.least * len(self.grid.columns), cell_len(self.grid.title) + _RULE)
+        return max(self.inside, cell_len(self.grid.title) + _RULE)
 
     def size(self, room: int) -> int:
         """The width of a cell in a room: as wide as its name needs and fits, at least what a number or shade takes."""
@@ -131,7 +136,7 @@ def grids(
     has_numbers = form == "numbers"
     if form == "auto":  # a number is at least 3 wide
         is_narrow = all(3 * len(g.columns) < screen.width for g in panels)
-        has_numbers = is_narrow and all(_forms(g, has_numbers=True)[-1].width <= screen.width for g in panels)
+        has_numbers = is_narrow and all(_forms(g, has_numbers=True)[-1].inside <= screen.width for g in panels)
         if has_numbers and in_one_row:
             has_numbers = len(_rows(panels, screen.width, has_numbers=True)) == 1
     if has_numbers:
@@ -148,7 +153,7 @@ def grids(
         of_row: list[tuple[_Panel, int]] = []
         for of_grid in forms:
             room = of_grid[-1].width + max(0, spare) // len(row)
-            fitting = (p for p in of_grid if p.around + p.least * len(p.grid.columns) <= room)
+            fitting = (p for p in of_grid if p.inside <= room)
             panel = next(fitting, of_grid[-1])
             of_row.append((panel, panel.size(room)))
         lines = [*_side_by_side(of_row, tops, screen)]
@@ -201,7 +206,7 @@ def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Gri
 def _split(g: Grid, width: int, *, everything: bool) -> list[Grid]:
     """The grid with all columns that fit: the first and the last, or, with `everything`, all in several grids."""
     panel = _forms(g, has_numbers=True)[-1]
-    if panel.width <= width:
+    if panel.inside <= width:
         return [g]
     n = max(2, (width - panel.around) // panel.least - (not everything))  # a column more has what is between
     n_columns = len(g.columns)
@@ -321,7 +326,7 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
     """What a row is, the scales, and the signs that occur."""
     parts, has_numbers = [panel.grid for panel in panels], panels[0].has_numbers
     words = [*dict.fromkeys(g.meaning for g in parts if g.meaning)]
-    words += ["* the row's maximum"] if has_numbers and any(g.marked is not None for g in parts) else []
+    words += ["* row maximum"] if has_numbers and any(g.marked is not None for g in parts) else []
     yield from (Text(word, style="dim") for word in words)
     shaded = [g for g in parts if g.signs is None]
     for scale in dict.fromkeys(g.scale for g in shaded):

@@ -14,7 +14,7 @@ from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Selection, balanced
 
-_MOST, _LEGEND = 500, 4
+_MOST, _LEGEND = 500, 3
 """The widest cell, and the most lines below a table."""
 
 
@@ -25,20 +25,21 @@ def spaced(sections: Iterable[RenderableType]) -> RenderableType:
 
 
 def table(of: Table[Row], width: int, *notes: str, has_all: bool = False) -> Iterator[RenderableType]:
-    """The table at a width, and up to three lines about its headings, the rows and columns that are left out, and `notes`; with
-    `has_all` as many lines as they take."""
+    """The columns that fit and whose meanings fit into three lines below, beside the rows and columns that are left out, and
+    `notes`; with `has_all` as many lines as they take."""
     rows = _shown_rows(of)
     widths = _fitting(of, rows, width)
+    legend = _legend(of, rows, widths, width, notes, has_all=has_all)
+    while legend.plain.count("\n") >= _LEGEND and not has_all:
+        explained = [place for place in widths if of.columns[place].drop and of.columns[place].meaning]
+        if not explained:
+            break
+        widest = max(reversed(explained), key=lambda place: of.columns[place].drop)
+        widths = _fitting(of, rows, width, [place for place in widths if place != widest])
+        legend = _legend(of, rows, widths, width, notes)
     if of.title:
         yield Text(of.title, style="bold")
     yield _drawn(of, rows, widths)
-    columns = [of.columns[place] for place in widths]
-    fixed = [_more(rows)] if rows.hidden and not of.has_ends else []
-    n_dropped = len(of.columns) - len(columns)
-    if n_dropped:
-        fixed.append(f"{count_of(n_dropped, 'more column')} on a wider screen or {of.elsewhere}")
-    by_room = sorted(columns, key=lambda column: column.drop)
-    legend = _legend(of.meanings(by_room), [*fixed, *notes], width, has_all)
     if legend.plain:
         yield legend
 
@@ -50,9 +51,9 @@ def bare(of: Table[Row], width: int) -> RenderableType:
 
 
 def _shown_rows(of: Table[Row]) -> Selection:
-    """The rows that are shown: the first, or the first and the last."""
+    """The rows that are shown: the first, or the first and the last. A single row more takes no more room than its number."""
     n_rows = len(of.rows)
-    n_shown = n_rows if of.most is None else min(of.most, n_rows)
+    n_shown = n_rows if of.most is None or n_rows <= of.most + 1 else of.most
     return balanced(n_rows, n_shown) if of.has_ends else Selection(tuple(range(n_shown)), n_rows - n_shown)
 
 
@@ -114,14 +115,17 @@ def _natural(of: Table[Row], rows: Selection, column: Column[Row]) -> int:
     return max(cell_len(line) for text in texts for line in text.split("\n"))
 
 
-def _fitting(of: Table[Row], rows: Selection, width: int) -> dict[int, int]:
-    """The widths of the columns that fit, by place. The main column is shortened down to its least width before others are
-    dropped, and further where nothing else helps."""
+def _fitting(of: Table[Row], rows: Selection, width: int, places: Sequence[int] | None = None) -> dict[int, int]:
+    """The widths of the columns that fit, of all or of those at some `places`, by place. The main column is shortened down to its
+    least width before others are dropped, and further where nothing else helps."""
     main = of.columns.index(_main(of, rows))
-    natural = {place: _natural(of, rows, column) for place, column in enumerate(of.columns)}
-    if of.has_ends:
+    kept = range(len(of.columns)) if places is None else places
+    natural = {place: _natural(of, rows, of.columns[place]) for place in kept}
+    if of.has_ends and main in natural:
         natural[main] = max(natural[main], len(_more(rows)))
-    least = natural | {main: min(of.columns[main].least or _MOST, natural[main])}
+    least = {**natural}
+    if main in natural:
+        least[main] = min(of.columns[main].least or _MOST, natural[main])
 
     def excess(widths: dict[int, int]) -> int:
         return sum(widths.values()) + of.gap * (len(widths) - 1) - width
@@ -138,12 +142,21 @@ def _fitting(of: Table[Row], rows: Selection, width: int) -> dict[int, int]:
     return widths
 
 
-def _legend(meanings: Sequence[str], fixed: Sequence[str], width: int, has_all: bool) -> Text:
-    """The meanings and what stands behind them; of many meanings the first, and where to find the others."""
-    lines = flowing((*meanings, *fixed), width, style="dim")
-    n_meanings = len(meanings)
-    while n_meanings and not has_all and lines.plain.count("\n") >= _LEGEND:
-        n_meanings -= 1
-        parts = [*meanings[:n_meanings], "more: mha explain", *fixed]
+def _legend(
+    of: Table[Row], rows: Selection, widths: dict[int, int], width: int, notes: Sequence[str], *, has_all: bool = False
+) -> Text:
+    """What the headings of columns mean, and what stands behind them; what else needs an explanation as far as there is room."""
+    columns = [of.columns[place] for place in widths]
+    fixed = [_more(rows)] if rows.hidden and not of.has_ends else []
+    n_dropped = len(of.columns) - len(columns)
+    if n_dropped:
+        fixed.append(f"{count_of(n_dropped, 'more column')} {of.elsewhere}")
+    meanings = of.meanings(columns)
+    needed = meanings[: len(meanings) - len(of.legend)]
+    more = ("more: mha explain",)
+    attempts = [(*meanings[:n], *more, *fixed, *notes) for n in range(len(meanings) - 1, len(needed) - 1, -1)]
+    for parts in ((*meanings, *fixed, *notes), *attempts):
         lines = flowing(parts, width, style="dim")
-    return lines
+        if has_all or lines.plain.count("\n") < _LEGEND:
+            return lines
+    return flowing((*needed, *fixed, *notes), width, style="dim")

@@ -43,7 +43,6 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
     yield from words[:2]
     if summary is not None and summary.verified.ok:
         of_heads, texts = head_grids(record), [row for row in effect_rows(record) if row.tokens]
-        yield Text("")
         yield from grids(of_heads, screen) if of_heads else ()
         yield from grids([_grid(record, [row], row.tokens) for row in texts], screen, form="numbers", everything=True)
         yield from [Text("")] if of_heads or texts else ()
@@ -110,7 +109,7 @@ def _answer(record: Record, summary: EffectSummary) -> str:
     verb, it = ("matter", "them") if is_several else ("matters", "it")
     words = f"{name} {verb}{' most' * (n > 1)}: without {it} {measured} "
     if summary.target is None:
-        words += f"moves by {shown(change, 'percent')} of its length"
+        words += f"moves by {shown(change, 'brief')} of its length"
     else:
         words += (
             f"{'falls' if change < 0 else 'rises'} by {shown(abs(change), 'number')}{_prediction(strongest, summary)}"

@@ -29,29 +29,52 @@ _CAPTURES = {
 }
 
 
-def model_header(
-    record: Record, model: Model, screen: Screen, *, in_brief: bool = False, of_head: bool = False
-) -> RenderableType:
+def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool = False) -> RenderableType:
     """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
-    unverified layers; unless `in_brief` also how its layers were captured. `of_head`: what one head of it needs."""
+    unverified layers; unless `in_brief` also how its layers were captured."""
     path = Text(visible(model.path), style="bold")
-    words = [f"revision {visible(model.revision)}"] if model.revision else []
-    words += [] if of_head else [_layers(record, model), *by_layers(record.layers, _heads)]
-    words += [visible(model.dtype), visible(record.environment.device)]
-    words += [*texts_in_words(record), *_masks_and_scores(record)]
+    words = [
+        _layers(record, model),
+        *by_layers(record.layers, _heads),
+        *_inputs(record, model, *texts_in_words(record)),
+    ]
     lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
-    if not (in_brief or of_head):
+    if not in_brief:
         lines.append(flowing(_details(record, model), screen.width, style="dim"))
-    if model.generated is not None:
-        generated = model.generated
-        summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
-        repeated = f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
-        style = "green" if generated.repeated == generated.n_tokens else "yellow"
-        lines.append(flowing([summary, Text(repeated, style=style)], screen.width))
-        text, n = record.sequences[0], generated.prompt_lens[0]
-        begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
-        lines.append(Text(f"generated: “{visible(text.text[begin:])}”", style="bold"))
-    return Group(*lines, *(_unverified(layer) for layer in record.layers if not layer.verified))
+    return Group(*lines, *_generated(record, model, screen), *_unverified(record))
+
+
+def head_footer(record: Record, model: Model, screen: Screen) -> RenderableType:
+    """What stands below a single head: how it was read, and the self-check, in one line if all checks pass."""
+    words: list[str | Text] = [*_inputs(record, model), *_proof(record, model)]
+    lines: list[RenderableType] = [*_generated(record, model, screen), *_unverified(record)]
+    if not _are_passed(record):
+        return Group(*lines, flowing(words, screen.width), checks_view(record, screen, in_detail=False))
+    n_checks = sum(len(layer.survey.checks) for layer in record.layers)
+    return Group(
+        *lines, flowing([*words, self_check_verdict(ok=True, found=count_of(n_checks, "check"))], screen.width)
+    )
+
+
+def _inputs(record: Record, model: Model, *texts: str) -> Iterator[str]:
+    """How the model was read: its revision, dtype and device, the texts, and what attention has beside plain attention."""
+    yield from [f"revision {visible(model.revision)}"] if model.revision else []
+    yield from (visible(model.dtype), visible(record.environment.device), *texts)
+    yield from _masks_and_scores(record)
+
+
+def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
+    """The text that the model generated, and how much of it one pass over the whole text reproduces."""
+    generated = model.generated
+    if generated is None:
+        return
+    summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
+    repeated = f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
+    style = "green" if generated.repeated == generated.n_tokens else "yellow"
+    yield flowing([summary, Text(repeated, style=style)], screen.width)
+    text, n = record.sequences[0], generated.prompt_lens[0]
+    begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
+    yield Text(f"generated: “{visible(text.text[begin:])}”", style="bold")
 
 
 def _layers(record: Record, model: Model) -> str:
@@ -131,24 +154,34 @@ _CLOSE = 1e-6
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
-def _unverified(layer: InspectedLayer) -> Text:
-    """The failed checks of a layer, or what else makes it doubtful."""
-    failed = [check for check in layer.survey.checks if not check.ok]
-    listed = tuple(f"the check '{check.name}'" for check in failed)
-    reasons = [*map(agreement, failed), *(visible(why) for why in layer.unverified if not why.startswith(listed))]
-    return Text(f"! {layer.label} NOT verified: {'; '.join(reasons)}", style="bold red")
+def _unverified(record: Record) -> Iterator[Text]:
+    """The failed checks of layers, or what else makes them doubtful."""
+    for layer in record.layers:
+        if not layer.verified:
+            failed = [check for check in layer.survey.checks if not check.ok]
+            listed = tuple(f"the check '{check.name}'" for check in failed)
+            reasons = [
+                *map(agreement, failed),
+                *(visible(why) for why in layer.unverified if not why.startswith(listed)),
+            ]
+            yield Text(f"! {layer.label} NOT verified: {'; '.join(reasons)}", style="bold red")
+
+
+def _are_passed(record: Record) -> bool:
+    """Whether all checks pass, and inspecting changed nothing."""
+    is_changed = record.model is not None and record.model.identical_outputs is False
+    return bool(record.self_check.ok) and not is_changed
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     """One line if all checks pass; otherwise, or `in_detail`, each check for the layer with the largest error, and all
     failures."""
-    surveys = [layer.survey for layer in record.layers]
-    checks = [check for survey in surveys for check in survey.checks]
-    is_changed = record.model is not None and record.model.identical_outputs is False
-    ok = record.self_check.ok
-    if ok and not (is_changed or in_detail):
+    checks = [check for layer in record.layers for check in layer.survey.checks]
+    if _are_passed(record) and not in_detail:
         return self_check_verdict(ok=True, found=checks_in_brief(checks))
+    ok = record.self_check.ok
     verdict = self_check_verdict(ok=ok, found=f"{len(checks)} checks, {names_of(record.layers)}" if ok else "")
+    is_changed = record.model is not None and record.model.identical_outputs is False
     parts = [Text("outputs differ from those without inspection", style="bold red")] if is_changed else []
     parts += [_worst(name, record.layers) for name in dict.fromkeys(check.name for check in checks)]
     return Text("\n").join([verdict, flowing(parts, screen.width)])

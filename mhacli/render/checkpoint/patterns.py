@@ -13,7 +13,7 @@ from rich.text import Text
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import type_text
+from mhacli.render.base.format import count_of, type_text
 from mhacli.render.base.grids import MAX_LINES
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, names_of
@@ -35,9 +35,10 @@ def are_drawn(layers: Sequence[LayerView], options: ViewOptions) -> bool:
 
 
 def patterns_view(
-    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
+    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen, *, path: str = ""
 ) -> Iterator[RenderableType]:
-    """The patterns of chosen layers or heads on a common scale; without a choice, how to choose."""
+    """The patterns of chosen layers or heads on a common scale; without a choice, how to choose. The title of one that is alone
+    begins with a `path`."""
     if options.view == "none" or not any(layer.has_pattern for layer in layers):
         return
     if not are_drawn(layers, options):
@@ -50,7 +51,12 @@ def patterns_view(
     kept = [layer for layer in layers if layer.has_pattern]
     n_heads = len(sequences) * sum(len(_chosen(layer, options)) for layer in kept)
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
-    heads = (head for layer in kept for b in sequences for head in _of_layer(layer, b, options, is_alone=n_heads == 1))
+    heads = (
+        head
+        for layer in kept
+        for b in sequences
+        for head in _of_layer(layer, b, options, is_alone=n_heads == 1, path=path)
+    )
     drawn = [*islice(heads, n_heads if is_requested else MAX_DRAWN)]
     maps = [cells for _, cells in drawn]
     if options.view == "auto" and options.rows is None and not is_requested:
@@ -70,10 +76,10 @@ def _chosen(layer: LayerView, options: ViewOptions) -> list[tuple[int, HeadStati
 
 
 def _of_layer(
-    layer: LayerView, sequence: int, options: ViewOptions, *, is_alone: bool
+    layer: LayerView, sequence: int, options: ViewOptions, *, is_alone: bool, path: str
 ) -> Iterator[tuple[str, HeadMap]]:
     """The requested heads of a layer, each with its title and its map, of words on request. A head that `is_alone` has its type
-    in words."""
+    in words, and behind a `path` the length of its text."""
     inspected, view = layer.inspected, merge_words(layer.record) if options.words else layer.record
     rows, produced = queries_of(layer.record, inspected.kind, sequence, options)
     doubt = "" if inspected.verified else " · NOT verified"
@@ -82,6 +88,8 @@ def _of_layer(
         drawable = DrawableHead(view, place, head.head, head, inspected)
         cells = replace(pattern_map(drawable, sequence), produced=produced)
         title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]}" + (f" {type_text(head)}" if is_alone else "")
+        if path:
+            title = f"{path} · {title} · {count_of(len(view.sequences[sequence].tokens), 'token')}"
         yield title, cells if rows is None else cells.of_rows(rows)
 
 

@@ -29,7 +29,7 @@ from mhacli.render.base.selection import (
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.corpus import cells_table, corpus_sinks, corpus_tables
-from mhacli.render.checkpoint.header import checks_view, model_header
+from mhacli.render.checkpoint.header import checks_view, head_footer, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.render.heads.view import cells_view, sinks_are, sinks_text, strong_places, token_name
@@ -55,16 +55,16 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     if options.brief:
         return Group(*remarks, bare(of_heads, screen.width), Text(""), checks)
     has_all = options.verbose or options.everything
-    drawn = Group(*patterns_view(layers, sequences.shown, options, screen))
-    numbers = Group(*remarks, *statistics(of_heads, options, screen))
+    is_drawn = are_drawn(layers, options)
+    is_asked = is_drawn and len(listed) == 1 and not has_all  # one head: its matrix first, how it was read last
+    path = visible(record.model.path) if is_asked else ""
+    drawn = Group(*patterns_view(layers, sequences.shown, options, screen, path=path))
+    numbers = Group(*remarks, *statistics(of_heads, options, screen, has_name=not is_asked))
     overview: list[RenderableType] = [grid(record, layers, screen)] if len(layers) > 1 else []
     overview.append(_sinks(record, layers, heads, screen))
-    is_drawn = are_drawn(layers, options)
-    is_asked = is_drawn and len(listed) == 1 and not has_all  # one head: its matrix first, the model last
-    header = model_header(record, record.model, screen, in_brief=not options.verbose, of_head=is_asked)
-    sections: list[RenderableType] = [] if is_asked else [header]
+    sections: list[RenderableType] = [model_header(record, record.model, screen, in_brief=not options.verbose)]
     if is_asked:
-        sections.append(Group(drawn, numbers))
+        sections = [Group(drawn, numbers)]
     elif is_drawn:
         sections += [drawn, numbers, *([Group(*overview)] if has_all or options.heads is None else ())]
     else:
@@ -88,7 +88,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         sections += cells_view(layer.record, of_layer, options, screen, layer.inspected.label)
     if options.maps and len(of_layers) > n_drawn:
         sections.append(hidden(len(of_layers) - n_drawn, "layer", "--all or --layer"))
-    sections.append(Group(header, checks) if is_asked else checks)
+    sections.append(head_footer(record, record.model, screen) if is_asked else checks)
     return spaced(sections)
 
 

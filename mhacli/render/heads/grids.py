@@ -26,7 +26,7 @@ AXES = "keys from left to right, queries downward"
 """What runs along the axes of a picture of a head."""
 _NAME, _NAME_WITH_NEXT = 12, 22
 """The widest name of a query, alone and followed by the generated next token."""
-_MEANING = "each row: a query's attention weights over the keys"
+_MEANING = "attention weights query → key"
 _FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
 _SINK_WIDTH, _LONGEST, _LEAST_KEYS = 5, 28, 30
 

@@ -90,8 +90,10 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
     )
 
 
-def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """The table of heads with its legend; of a single head its numbers in a row, with those of uniform attention."""
+def statistics(
+    of: Table[HeadRow], options: ViewOptions, screen: Screen, *, has_name: bool = True
+) -> Iterator[RenderableType]:
+    """The table of heads with its legend; of a single head its name and its numbers in a row, with those of uniform attention."""
     if len(of.rows) > 1 or options.everything or options.verbose or not of.foot:
         yield from table(of, screen.width, has_all=options.verbose)
         return
@@ -100,15 +102,20 @@ def statistics(of: Table[HeadRow], options: ViewOptions, screen: Screen) -> Iter
     numbers = [column for column in numbers if column.unit not in ("word", "id")]
     words, compared = list[str](), "uniform "
     for column in numbers:
-        words.append(f"{column.meaning or column.heading} {column.text(head)} ({compared}{column.text(uniform)})")
+        name = _OF_ONE_HEAD.get(column.heading) or column.meaning or column.heading
+        words.append(f"{name} {column.text(head)} ({compared}{column.text(uniform)})")
         compared = ""  # the first one says what stands in brackets
-    name = Text(f"head {head[0].head}: {_type_text(head[0])}", style=_type_style(head))
-    yield flowing([name, *words, Text(_MORE, style="dim")], screen.width)
+    title = [Text(f"head {head[0].head}: {_type_text(head[0])}", style=_type_style(head))] if has_name else []
+    yield flowing([*title, *words, Text("more: --verbose", style="dim")], screen.width)
 
 
-_OF_ONE_HEAD = ("H/max", "eff.keys", "first", "prev")
-"""The numbers of a single head, beside those that were asked for."""
-_MORE = "more: --verbose, mha explain"
+_OF_ONE_HEAD = {
+    "H/max": "entropy ÷ maximum",
+    "eff.keys": "effective keys",
+    "first": "on the first token",
+    "prev": "on the one before",
+}
+"""The numbers of a single head with their names, beside those that were asked for."""
 
 
 def _means(row: HeadRow) -> Averages:
@@ -203,7 +210,8 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
         value=sparks,
         drop=1,
         style=lambda row: "cyan",
-        meaning=f"weight at distances {distances}",
+        meaning="weights by distance",
+        explanation=f"The attention weight at distances of {distances} tokens, relative to the largest.",
     )
 
 

@@ -78,7 +78,7 @@ def test_a_matrix_has_the_weights_of_the_pattern(folder: Path, saved: Callable[[
         rows = printed["pattern"][sequence][head][:n_tokens]
         visible = [row[key] for query, row in enumerate(rows) for key in range(query + 1)]
         table = re.split(r"^query ", text, flags=re.MULTILINE)[1]
-        assert numbers(table.partition("each row")[0], 6) == [round(weight, 6) for weight in visible]
+        assert numbers(table.partition("attention weights")[0], 6) == [round(weight, 6) for weight in visible]
 
 
 def test_the_strongest_keys_are_those_of_the_pattern(folder: Path, saved: Callable[[str], dict[str, Any]]) -> None:
