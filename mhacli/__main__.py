@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from mhacli.io import long_work
 from mhacli.io.files import remove_temporary_folders
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 
 
 def main() -> NoReturn:
@@ -18,7 +18,7 @@ def main() -> NoReturn:
     try:
         long_work.install()
         gc.freeze()  # what is loaded stays
-        with uncollected():
+        with gc_paused():
             from mhacli.cli import app as cli
 
         code = cli.main()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
-from mhacli.sites import SITES, Facts
+from mhacli.sites import SITES, Dims
 from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
@@ -69,16 +69,16 @@ class Run:
         return self.model.path
 
     @cached_property
-    def facts(self) -> Facts:
+    def dims(self) -> Dims:
         """The sizes of the run of a layer."""
-        return Facts.of(self.config, self.sequences, self.context_sequences, n_tokens=len(self.vocabulary))
+        return Dims.of(self.config, self.sequences, self.context_sequences, n_tokens=len(self.vocabulary))
 
     @cached_property
     def plan(self) -> tuple[dict[str, int], tuple[str, ...]]:
         """What `arrays_to_keep` says of this run."""
-        return self.arrays_to_keep(self.facts)
+        return self.arrays_to_keep(self.dims)
 
-    def arrays_to_keep(self, facts: Facts) -> tuple[dict[str, int], tuple[str, ...]]:
+    def arrays_to_keep(self, dims: Dims) -> tuple[dict[str, int], tuple[str, ...]]:
         """The arrays of a layer that fit into the limit with their bytes, and the names of the others: all of `keep`, or as many
         of `DEFAULT_KEEP` and `also` as fit.
 
@@ -86,12 +86,12 @@ class Run:
         """
         names = self.keep
         if names is None:
-            names = (*DEFAULT_KEEP, *(["dropped"] if facts.config.train else []), *self.also)
+            names = (*DEFAULT_KEEP, *(["dropped"] if dims.config.train else []), *self.also)
         kept = dict[str, int]()
         for name in names:
             if name not in SITES:
                 raise UsageError(f"--keep: {name!r} is not a site", hint=f"sites: {' '.join(SITES)}")
-            n_bytes = prod(SITES[name].shape_for(facts)) * facts.item_bytes
+            n_bytes = prod(SITES[name].shape_for(dims)) * dims.item_bytes
             if self.keep is not None or sum(kept.values()) + n_bytes <= self.keep_limit:
                 kept[name] = n_bytes
         total = sum(kept.values())

@@ -1,7 +1,7 @@
 """SITES, the points at which attention can be observed, with their axes, their cost and their words, and VARIANTS of attention.
 
 The printed walkthrough, the shape check at run time and the documentation all come from this table. *Measurements* of a
-site (shape, layout, time) come from the tap. The texts stand in record/glossary.toml. `Facts` are the sizes of a run,
+site (shape, layout, time) come from the tap. The texts stand in record/glossary.toml. `Dims` are the sizes of a run,
 known before its first tensor; the end of the file computes the cost of a decoding step from them.
 """
 
@@ -24,7 +24,7 @@ WAVES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Facts:
+class Dims:
     """A resolved config, the lengths, and properties of the text.
 
     `cross`: keys come from another text. `padded`: sequences differ in length. `packed`: a row holds several documents.
@@ -43,11 +43,11 @@ class Facts:
     @staticmethod
     def of(
         config: Config, sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] | None, *, n_tokens: int
-    ) -> Facts:
-        """The facts of these sequences under a resolved config."""
+    ) -> Dims:
+        """The sizes of these sequences under a resolved config."""
         keys = sequences if context is None else context
         q_lens, k_lens = ([len(sequence.tokens) for sequence in family] for family in (sequences, keys))
-        return Facts(
+        return Dims(
             config, len(sequences), max(q_lens), max(k_lens), cross=context is not None,
             padded=len(set(q_lens)) > 1 or len(set(k_lens)) > 1,
             packed=any(len(set(sequence.documents)) > 1 for sequence in (*sequences, *keys)),
@@ -93,7 +93,7 @@ class Facts:
     def size(self, axis: str) -> int:
         """The size of an axis: `·` joins axes that are merged (product), `+` joins axes side by side (sum).
 
-        >>> Facts(Config(d_model=12, n_heads=3, d_head=4), batch=2, q_len=5, k_len=5).size("head·d_head")
+        >>> Dims(Config(d_model=12, n_heads=3, d_head=4), batch=2, q_len=5, k_len=5).size("head·d_head")
         12
         """
         return sum(prod(self.sizes[word] for word in part.split("·")) for part in axis.split("+"))
@@ -106,17 +106,17 @@ class Facts:
 # ---------------------------------------------------------------------------------------------------- texts of a run
 
 
-def filled_in(template: str, f: Facts) -> str:
+def filled_in(template: str, f: Dims) -> str:
     """A template of record/glossary.toml for a run: `<condition:then|else>` is one of two texts, `{name}` a value."""
     values = _template_values(f)
     chosen = _CHOICE.sub(lambda choice: choice[2 if values[choice[1]] else 3] or "", template)
-    return chosen.format(config=f.config, facts=f, **values) if "{" in chosen else chosen
+    return chosen.format(config=f.config, dims=f, **values) if "{" in chosen else chosen
 
 
 _CHOICE = re.compile(r"<(\w+):([^|>]*)(?:\|([^>]*))?>")
 
 
-def _template_values(f: Facts) -> Mapping[str, Any]:
+def _template_values(f: Dims) -> Mapping[str, Any]:
     """What templates name: the settings, the conditions, and what follows from them in words."""
     config, d_head = f.config, f.config.d_head or 1
     slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]
@@ -162,16 +162,16 @@ def _first(count: int | None) -> str:
     return "the first token" if count == 1 else f"the first {count} tokens"
 
 
-def mask_rules(facts: Facts) -> tuple[str, ...]:
+def mask_rules(dims: Dims) -> tuple[str, ...]:
     """The rules of the mask as clauses. All must hold; a clause may name an exception."""
-    config = facts.config
+    config = dims.config
     rules = ["no token sees a later one"] if config.causal or config.prefix is not None else []
     if config.window is not None:
         kept = f", and {_first(config.sink)}" if config.sink else ""
         rules.append(f"keys from {config.window[0]} left to {config.window[1]} right of the query{kept}")
     rules += [] if config.prefix is None else [f"except that all see {_first(config.prefix)}"]
-    rules += ["no token sees another document"] if facts.packed else []
-    rules += ["padding is never seen"] if facts.padded else []
+    rules += ["no token sees another document"] if dims.packed else []
+    rules += ["padding is never seen"] if dims.padded else []
     rules += ["nothing where the score bias is −∞"] if config.score_bias is not None else []
     return tuple(rules)
 
@@ -194,11 +194,11 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
 # -------------------------------------------------------------------------------------------- variants of attention
 
 
-def variants(facts: Facts) -> dict[str, Word]:
+def variants(dims: Dims) -> dict[str, Word]:
     """The variants that a run uses, in the order of the computation, with its numbers."""
-    used = (name for name, is_used in VARIANTS.items() if is_used(facts))
+    used = (name for name, is_used in VARIANTS.items() if is_used(dims))
     words = {name: words_of("glossary", "variant")[name] for name in used}
-    return {name: replace(of, explanation=filled_in(of.explanation, facts)) for name, of in words.items()}
+    return {name: replace(of, explanation=filled_in(of.explanation, dims)) for name, of in words.items()}
 
 
 def positions_name(config: Config) -> str:
@@ -212,11 +212,11 @@ def positions_name(config: Config) -> str:
     return config.positions if style is None else f"rope ({style}, θ {config.rope_theta:g})"
 
 
-def _positions(name: str) -> Callable[[Facts], bool]:
+def _positions(name: str) -> Callable[[Dims], bool]:
     return lambda f: f.config.positions == name
 
 
-VARIANTS: Mapping[str, Callable[[Facts], bool]] = {
+VARIANTS: Mapping[str, Callable[[Dims], bool]] = {
     "random input": lambda f: f.config.random is not None,
     "projections from another width": lambda f: f.input_axis == "d_input",
     "single-head attention": lambda f: f.config.n_heads == 1,
@@ -259,7 +259,7 @@ class Site:
 
     name: str
     axes: str
-    operations: Callable[[Facts, int], int] = lambda f, n: 0
+    operations: Callable[[Dims, int], int] = lambda f, n: 0
     parameters: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
@@ -268,51 +268,51 @@ class Site:
         """Its meaning and its formula."""
         return words_of("glossary", "site")[self.name]
 
-    def axes_for(self, facts: Facts) -> tuple[str, ...]:
-        """The axis names under these facts."""
+    def axes_for(self, dims: Dims) -> tuple[str, ...]:
+        """The axis names under these dims."""
         named = {
-            "batch?": "batch" if facts.has_separate_positions else "",
-            "d_input": facts.input_axis,
-            "d_out": "d_model" if facts.config.out_proj else "head·d_v",
+            "batch?": "batch" if dims.has_separate_positions else "",
+            "d_input": dims.input_axis,
+            "d_out": "d_model" if dims.config.out_proj else "head·d_v",
         }
         return tuple(filter(None, (named.get(axis, axis) for axis in self.axes.split())))
 
-    def shape_for(self, facts: Facts) -> tuple[int, ...]:
+    def shape_for(self, dims: Dims) -> tuple[int, ...]:
         """The required shape of the tensor."""
-        return tuple(facts.size(axis) for axis in self.axes_for(facts))
+        return tuple(dims.size(axis) for axis in self.axes_for(dims))
 
-    def flops(self, facts: Facts) -> int:
-        """The floating point operations under these facts."""
-        return self.operations(facts, prod(self.shape_for(facts)))
+    def flops(self, dims: Dims) -> int:
+        """The floating point operations under these dims."""
+        return self.operations(dims, prod(self.shape_for(dims)))
 
     def in_general(self) -> tuple[str, str]:
         """Its meaning with its axes, and its formula, for the causal layer that `mha run` has by default."""
-        facts = Facts(Config(causal=True).resolved(), batch=1, q_len=6, k_len=6)
-        meaning, axes = filled_in(self.words.explanation, facts), " · ".join(self.axes_for(facts))
-        formula = self.words.general or filled_in(self.words.formula, facts)
+        dims = Dims(Config(causal=True).resolved(), batch=1, q_len=6, k_len=6)
+        meaning, axes = filled_in(self.words.explanation, dims), " · ".join(self.axes_for(dims))
+        formula = self.words.general or filled_in(self.words.formula, dims)
         return f"{meaning[:1].upper()}{meaning[1:]}. Its axes are {axes}.", formula
 
 
-def _projection(f: Facts, n: int) -> int:
+def _projection(f: Dims, n: int) -> int:
     """The product of token vectors with a weight matrix, and its bias."""
     return n * (2 * f.size("d_input") + f.config.bias)
 
 
-def _output_projection(f: Facts, n: int) -> int:
+def _output_projection(f: Dims, n: int) -> int:
     return n * (2 * f.size("head·d_v") + f.config.bias) if f.config.out_proj else 0
 
 
-def _waves(f: Facts, n: int) -> int:
+def _waves(f: Dims, n: int) -> int:
     """A sine or cosine for each number, computed once for all sequences where they count positions alike."""
     return 2 * n if f.config.positions == "sinusoidal" else 0
 
 
-def _context(f: Facts, n: int) -> int:
+def _context(f: Dims, n: int) -> int:
     """The positions, and their addition."""
     return n + _waves(f, n // (1 if f.has_separate_positions else f.batch)) if f.adds_positions else 0
 
 
-def _scores(f: Facts, n: int) -> int:
+def _scores(f: Dims, n: int) -> int:
     """1 operation for the scale, 3 for a softcap, and 1 per additive term."""
     added = (f.config.positions == "alibi") + (f.config.score_bias is not None)
     return n * ((1 if f.config.softcap is None else 4) + added)
@@ -374,13 +374,13 @@ def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: Ca
     """The operations of one step's matrix products and their biases. Scale, softmax and positions are few and left out. Without
     a cache all tokens are projected and all cells computed, masked ones included, as in the explicit computation."""
     rows = length if cache == "none" else n_new
-    cells = Facts(config, batch, q_len=rows, k_len=length)
+    cells = Dims(config, batch, q_len=rows, k_len=length)
     return batch * rows * row_flops(config) + SITES["qk"].flops(cells) + SITES["z"].flops(cells)
 
 
 def row_flops(config: Config) -> int:
     """The operations of projecting one token vector and its result."""
-    row = Facts(config, batch=1, q_len=1, k_len=1)
+    row = Dims(config, batch=1, q_len=1, k_len=1)
     return sum(SITES[name].flops(row) for name in ("q_proj", "k_proj", "v_proj", "out"))
 
 

@@ -273,20 +273,20 @@ def statistics_of(
     request: StatisticsRequest,
     *,
     baseline: Baseline,
-    wanted: Run,
+    run: Run,
     peak_bytes: int,
     full_bytes: int,
     report_progress: Callable[[int], None] = lambda cells: None,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], HeadsSummary]:
-    """The statistics of the wanted heads, the arrays `[batch, head, …]` that are kept and those of uniform attention, on the CPU,
+    """The statistics of the chosen heads, the arrays `[batch, head, …]` that are kept and those of uniform attention, on the CPU,
     and how they were computed: of each check the result that came nearest to its tolerance, or passed it most.
 
     On a CPU every thread takes some of the heads. The `baseline` is that of all heads; `report_progress` receives numbers of
     reduced cells. Raises `MhaError` where scores overflow.
     """
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
-    chosen = wanted.statistics.heads
-    reduce = partial(_of_some, attention, axes, request, baseline, wanted, report_progress)
+    chosen = run.statistics.heads
+    reduce = partial(_of_some, attention, axes, request, baseline, run, report_progress)
     is_small = prod(attention.shape[2:]) <= SMALL_CELLS or attention.like.device.type != "cpu"
     with one_thread() if is_small else nullcontext():
         most = -(-n_kv_heads // torch.get_num_threads()) * (n_heads // n_kv_heads)
@@ -306,16 +306,16 @@ def statistics_of(
         HeadsSummary(
             block=request.block,
             steps=_steps(axes),
-            patterns=tuple(pattern.text for pattern in wanted.statistics.conditions),
-            sink_tokens=wanted.statistics.first_tokens,
-            sink_share=wanted.statistics.sink_weight,
+            patterns=tuple(pattern.text for pattern in run.statistics.conditions),
+            sink_tokens=run.statistics.first_tokens,
+            sink_share=run.statistics.sink_weight,
             kernel=attention.kernel,
             reducer="c" if because is None else "torch",
             torch_because=because,
             checks=tuple(worst_check(same) for same in zip(*(checks for *_, checks in results), strict=True)),
             peak_bytes=peak_bytes,
             full_bytes=full_bytes,
-            kept=wanted.kept,
+            kept=run.kept,
         ),
     )
 
@@ -325,7 +325,7 @@ def _of_some(
     axes: Axes,
     request: StatisticsRequest,
     baseline: Baseline,
-    wanted: Run,
+    run: Run,
     report_progress: Callable[[int], None],
     heads: range,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]:
@@ -333,7 +333,7 @@ def _of_some(
     reduced, own = reduce_heads(attention, request, heads, report_progress), baseline.of_heads(heads)
     seen, lse = reduced.has_keys, reduced.lse
     is_lost = (own.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
-    if not wanted.allow_nonfinite and bool(is_lost.any()):
+    if not run.allow_nonfinite and bool(is_lost.any()):
         of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
         named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
         message = f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1"
@@ -350,13 +350,13 @@ def _of_some(
         "lse": torch.where(seen, lse, torch.nan).to(attention.dtype),
         "max_score": torch.where(seen, top, torch.nan).to(attention.dtype),
         **_arrays(reduced, axes, request),
-        **_cells(reduced, wanted.kept),
+        **_cells(reduced, run.kept),
     }
-    if wanted.kept.z and reduced.z is not None:
+    if run.kept.z and reduced.z is not None:
         arrays["z"] = reduced.z
     largest = top.masked_fill(~seen, 0.0).abs().amax().item()
     check_z = None if attention.v is None else CheckOfZ(reduced, axes, largest)
-    least = wanted.statistics.sink_weight
+    least = run.statistics.sink_weight
     found = head_statistics(reduced, top_score=top, baseline=own, axes=axes, sink_share=least, check_z=check_z)
     checks = check_sums(reduced, largest) + (() if check_z is None else (check_z.check(),))
     return found, {name: array.cpu() for name, array in arrays.items()}, checks

@@ -83,21 +83,21 @@ def heads_at_once(n_cells: int, *, is_cpu: bool) -> int:
 def require_memory(run: Run, available: int | None = None, *, has_matrices: bool = True, on_gpu: bool = False) -> int:
     """The predicted peak of a layer's run in bytes, with matrices or as head statistics without. Raises `MhaError` as
     `require_room` and `Run.arrays_to_keep` do. `available` is by default that of this machine, for a run on its CPU."""
-    facts, config, kept = run.facts, run.config, run.kept
+    dims, config, kept = run.dims, run.config, run.kept
     if available is None and config.device not in ("auto", "cpu"):
         return 0
-    item, wide, has_bias = ITEM_BYTES[config.dtype], facts.item_bytes, config.score_bias is not None
+    item, wide, has_bias = ITEM_BYTES[config.dtype], dims.item_bytes, config.score_bias is not None
     n_heads = config.n_heads if run.statistics.heads is None else len(run.statistics.heads)
-    counts = [prod(shape) for shape in expected_shapes(config, facts.n_tokens).values()]
+    counts = [prod(shape) for shape in expected_shapes(config, dims.n_tokens).values()]
     # weights as float32 and in their dtype, and the float64 draw of the largest
     weights = sum(counts) * (FLOAT32_BYTES + item * (item != FLOAT32_BYTES)) + 16 * max(counts)
-    widths = 4 * facts.size("d_model") + 4 * facts.size("head·d_head") + 6 * facts.size("head·d_v")
+    widths = 4 * dims.size("d_model") + 4 * dims.size("head·d_head") + 6 * dims.size("head·d_v")
 
     def needed(n: int) -> int:
-        shorter = replace(facts, q_len=min(n, facts.q_len), k_len=min(n, facts.k_len))
+        shorter = replace(dims, q_len=min(n, dims.q_len), k_len=min(n, dims.k_len))
         batch, q_len, k_len = shorter.batch, shorter.q_len, shorter.k_len
         # token vectors (content, sum, mask of padding), projections, rotations and joined heads
-        read = batch * (q_len + (k_len if facts.cross else 0)) * facts.size("d_input")
+        read = batch * (q_len + (k_len if dims.cross else 0)) * dims.size("d_input")
         total = BASE_BYTES + weights + (batch * (q_len + k_len) * widths + 3 * read) * item
         if config.random is not None or config.positions == "sinusoidal":  # made in float64 and then rounded
             total += 2 * read * wide + 40 * min(read, WAVES_AT_ONCE)
@@ -116,8 +116,8 @@ def require_memory(run: Run, available: int | None = None, *, has_matrices: bool
 
     return require_room(
         needed,
-        max(facts.q_len, facts.k_len),
+        max(dims.q_len, dims.k_len),
         memory.available_bytes() if available is None else available,
-        what=f"{facts.q_len} × {facts.k_len} tokens, {config.n_heads} heads, batch {facts.batch}",
-        shorter="--max-tokens {}" if config.random is None else f"--random {facts.batch},{{}}",
+        what=f"{dims.q_len} × {dims.k_len} tokens, {config.n_heads} heads, batch {dims.batch}",
+        shorter="--max-tokens {}" if config.random is None else f"--random {dims.batch},{{}}",
     )

@@ -15,7 +15,7 @@ from mhacli.attention.core import Tap, no_tap
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
-from mhacli.sites import SITES, Facts, filled_in
+from mhacli.sites import SITES, Dims, filled_in
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64
@@ -33,9 +33,9 @@ class Capture:
     """
 
     def __init__(
-        self, facts: Facts, weights: Mapping[str, Tensor], *, keep: Collection[str] = (), values: bool = False
+        self, dims: Dims, weights: Mapping[str, Tensor], *, keep: Collection[str] = (), values: bool = False
     ) -> None:
-        self._facts, self._keep, self._values = facts, keep, values
+        self._facts, self._keep, self._values = dims, keep, values
         self._weights = [WeightShape(name, tuple(tensor.shape)) for name, tensor in weights.items()]
         self._sources: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -43,9 +43,9 @@ class Capture:
 
     def __call__(self, site: str, tensor: Tensor, **_: Any) -> None:
         """Records one tensor."""
-        entry, facts = SITES[site], self._facts
-        if tuple(tensor.shape) != entry.shape_for(facts):
-            raise AssertionError(f"{site} must have the shape {entry.shape_for(facts)}, got {tuple(tensor.shape)}")
+        entry, dims = SITES[site], self._facts
+        if tuple(tensor.shape) != entry.shape_for(dims):
+            raise AssertionError(f"{site} must have the shape {entry.shape_for(dims)}, got {tuple(tensor.shape)}")
         memory = tensor.untyped_storage().data_ptr()
         sources = {name: self._sources[name] for name in entry.sources if name in self._sources}
         view_of = next((name for name, t in sources.items() if t.untyped_storage().data_ptr() == memory), None)
@@ -53,11 +53,11 @@ class Capture:
         step = step_of(
             site,
             tensor,
-            axes=entry.axes_for(facts),
-            formula=filled_in(entry.words.formula, facts),
-            meaning=filled_in(entry.words.explanation, facts),
+            axes=entry.axes_for(dims),
+            formula=filled_in(entry.words.formula, dims),
+            meaning=filled_in(entry.words.explanation, dims),
             is_view=view_of is not None or is_repeated,  # rows of an expanded tensor share memory
-            flops=entry.flops(facts),
+            flops=entry.flops(dims),
             view_of=view_of,
             parameters=tuple(w for w in self._weights if w.name.partition(".")[0] in entry.parameters),
             values=summarise(tensor) if self._values else None,

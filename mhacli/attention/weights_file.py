@@ -18,7 +18,7 @@ from mhacli.errors import UsageError, bad_file, first_names
 from mhacli.io.data import decode, with_earlier_config
 from mhacli.io.safetensors import TensorFile, read_tensor_file, shown_name
 from mhacli.settings import Config, as_option
-from mhacli.sites import Facts
+from mhacli.sites import Dims
 
 FORMAT = "mha.weights/1"
 MAX_FILE_BYTES = 64 << 30
@@ -148,7 +148,7 @@ def _listed(file: TensorFile) -> str:
 # ---------------------------------------------------------------------------------------------------------- score bias
 
 
-def read_bias_file(where: str, facts: Facts) -> tuple[TensorFile, str]:
+def read_bias_file(where: str, dims: Dims) -> tuple[TensorFile, str]:
     """The file and the name of the bias at `FILE` or `FILE:TENSOR`. Without a name it is the file's only tensor, or `bias`.
 
     It must broadcast to `[batch, head, query, key]`. Raises `MhaError` with the rule and the shape.
@@ -161,7 +161,7 @@ def read_bias_file(where: str, facts: Facts) -> tuple[TensorFile, str]:
     if name not in file.tensors:
         raise bad_file(file.path, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}")
     _require_floats(file, name)
-    shape, whole = file.tensors[name].shape, (facts.batch, facts.config.n_heads, facts.q_len, facts.k_len)
+    shape, whole = file.tensors[name].shape, (dims.batch, dims.config.n_heads, dims.q_len, dims.k_len)
     sizes = zip(reversed(shape), reversed(whole), strict=False)
     if len(shape) > 4 or any(size not in (1, full) for size, full in sizes):
         message = f"tensor {shown_name(name)} of shape {list(shape)} does not broadcast"

@@ -18,7 +18,7 @@ import mhacli
 from mhacli.cli.console import discard_stdout, flush, require_stdout, write
 from mhacli.cli.parameters import HelpCommand, add_help_options, help_text
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 from mhacli.text.escape import message_text, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
@@ -51,7 +51,7 @@ def _application(words: Sequence[str]) -> Any:
     for name, text in COMMANDS.items():
         command: Any = _root
         if name == first:
-            with uncollected():
+            with gc_paused():
                 module = importlib.import_module(f"mhacli.commands.{name}")
                 if hasattr(module, "__path__"):  # a folder
                     module = importlib.import_module(f"mhacli.commands.{name}.command")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 from mhacli.text.escape import message_text, visible
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def leave_deleted_folder() -> None:
 def loading_torch() -> Iterator[None]:
     """Shows that torch is loading. Garbage collection is off meanwhile, which saves a quarter of the time."""
     leave_deleted_folder()
-    with show_activity("loading torch"), uncollected():
+    with show_activity("loading torch"), gc_paused():
         yield
 
 

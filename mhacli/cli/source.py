@@ -14,7 +14,7 @@ from mhacli.attention.weights_file import read_bias_file, read_layer_file, saved
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import Run
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
@@ -88,7 +88,7 @@ def _of_layer(run: Run, what: Computation) -> Run:
         notes=notes,
     )
     if config.score_bias is not None:
-        read_bias_file(config.score_bias, made.facts)
+        read_bias_file(config.score_bias, made.dims)
     return made
 
 
@@ -152,7 +152,7 @@ def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     """The checkpoint of a run in memory with its inputs, and notes for the user. Raises `MhaError`."""
     with loading_torch():
         from mhacli.models.run import prepare_checkpoint
-    with show_activity("loading the checkpoint"), uncollected():
+    with show_activity("loading the checkpoint"), gc_paused():
         _, prepared, notes = prepare_checkpoint(run)
         return prepared, notes
 

@@ -63,7 +63,7 @@ def decode(
 
 def _decodable(run: Run, prompt_len: int) -> Run:
     """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
-    config, longest = run.config, run.facts.q_len
+    config, longest = run.config, run.dims.q_len
     if prompt_len > longest:
         raise UsageError(out_of_range("--prompt-len", prompt_len, longest + 1))
     if run.context_sequences is not None:

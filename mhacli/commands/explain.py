@@ -59,8 +59,12 @@ def _hint(words: Sequence[str]) -> str:
     if len(words) > 1 and all(map(os.path.lexists, words)):
         return "the shell puts file names in place of *: mha explain star"
     names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
-    near = get_close_matches(_plain(" ".join(words)), names, n=3)
-    return f"try mha explain {', or '.join(names[name] for name in near)}" if near else "mha explain lists every term"
+    similar = get_close_matches(_plain(" ".join(words)), names, n=3)
+    return (
+        f"try mha explain {', or '.join(names[name] for name in similar)}"
+        if similar
+        else "mha explain lists every term"
+    )
 
 
 @cache

@@ -10,7 +10,7 @@ from mhacli.cli.console import loading_torch, progress, show_activity
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 from mhacli.record.heads import Corner, Kept
 from mhacli.record.record import Record, kinds_of
 from mhacli.render.base.options import ViewOptions, require_choices
@@ -106,9 +106,9 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
 
     if run.config.train:
         raise UsageError("--train does not work with mha heads, which has no patterns that dropout acts on")
-    facts = run.facts
-    is_shifted = bool(facts.padded) and run.config.padding == "left"
-    run = replace(run, kept=cells.kept(facts.q_len, facts.k_len, z=keep_z, is_shifted=is_shifted))
+    dims = run.dims
+    is_shifted = bool(dims.padded) and run.config.padding == "left"
+    run = replace(run, kept=cells.kept(dims.q_len, dims.k_len, z=keep_z, is_shifted=is_shifted))
     for head in {*options.maps}.difference(cells.head or options.maps):
         raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
     require_choices(run.config.n_heads, len(run.sequences), options)
@@ -130,7 +130,7 @@ def _of_checkpoint(
         from mhacli.commands.effect.head_study import head_table
         from mhacli.models.run import prepare_checkpoint
     if effect or control:
-        with show_activity("loading the checkpoint"), uncollected():
+        with show_activity("loading the checkpoint"), gc_paused():
             loaded, prepared, notes = prepare_checkpoint(run, "predict" if effect else None)
     else:
         prepared, notes = load_checkpoint(run)
@@ -139,7 +139,7 @@ def _of_checkpoint(
     is_shifted = any(a.side == "left" and len({len(text.ids) for text in (*a.queries, *a.keys)}) > 1 for a in axes)
     q_len, k_len = min((a.q_len for a in axes), default=0), min((a.k_len for a in axes), default=0)
     kept = cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)
-    prepared.wanted = replace(prepared.wanted, kept=kept)
+    prepared.request = replace(prepared.request, kept=kept)
     with progress() as report_progress:
         record = head_table(loaded, prepared, effect=effect, control=control, report_progress=report_progress)
     return record, notes

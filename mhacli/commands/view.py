@@ -15,7 +15,7 @@ from mhacli.cli.output import COLOUR, SAVED, Output, print_result, require_outpu
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal, make_run
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 from mhacli.record.storage import is_scan
 from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Mode, Reading, setting
@@ -74,13 +74,13 @@ def view(
     layers, path, notes, run = what.model.layers, _record_path(what.typed), tuple[str, ...](), None
     options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
     if path is not None:
-        with uncollected():
+        with gc_paused():
             record = storage.load_late(path)
     else:
         require_output(options, output)
         run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
         record, notes = inspected(run, options)
-    with uncollected():
+    with gc_paused():
         from mhacli.viewer.app import run_viewer
         from mhacli.viewer.session import Session
 

@@ -42,7 +42,7 @@ def fits(needed: int, available: int) -> bool:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Switches the garbage collector off within the context.
 
     Importing torch creates many objects and no garbage; collections would take a quarter of its time. After

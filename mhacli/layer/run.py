@@ -52,7 +52,7 @@ from mhacli.record.record import Record, Step
 from mhacli.record.tables import HeadTable
 from mhacli.run import Run
 from mhacli.settings import Config
-from mhacli.sites import Facts
+from mhacli.sites import Dims
 from mhacli.text.encode import encode
 from mhacli.text.tokens import TokenSequence
 
@@ -77,7 +77,7 @@ class Setup:
     def __init__(self, request: Run) -> None:
         """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing or
         the weights do not fit the vocabulary."""
-        config, facts, source = request.config, request.facts, request.weights
+        config, dims, source = request.config, request.dims, request.weights
         device, n_tokens = choose_device(config.device), len(request.vocabulary)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -92,12 +92,12 @@ class Setup:
                     f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
                     hint="--vocab FILE names the vocabulary that the weights were made with",
                 )
-        self.config, self.facts, self.device = replace(config, device=str(device)), facts, device
+        self.config, self.dims, self.device = replace(config, device=str(device)), dims, device
         self.layer = layer.to(device)
         self.axes = axes = make_axes(request, device)
-        self.queries = _tokens(axes.queries, axes.on_queries, facts)
-        self.context = None if axes.is_self else _tokens(axes.keys, axes.on_keys, facts)
-        self.allowed, self.random, self.bias = make_mask(axes, facts), None, None
+        self.queries = _tokens(axes.queries, axes.on_queries, dims)
+        self.context = None if axes.is_self else _tokens(axes.keys, axes.on_keys, dims)
+        self.allowed, self.random, self.bias = make_mask(axes, dims), None, None
         if config.random is not None:
             shape = (*config.random, config.d_input or config.d_model)
             generator = torch.Generator().manual_seed((config.seed + _INPUT_STREAM) % 2**64)
@@ -105,7 +105,7 @@ class Setup:
             drawn = draw(shape, generator=generator, dtype=torch.float64)
             self.random = drawn.to(device=device, dtype=getattr(torch, config.dtype))
         if config.score_bias is not None:
-            self.bias = _bias(config.score_bias, facts, device, request.allow_nonfinite)
+            self.bias = _bias(config.score_bias, dims, device, request.allow_nonfinite)
 
     def record(self, request: Run, **found: Any) -> Record:
         """The record of a request, which says what was asked and where it ran. `found` are the fields of the results."""
@@ -122,7 +122,7 @@ class Setup:
 
     def capture(self, keep: Collection[str] = (), *, values: bool = False) -> Capture:
         """A tap for a run of this layer."""
-        return Capture(self.facts, self.layer.tensors(), keep=keep, values=values)
+        return Capture(self.dims, self.layer.tensors(), keep=keep, values=values)
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """The output of one forward pass by a route of `run_route`. Reproducible: dropout starts from the seed."""
@@ -180,26 +180,26 @@ class Setup:
     def added(self, places: Places) -> Float[Tensor, "*#batch length d_input"] | None:
         """The position vectors to add at these positions; None if positions are not additive."""
         if self.config.positions == "sinusoidal":
-            return sinusoidal(places, self.facts.size("d_input"), dtype=self.layer.embedding.dtype)
+            return sinusoidal(places, self.dims.size("d_input"), dtype=self.layer.embedding.dtype)
         return self.layer.position_table[places] if self.layer.position_table is not None else None
 
     def visible(self) -> Bool[Tensor, "#batch #head query key"]:
         """The visible cells: those that the mask allows and the bias does not set to −∞."""
-        q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.facts.q_len, self.facts.k_len))
+        q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.dims.q_len, self.dims.k_len))
         cells = visible_cells(self.allowed, q_idx, k_idx, self.bias)
         if cells is None:
             cells = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        return cells.expand(self.facts.batch, -1, len(q_idx), len(k_idx))
+        return cells.expand(self.dims.batch, -1, len(q_idx), len(k_idx))
 
 
 def make_axes(request: Run, device: torch.device) -> Axes:
     """The texts of a run on the query and key axes."""
-    facts, ids = request.facts, {token: i for i, token in enumerate(request.vocabulary)}
+    dims, ids = request.dims, {token: i for i, token in enumerate(request.vocabulary)}
     return Axes(
         queries=request.sequences,
         keys=request.context_sequences or request.sequences,
-        q_len=facts.q_len,
-        k_len=facts.k_len,
+        q_len=dims.q_len,
+        k_len=dims.k_len,
         side=request.config.padding,
         is_self=request.context_sequences is None,
         id_of=lambda word: ids.get(word, -1),
@@ -211,45 +211,45 @@ def make_axes(request: Run, device: torch.device) -> Axes:
 def _tokens(
     texts: Sequence[TokenSequence],
     padded: Callable[[Sequence[Sequence[int]], int], Int[Tensor, "batch length"]],
-    facts: Facts,
+    dims: Dims,
 ) -> Tokens:
     """The tokens on an axis, which `padded` fills up. There is one row of positions for all texts if they begin together."""
     ids, places = padded([text.ids for text in texts], -1), padded([text.places for text in texts], 0)
-    return Tokens(ids, places if facts.has_separate_positions else torch.arange(ids.shape[1], device=ids.device))
+    return Tokens(ids, places if dims.has_separate_positions else torch.arange(ids.shape[1], device=ids.device))
 
 
-def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
+def _bias(where: str, dims: Dims, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
     """The score bias of a file, in the dtype of scores. −∞ in it means masked; NaN and +∞ are refused."""
     from safetensors.torch import load
 
-    file, name = read_bias_file(where, facts)
+    file, name = read_bias_file(where, dims)
     stored = load(file.data)[name]
-    bias = stored.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
+    bias = stored.to(torch.promote_types(getattr(torch, dims.config.dtype), torch.float32))
     if not allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
         weights.require_finite({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
     return bias.to(device)
 
 
-def make_mask(axes: Axes, facts: Facts) -> Allowed | None:
+def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
     """The mask of a run, or None if all cells are allowed.
 
     A cell is allowed if no rule forbids it: padding of queries and keys, the config's order of positions (causality, a window
     with its sinks, and the prefix that all queries see), and documents.
     """
-    config, rules = facts.config, list[Mask]()
+    config, rules = dims.config, list[Mask]()
     if config.causal or config.prefix is not None:
         rules.append(masks.causal())
-    places = _tokens(axes.keys, axes.on_keys, facts).places
+    places = _tokens(axes.keys, axes.on_keys, dims).places
     if config.window is not None:
         near = masks.window(*config.window)
         rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
     if config.prefix is not None:
         rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
-    if facts.padded:
+    if dims.padded:
         k_lens, q_lens = ([len(text.ids) for text in texts] for texts in (axes.keys, axes.queries))
         rules.append(masks.padding(k_lens, axes.side, padded_len=axes.k_len, of="key"))
         rules.append(masks.padding(q_lens, axes.side, padded_len=axes.q_len, of="query"))
-    if facts.packed:
+    if dims.packed:
         of_queries = axes.on_queries([text.documents for text in axes.queries], -1)
         rules.append(masks.documents(of_queries, axes.on_keys([text.documents for text in axes.keys], -1)))
     return masks.both(*rules) if rules else None
@@ -323,7 +323,7 @@ def make_record(
     again: Callable[[Tap], object],
 ) -> tuple[Record, Mapping[str, Tensor]]:
     """The record of an observed run with the `seconds` of each site, and of runs `again`. And the tensors of that run, on the
-    CPU: those of other routes under the usual names too, the `shares` that multiplied the values, and what is `allowed`.
+    CPU: those of other routes under the usual names too, the `weights` that multiplied the values, and what is `allowed`.
 
     Raises `MhaError` for numbers that are not finite, and `UsageError` for an array of a site that the run does not have.
     """
@@ -336,7 +336,7 @@ def make_record(
         if name not in tensors:
             passed = [step.site for step in steps if step.cache is None] or list(tensors)
             raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
-    found |= {"shares": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
+    found |= {"weights": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
     allowed, scores, pattern = masks.from_tensor(found["allowed"]), found["scores"], found["pattern"]
     attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
     axes = replace(setup.axes, device=torch.device("cpu"))
@@ -363,7 +363,7 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
 
     The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its rounding.
     """
-    weights, out = tensors["shares"], tensors["out"]
+    weights, out = tensors["weights"], tensors["out"]
     of_layer = setup.layer.tensors()
     given = (of_layer.get(f"o_proj.{part}") for part in ("weight", "bias"))
     w, b = (None if tensor is None else tensor.cpu().double() for tensor in given)
@@ -423,7 +423,7 @@ def inspect_heads(request: Run, report_progress: Progress = no_progress) -> Reco
         setup.axes,
         of_statistics,
         baseline=baseline,
-        wanted=request,
+        run=request,
         peak_bytes=peak_bytes,
         full_bytes=batch * n_heads * prod(sizes) * attention.dtype.itemsize,
         report_progress=report_cells,

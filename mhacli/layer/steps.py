@@ -54,13 +54,13 @@ def walk(request: Run, *, route: str, values: bool, place: CellIndex | None) -> 
 
 
 def cell_of(axes: Axes, place: CellIndex, at: tuple[int, int], tensors: Mapping[str, Tensor], **described: Any) -> Cell:
-    """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head, and as `shares` the weights
+    """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head, and as `weights` the weights
     after any dropout. `described` are the other fields of `Cell`."""
     (b, h, query, key), (i, j) = place, at
     first, allowed = axes.first_key(b), tensors["allowed"]
     keys = slice(first, first + len(axes.keys[b].ids))
-    names = ("q", "k", "v", "qk", "scores", "pattern", "shares", "z")
-    q, k, v, qk, scores, pattern, shares, z = (tensors[name][b, h] for name in names)
+    names = ("q", "k", "v", "qk", "scores", "pattern", "weights", "z")
+    q, k, v, qk, scores, pattern, weights, z = (tensors[name][b, h] for name in names)
     return Cell(
         sequence=b,
         head=h,
@@ -74,7 +74,7 @@ def cell_of(axes: Axes, place: CellIndex, at: tuple[int, int], tensors: Mapping[
         score=finite(scores[i, j].item()),  # None where it is masked
         scores_row=_numbers(scores[i, keys]),
         pattern_row=_numbers(pattern[i, keys]),
-        share=finite(shares[i, j].item()),
+        share=finite(weights[i, j].item()),
         z=_numbers(z[i]),
         **described,
     )
@@ -104,7 +104,7 @@ def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tu
         yield ScorePart("what the softcap changes", "softcap", finite(capped - scaled))
     if "alibi" in tensors:
         slope = alibi_slopes(config.n_heads)[h]
-        value = tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)[b, h, i, j].item()
+        value = tensors["alibi"].expand(setup.dims.batch, -1, -1, -1)[b, h, i, j].item()
         name = f"−slope {slope:.4g} · distance {round(-value / slope)}"
         yield ScorePart(name, "position", finite(value), added=True)
     if "bias" in tensors:
@@ -154,25 +154,25 @@ def masks_of(request: Run) -> list[dict[str, Any]]:
     """The mask of each sequence, as in JSON: its visible cells, the number of keys that each query sees, padding included, and
     the visible cells per block of `block` × `block` queries and keys, of which the last may be smaller. Raises `MhaError` if
     the device is missing or there are too many cells."""
-    facts, device = request.facts, choose_device(request.config.device)
-    n_asked = facts.batch * facts.q_len * facts.k_len
+    dims, device = request.dims, choose_device(request.config.device)
+    n_asked = dims.batch * dims.q_len * dims.k_len
     if n_asked > MAX_CELLS:
         raise MhaError(
             f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn",
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )
-    allowed = make_mask(make_axes(request, device), facts) or both()
-    queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (facts.q_len, facts.k_len))
-    block = -(-max(facts.q_len, facts.k_len) // MAX_BLOCKS)
-    height = block * max(1, _STRIP_CELLS // (facts.batch * facts.k_len * block))
+    allowed = make_mask(make_axes(request, device), dims) or both()
+    queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (dims.q_len, dims.k_len))
+    block = -(-max(dims.q_len, dims.k_len) // MAX_BLOCKS)
+    height = block * max(1, _STRIP_CELLS // (dims.batch * dims.k_len * block))
     per_query, counts = [], []
     for q_idx in queries.split(height):
-        cells = allowed(q_idx, keys)[:, 0].expand(facts.batch, len(q_idx), facts.k_len).float()
+        cells = allowed(q_idx, keys)[:, 0].expand(dims.batch, len(q_idx), dims.k_len).float()
         per_query.append(cells.sum(dim=-1))
         counts.append(avg_pool2d(cells, block, ceil_mode=True, divisor_override=1))  # sums of blocks
     rows, blocks = (torch.cat(parts, dim=1).long().tolist() for parts in (per_query, counts))
-    n_cells = facts.q_len * facts.k_len
+    n_cells = dims.q_len * dims.k_len
     return [
         {
             "n_visible": sum(row),
@@ -227,7 +227,7 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
     return replace(
         record,
         self_check=max(record.self_check, of_steps, key=lambda check: check.severity),
-        decoding=DecodeSummary(cache, prompt_len, weights, token, of_all, weights / (setup.facts.batch * token)),
+        decoding=DecodeSummary(cache, prompt_len, weights, token, of_all, weights / (setup.dims.batch * token)),
     )
 
 

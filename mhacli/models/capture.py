@@ -377,7 +377,7 @@ def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[i
         return None
     outer, query, key = pattern[:-2], pattern[-2], pattern[-1]
     width = "".join(set(values) - set(pattern))
-    wanted, made = [*outer, key, width], [*outer, query, width]
-    if sorted(values) != sorted(wanted) or sorted(output) != sorted(made):
+    from_values, to_output = [*outer, key, width], [*outer, query, width]
+    if sorted(values) != sorted(from_values) or sorted(output) != sorted(to_output):
         return None
-    return [values.index(axis) for axis in wanted], [output.index(axis) for axis in made]
+    return [values.index(axis) for axis in from_values], [output.index(axis) for axis in to_output]

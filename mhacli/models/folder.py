@@ -96,12 +96,12 @@ def _real(folder: str, name: str) -> str | None:
     """The real path of a file in the folder, or None. Raises `MhaError` for a link that leaves the folder.
 
     In a Hugging Face cache links lead from `models--x/snapshots/<revision>` to `models--x/blobs`."""
-    path, home = os.path.join(folder, name), os.path.realpath(folder)
+    path, root = os.path.join(folder, name), os.path.realpath(folder)
     if not os.path.lexists(path):
         return None
-    real, (above, _) = os.path.realpath(path), os.path.split(home)
-    blobs = os.path.join(os.path.dirname(above), "blobs") if os.path.basename(above) == "snapshots" else home
-    if os.path.dirname(real) not in (home, blobs):
+    real, (above, _) = os.path.realpath(path), os.path.split(root)
+    blobs = os.path.join(os.path.dirname(above), "blobs") if os.path.basename(above) == "snapshots" else root
+    if os.path.dirname(real) not in (root, blobs):
         raise bad_file(path, f"{path} leads out of its folder or its Hugging Face cache, to {real}")
     return real
 

@@ -120,10 +120,10 @@ def run_model(model: Any, run: Callable[[], T]) -> T:
         names = {id(module): name for name, module in model.named_modules() if name}
         running = [frame.f_locals.get("self") for frame, _ in walk_tb(fault.__traceback__)]
         inner = [f"{names[id(module)]} ({type(module).__name__}) of " for module in running if id(module) in names]
-        said = next((line for line in str(fault).splitlines() if line.strip()), "no message")
+        text = next((line for line in str(fault).splitlines() if line.strip()), "no message")
         raise MhaError(
             f"the forward pass of the model raised {type(fault).__name__} in {''.join(inner[-1:])}{type(model).__name__}: "
-            f"{said:.300}",
+            f"{text:.300}",
             hint="sizes in its config.json may contradict each other, or it needs an input other than text",
             code="model-failed",
             path=getattr(model, "name_or_path", None) or None,

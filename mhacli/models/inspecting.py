@@ -61,7 +61,7 @@ def inspecting(
     """
     require_open(model, _NAME)
     try:
-        wanted = Run(
+        request = Run(
             model=ModelSettings(layers=None if layers is None else _layers(layers)),
             statistics=Statistics(heads=None if heads is None else _numbers(heads)),
             keep=tuple(KEPT[KEPT.index(name)] for name in ([keep] if isinstance(keep, str) else keep)),
@@ -71,7 +71,7 @@ def inspecting(
     except (TypeError, ValueError):
         given = f"layers={layers!r}, heads={heads!r}, keep={keep!r}, keep_limit={keep_limit!r}"
         raise UsageError(f"{_NAME} cannot take {given}", hint=_FORMS) from None
-    seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
+    seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), request, keep_passes=keep_passes)
     try:
         with followed(model, seen, by=_NAME) as watch:
             seen.silent = watch.silent
@@ -106,9 +106,9 @@ class Seen:
     `silent` are modules, with their classes, that are named like attentions but in which no attention was captured.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: ModelTokenizer | None, wanted: Run, *, keep_passes: bool) -> None:
+    def __init__(self, model: nn.Module, tokenizer: ModelTokenizer | None, request: Run, *, keep_passes: bool) -> None:
         self._model: Any = model
-        self._tokenizer, self._wanted = tokenizer, wanted
+        self._tokenizer, self._request = tokenizer, request
         self._entry, self._device = entry_of(model), device_of(model)
         self._lists_layers = config_of(model) is not None
         self._keeps_passes, self._totals = keep_passes, HeadTotals()
@@ -139,7 +139,7 @@ class Seen:
         if not self._n_passes:
             hint = "call this object inside the with block; copies and wrappers are different objects"
             raise MhaError(f"{name} was not called within {_NAME}", hint=hint, code="not-called")
-        raise nothing_seen(name, self._wanted.model.layers, self._met, self._unfit)
+        raise nothing_seen(name, self._request.model.layers, self._met, self._unfit)
 
     def statistics(self) -> HeadTable:
         """The heads with means over the queries of all finished passes, like `Record.heads` for one pass.
@@ -157,7 +157,7 @@ class Seen:
         ]
         missing = [
             f"layer {layer_words([(kind, layer)])} was not seen"
-            for kind, layer in self._wanted.model.layers or ()
+            for kind, layer in self._request.model.layers or ()
             if self.passes and not any(layer == n and kind in (None, own) for own, n in self._met)
         ]
         unseen = [
@@ -176,15 +176,15 @@ class Seen:
             self._chain.passes.append(began)
             return
         self.finish()
-        inspection = PassInspection(self._model, ModelInputs(), self._wanted, any_length=True)
+        inspection = PassInspection(self._model, ModelInputs(), self._request, any_length=True)
         self._chain = TextPasses([began], self._tokenizer, inspection, began.n_past)
 
     def take(self, call: Call) -> None:
         """Inspects an attention of the pass."""
         chain, place = self._chain, (call.kind, call.layer)
         assert chain is not None
-        largest = max(self._wanted.statistics.heads or (0,))
-        is_wanted = self._wanted.model.includes(call.layer, call.kind)
+        largest = max(self._request.statistics.heads or (0,))
+        is_wanted = self._request.model.includes(call.layer, call.kind)
         if 0 in call.shape:
             chain.inspection.unfit[place] = "attention without a token"
         elif is_wanted and largest >= call.shape[1]:
@@ -287,7 +287,7 @@ class TextPasses:
     def keep_part(self, call: Call) -> None:
         """Copies an attention of the last pass, of which more may follow."""
         place, name, n_past = (call.kind, call.layer), (call.title, call.layer), self.last.n_past
-        n_tokens, limit = n_past + call.shape[2], self.inspection.wanted.keep_limit
+        n_tokens, limit = n_past + call.shape[2], self.inspection.request.keep_limit
         if call.kind != "cross":
             self.n_tokens = n_tokens
         if place in self.inspection.unfit:

@@ -63,7 +63,7 @@ class PassInspection:
 
     model: nn.Module
     inputs: ModelInputs
-    wanted: Run
+    request: Run
     n_layers: int = 1
     on_layer: Callable[[Call, Attention], None] | None = None
     report_progress: Progress = no_progress
@@ -87,7 +87,7 @@ class PassInspection:
             self.unfit.setdefault(place, reason)
             return
         self.found.append(place)
-        if self.wanted.model.includes(call.layer, call.kind):
+        if self.request.model.includes(call.layer, call.kind):
             # the coarser of the model's dtype and that of the values, which autocast may change, decides tolerances
             dtypes = {dtype_of(self.model), *([] if call.v is None else [call.v.dtype])}
             names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
@@ -106,7 +106,7 @@ class PassInspection:
 
     def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""
-        wanted, chosen = self.wanted, self.wanted.statistics
+        chosen = self.request.statistics
         request = make_statistics_request(
             axes, chosen.conditions, sink_tokens=chosen.first_tokens, spans=self.inputs.spans
         )
@@ -118,7 +118,7 @@ class PassInspection:
             axes,
             request,
             baseline=baseline,
-            wanted=wanted,
+            run=self.request,
             peak_bytes=self.peak_bytes,
             full_bytes=4 * prod(attention.shape),
         )
@@ -142,7 +142,7 @@ class PassInspection:
 
     def _matrices(self, call: Call, attention: Attention) -> dict[str, Tensor]:
         """The matrices to keep of the requested heads: those that were asked for, or as many as fit for all layers."""
-        matrix_bytes, keep, limit = 4 * prod(attention.shape), self.wanted.keep, self.wanted.keep_limit
+        matrix_bytes, keep, limit = 4 * prod(attention.shape), self.request.keep, self.request.keep_limit
         if keep is None:
             keep = KEPT[: max(1, limit // max(1, matrix_bytes * self.n_layers))]
         if not keep:
@@ -155,10 +155,10 @@ class PassInspection:
         if attention.v is not None and attention.z is not None:
             made["z"] = attention.z.clone()
         missing = [name for name in keep if name not in made]
-        if missing and self.wanted.keep is not None:
+        if missing and self.request.keep is not None:
             self.not_kept.append(f"{' and '.join(missing)} of {call.title}{NOT_SEEN}")
         made["strongest_key"] = strongest_key(made["pattern"])
-        heads = slice(None) if self.wanted.statistics.heads is None else list(self.wanted.statistics.heads)
+        heads = slice(None) if self.request.statistics.heads is None else list(self.request.statistics.heads)
         kept = {name: made[name] for name in (*keep, "allowed", "strongest_key") if name in made}
         return {name: (full if full.shape[1] == 1 else full[:, heads]).cpu() for name, full in kept.items()}
 
@@ -174,7 +174,7 @@ class PassInspection:
             without=without_attention(config_of(self.model), self.found, self.unfit),
         )
         return Record(
-            command=self.wanted.command,
+            command=self.request.command,
             config=self._config(model, layers),
             sequences=self.inputs.sequences,
             context=self.inputs.context,

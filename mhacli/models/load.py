@@ -119,7 +119,7 @@ def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs
         if kind is not None and kind not in kinds:
             message = f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}"
             raise UsageError(message, hint=f"try --layer {n}")
-    n_vocabulary_of(config)  # without one, a tokenizer would be asked for in vain
+    n_vocabulary_of(config)  # without one, a tokenizer is of no use
     try:
         tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
     except MhaError as fault:
@@ -411,17 +411,17 @@ _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiec
 """The files from which a tokenizer can be created; without any, transformers would create one without tokens."""
 
 
-def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTokenizer:
-    """The tokenizer of a checkpoint, or the `asked` one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
-    if asked == "byte":
+def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelTokenizer:
+    """The tokenizer of a checkpoint, or the named one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
+    if name == "byte":
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
         of_bytes = Tokenizer(models.BPE(dict(BYTES), []))
         of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         of_bytes.decoder = decoders.ByteLevel()
-        return ModelTokenizer(of_bytes, asked)
-    if asked is not None:
-        return ModelTokenizer(file_tokenizer(asked).library, asked)
+        return ModelTokenizer(of_bytes, name)
+    if name is not None:
+        return ModelTokenizer(file_tokenizer(name).library, name)
     library, path, found = transformers(), checkpoint.path, None
     load = partial(library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False)
     if any(os.path.exists(os.path.join(path, name)) for name in _FILES):

@@ -206,7 +206,7 @@ class CheckpointRun:
 
     loaded: Loaded
     inputs: ModelInputs
-    wanted: Run
+    request: Run
     generated: Generated | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     identical: bool | None = None
@@ -221,7 +221,7 @@ class CheckpointRun:
     @property
     def n_layers(self) -> int:
         """The expected number of attentions, according to the config."""
-        chosen = self.wanted.model
+        chosen = self.request.model
         return max(1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config)))
 
     # ------------------------------------------------------------------------------------------------------- its memory
@@ -235,9 +235,9 @@ class CheckpointRun:
         """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
         assembled."""
         n_heads, d_model, d_inner = map(self._size, ("num_attention_heads", "hidden_size", "intermediate_size"))
-        item, cells, keep = int(self.loaded.model.dtype.itemsize), batch * length * length, self.wanted.keep
+        item, cells, keep = int(self.loaded.model.dtype.itemsize), batch * length * length, self.request.keep
         n_kept = self.n_layers * len(KEPT if keep is None else keep)
-        kept_bytes = min(self.wanted.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
+        kept_bytes = min(self.request.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
         builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
         matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
         rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
@@ -270,7 +270,7 @@ class CheckpointRun:
         self.layers = PassInspection(
             model,
             self.inputs,
-            self.wanted,
+            self.request,
             self.n_layers,
             on_layer=on_layer,
             report_progress=report_progress,
@@ -281,10 +281,10 @@ class CheckpointRun:
             outputs = outputs_of(model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.layers.results:
-            chosen, unfit = self.wanted.model, self.layers.unfit
+            chosen, unfit = self.request.model, self.layers.unfit
             of_chosen = {(kind, n): reason for (kind, n), reason in unfit.items() if chosen.includes(n, kind)}
             raise nothing_seen(self.loaded.config.model_type, chosen.layers, self.layers.found, of_chosen)
-        if verify or self.wanted.model.verify_outputs:
+        if verify or self.request.model.verify_outputs:
             began = perf_counter()
             self.compared_len = max(tensor.shape[1] for tensor in keywords.values())
             self.identical = are_identical(outputs, outputs_of(model, keywords))
@@ -303,6 +303,6 @@ class CheckpointRun:
             compared_len=self.compared_len,
             generated=self.generated,
         )
-        record = self.layers.record(model, self.seconds, device=self.wanted.model.device)
+        record = self.layers.record(model, self.seconds, device=self.request.model.device)
         config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
         return replace(record, config=config, weights=checkpoint.path)

@@ -58,8 +58,8 @@ Taken = list[tuple[Call, Attention, int]]
 def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None) -> Record:
     """The record of a pass with the trace of one attention, the first requested; with `values`, the numbers of each tensor; with
     `place`, the computation of this cell. Raises `MhaError` if there is no such layer."""
-    kind, number = (run.wanted.model.layers or ((None, 0),))[0]
-    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, number),)))
+    kind, number = (run.request.model.layers or ((None, 0),))[0]
+    run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)))
     heard, taken = Heard(), Taken()
 
     def take(call: Call, attention: Attention) -> None:
@@ -201,12 +201,12 @@ def _inside(
 
     if call.q is not None:
         (q, k, v), shared = call.qkv, layer.n_heads // layer.n_kv_heads
-        said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
+        remark = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
         turned = "" if theta is None else f", rotated by its position (RoPE, base {theta:g})"
         for name, tensor, axes, rotation, meaning in (
             ("q", q, "batch head query d_head", turned, "the queries of each head, as attention reads them"),
-            ("k", k, "batch kv_head key d_head", turned, f"what each token is found by{said}"),
-            ("v", v, "batch kv_head key d_v", "", f"what each token contributes{said}"),
+            ("k", k, "batch kv_head key d_head", turned, f"what each token is found by{remark}"),
+            ("v", v, "batch kv_head key d_v", "", f"what each token contributes{remark}"),
         ):
             flops = 3 * tensor.numel() if rotation else 0  # two products and a sum for each number
             formula = f"{name} = its projection, split into heads{rotation}"
@@ -250,7 +250,7 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
     q, k, v = (per_query_head(tensor, n_heads) for tensor in call.qkv)
     made = attention.matrices()
     assert call.z is not None
-    tensors = made | {"q": q, "k": k, "v": v, "z": call.z, "shares": made["pattern"]}
+    tensors = made | {"q": q, "k": k, "v": v, "z": call.z, "weights": made["pattern"]}
     return cell_of(axes, place, at, tensors, scale=call.scale, softcap=call.softcap, parts=parts)
 
 
@@ -293,15 +293,15 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
         raise UsageError("mha decode --model needs texts of one length", hint="decode each text in a run of its own")
     if not 0 <= prompt_len <= n:
         raise UsageError(f"--prompt-len {prompt_len} is out of range: the text has {n} tokens")
-    kind, number = (run.wanted.model.layers or ((None, 0),))[0]
+    kind, number = (run.request.model.layers or ((None, 0),))[0]
     kind = kind or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
-    keep = tuple(dict.fromkeys(("pattern", *(run.wanted.keep or ()))))
-    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, number),)), keep=keep)
+    keep = tuple(dict.fromkeys(("pattern", *(run.request.keep or ()))))
+    run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)), keep=keep)
     run.run()
     record = run.record()
     if record.not_kept:
         raise MhaError(
-            f"the pattern of {n} × {n} tokens takes more than --keep-limit, {shown(run.wanted.keep_limit, 'bytes')}",
+            f"the pattern of {n} × {n} tokens takes more than --keep-limit, {shown(run.request.keep_limit, 'bytes')}",
             hint=f"--max-tokens {n // 2} takes a shorter text, a larger --keep-limit makes room",
             code="too-large",
         )

@@ -28,7 +28,7 @@ from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.pattern import Pattern, pattern_of_layer, stacked
 from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
-from mhacli.sites import Facts
+from mhacli.sites import Dims
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, behind, places
 
@@ -108,17 +108,17 @@ class Record(Shown):
         return self.sequences if self.context is None else self.context
 
     @cached_property
-    def facts(self) -> Facts:
+    def dims(self) -> Dims:
         """The sizes on which formulas and shapes depend."""
-        return Facts.of(self.config, self.sequences, self.context, n_tokens=len(self.vocabulary))
+        return Dims.of(self.config, self.sequences, self.context, n_tokens=len(self.vocabulary))
 
     def first_query(self, sequence: int) -> int:
         """The index of a sequence's first token on the query axis, after any left padding."""
-        return self.config.first_column(len(self.sequences[sequence].tokens), self.facts.q_len)
+        return self.config.first_column(len(self.sequences[sequence].tokens), self.dims.q_len)
 
     def first_key(self, sequence: int) -> int:
         """The index of a sequence's first key on the key axis."""
-        return self.config.first_column(len(self.keys[sequence].tokens), self.facts.k_len)
+        return self.config.first_column(len(self.keys[sequence].tokens), self.dims.k_len)
 
     def of_layer(self, index: int) -> Record:
         """The record of one inspected layer, with its own sizes, heads, arrays and texts."""

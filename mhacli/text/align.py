@@ -48,5 +48,5 @@ def align(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[list[Part], bool]:
 def pairs(a: tuple[str, ...], b: tuple[str, ...]) -> Array:
     """The positions `[2, tokens]` of tokens that correspond: equal ones, and those replaced one to one between equal
     ones."""
-    alike = [pair for x, y, _ in align(a, b)[0] if len(x) == len(y) for pair in zip(x, y, strict=True)]
-    return np.array(alike, int).reshape(-1, 2).T
+    pairs = [pair for x, y, _ in align(a, b)[0] if len(x) == len(y) for pair in zip(x, y, strict=True)]
+    return np.array(pairs, int).reshape(-1, 2).T

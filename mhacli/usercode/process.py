@@ -198,10 +198,10 @@ def _end_with_parent(stdin: int) -> None:
 def _loaded(job: str) -> Callable[[dict[str, Any], Stage], bytes]:
     """The job's function. Torch is loaded first, without its warnings."""
     from mhacli.errors import silent_stderr
-    from mhacli.io.memory import uncollected
+    from mhacli.io.memory import gc_paused
 
     gc.freeze()
-    with silent_stderr(), uncollected():
+    with silent_stderr(), gc_paused():
         import torch
     torch.set_num_threads(min(_N_THREADS, torch.get_num_threads()))
     module, _, name = job.partition(":")

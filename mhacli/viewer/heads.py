@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, HeadStatistics, Statistic, words_of_type
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS, type_sign
@@ -248,7 +248,7 @@ class Overview(HeadsScreen):
         self.call_after_refresh(self.set_timer, _PAUSE_S, self._add_pictures)
 
     def _add_pictures(self) -> None:
-        with uncollected():
+        with gc_paused():
             import mhacli.viewer.matrix  # noqa: F401
         self.draw()
 

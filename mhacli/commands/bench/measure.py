@@ -32,7 +32,7 @@ from mhacli.attention.devices import choose_device, driver, environment, free_by
 from mhacli.commands.bench.result import LAYERS, BackendStatus, Benchmark, BenchRow, Direction, Interval, Sweep
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.io.memory import cpu_name, fits, n_cpus, uncollected
+from mhacli.io.memory import cpu_name, fits, gc_paused, n_cpus
 from mhacli.settings import ITEM_BYTES
 from mhacli.text.numbers import shown
 
@@ -259,11 +259,11 @@ def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> 
     kind: Any = {"generator": torch.Generator(device).manual_seed(seed), "dtype": getattr(torch, row.dtype)}
     has_gradient = row.direction != "forward"
     leaves = tuple(torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes)
-    home = "cpu" if device.type == "mps" else device  # MPS has no float64
+    exact_device = "cpu" if device.type == "mps" else device  # MPS has no float64
     needed = 32 * row.batch * row.n_heads * row.q_len * row.k_len  # scores, weights, and their gradients
-    if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(str(home))):
+    if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(str(exact_device))):
         return leaves, None
-    wide = tuple(leaf.detach().to(home).double().requires_grad_(has_gradient) for leaf in leaves)
+    wide = tuple(leaf.detach().to(exact_device).double().requires_grad_(has_gradient) for leaf in leaves)
     return leaves, _results(_call(exact, wide), wide, row.direction)
 
 
@@ -358,7 +358,7 @@ def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[f
     """
     samples, order = {name: list[float]() for name in clocks}, random.Random(sweep.seed)
     began = perf_counter()
-    with uncollected():  # a collection would disturb single samples
+    with gc_paused():  # a collection would disturb single samples
         for n_rounds in range(1, (sweep.repeat or MAX_ROUNDS) + 1):
             for name in order.sample([*samples], len(samples)):
                 seconds = clocks[name]()

@@ -576,7 +576,7 @@ def _other_shape(layer: LayerDifference, name: str, a: dict[str, int], b: dict[s
 def _tensor(record: Record, name: str, step: Step | None) -> tuple[tuple[str, ...], tuple[int, ...], Array | None]:
     """The axes of a site, its shape, and its numbers if the record has them as an array or in a step of its trace."""
     if step is None or name in record.arrays:
-        return _AXES.get(name) or SITES[name].axes_for(record.facts), record.arrays[name].shape, record.arrays[name]
+        return _AXES.get(name) or SITES[name].axes_for(record.dims), record.arrays[name].shape, record.arrays[name]
     numbers = None if step.values is None else step.values.numbers
     return step.axes, step.shape, None if numbers is None else np.array(numbers, float).reshape(step.shape)
 

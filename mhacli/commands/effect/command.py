@@ -9,7 +9,7 @@ from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_outpu
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import UsageError
-from mhacli.io.memory import uncollected
+from mhacli.io.memory import gc_paused
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
 
@@ -37,7 +37,7 @@ def effect(
     run = make_run(what, reading=reading, keep=())
     with loading_torch():
         from mhacli.commands.effect.study import checkpoint_study, layer_study
-    with show_activity("computing" if run.model.path is None else "inspecting the checkpoint"), uncollected():
+    with show_activity("computing" if run.model.path is None else "inspecting the checkpoint"), gc_paused():
         study, notes = (layer_study if run.model.path is None else checkpoint_study)(run, effect)
     with progress() as report_progress:
         record = study.run(report_progress)

@@ -72,7 +72,7 @@ def head_table(
 ) -> Record:
     """The record of a run over all texts, whose heads have the numbers that are asked for. `loaded` has the language head. Raises
     `MhaError` if a second computation of removals disagrees."""
-    request, texts = replace(run.wanted, kept=Kept()), run.inputs
+    request, texts = replace(run.request, kept=Kept()), run.inputs
     each_text = [*_each_text(texts)] if effect else []
     n_parts, controls, found = 1 + control + len(each_text), None, list[Record]()
 

@@ -97,11 +97,11 @@ def values(reading: Reading, target: Target | None) -> dict[str, Tensor]:
     scores = reading.scores
     if scores is None or target is None:
         return {}
-    wanted, other = scores[:, target[0]], 0.0 if target[1] is None else scores[:, target[1]]
+    of_target, other = scores[:, target[0]], 0.0 if target[1] is None else scores[:, target[1]]
     if scores.shape[1] == 1:
-        return {"logit": wanted - other}
-    rank = (scores > wanted[:, None]).sum(dim=-1)
-    return {"logit": wanted - other, "logprob": scores.log_softmax(dim=-1)[:, target[0]], "rank": rank}
+        return {"logit": of_target - other}
+    rank = (scores > of_target[:, None]).sum(dim=-1)
+    return {"logit": of_target - other, "logprob": scores.log_softmax(dim=-1)[:, target[0]], "rank": rank}
 
 
 def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:

@@ -57,7 +57,7 @@ def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
 def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, record: Record) -> EffectStudy:
     """The study of one text of a checkpoint with its head, whose layers a run has inspected."""
     inputs = run.inputs.keywords
-    return EffectStudy(loaded.model, inputs, settings, run.wanted, record, loaded.tokenizer, run)
+    return EffectStudy(loaded.model, inputs, settings, run.request, record, loaded.tokenizer, run)
 
 
 @torch.no_grad()
@@ -65,10 +65,10 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user."""
     loaded, run, notes = checkpoints.prepare_checkpoint(request, "predict")
     _require_one_text(len(run.inputs.sequences))
-    run.wanted = replace(request, model=replace(request.model, layers=None), keep=())
+    run.request = replace(request, model=replace(request.model, layers=None), keep=())
     run.run()
     record = run.record()
-    run.wanted = request
+    run.request = request
     return study_of(loaded, run, settings, record), notes
 
 
@@ -76,7 +76,7 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
 def layer_study(run: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a layer whose run is recorded here, as a model of one layer, and notes for the user. Raises `UsageError` for
     a layer with dropout, whose runs differ."""
-    _require_one_text(run.facts.batch)
+    _require_one_text(run.dims.batch)
     if run.config.train and run.config.dropout:
         raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
     setup = prepare(run)
@@ -234,22 +234,22 @@ class EffectStudy:
     @cached_property
     def position(self) -> int:
         """The measured position of the text; of a pair, of that of the decoder."""
-        asked, tokens = self.settings.position, self.record.sequences[0].tokens
+        position, tokens = self.settings.position, self.record.sequences[0].tokens
         n = len(tokens)
-        if asked is None:
+        if position is None:
             return next((i for i, token in enumerate(tokens) if token.strip() in _MASKS), n - 1)
-        if not -n <= asked < n:
-            raise UsageError(out_of_range(self.settings.name_of("position"), asked, n))
-        return asked % n
+        if not -n <= position < n:
+            raise UsageError(out_of_range(self.settings.name_of("position"), position, n))
+        return position % n
 
     def _target(self) -> Target | None:
-        asked, scores = self.settings, self.untouched.scores
+        settings, scores = self.settings, self.untouched.scores
         if scores is not None:
-            target = int(scores[0].argmax()) if asked.target is None else self._id("target", asked.target)
-            return target, None if asked.versus is None else self._id("versus", asked.versus)
+            target = int(scores[0].argmax()) if settings.target is None else self._id("target", settings.target)
+            return target, None if settings.versus is None else self._id("versus", settings.versus)
         for name in ("screen", "target", "versus"):
-            if getattr(asked, name) is not None:
-                message = f"{asked.name_of(name)} needs logits, which this model does not give"
+            if getattr(settings, name) is not None:
+                message = f"{settings.name_of(name)} needs logits, which this model does not give"
                 raise UsageError(message, hint="without it, the change of the output vector is measured")
         return None
 
@@ -303,8 +303,8 @@ class EffectStudy:
     def parts(self) -> Parts:
         """The parts of the model, found in one pass in which every z was replaced by itself. Its output has keys and values if
         later passes may begin behind them."""
-        parts, asked, config = Parts(), self.settings, getattr(self.model, "config", None)
-        begins_later = asked.at is not None or asked.edges or asked.cut is not None
+        parts, settings, config = Parts(), self.settings, getattr(self.model, "config", None)
+        begins_later = settings.at is not None or settings.edges or settings.cut is not None
         can_cache = self.has_batches and set(self.inputs) == {"input_ids"} and getattr(config, "use_cache", False)
         with finding(self.model, parts):
             parts.reading = self._read(use_cache=True) if can_cache and begins_later else self._read()
@@ -365,8 +365,8 @@ class EffectStudy:
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The items of each pass; in a batch, all begin at the same layer."""
         n_items = max(1, self.most_rows - 1 - (self.start > 0)) if self.has_batches else 1
-        for _, alike in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
-            while batch := list(islice(alike, n_items)):
+        for _, group in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
+            while batch := list(islice(group, n_items)):
                 yield batch
 
     def _run_batch(self, items: Sequence[int]) -> None:

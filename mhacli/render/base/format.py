@@ -141,7 +141,7 @@ def _choices(record: Record) -> list[str]:
     parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
     parts += [] if c.sink is None else [f"sink window {c.sink}"]
     parts += [] if c.documents is None else [f"documents split at {c.documents}"]
-    parts += ["padding left"] if record.facts.padded and c.padding == "left" else []
+    parts += ["padding left"] if record.dims.padded and c.padding == "left" else []
     parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
     parts += [] if c.score_bias is None else [f"score bias {c.score_bias}"]
     parts += ["cross-attention"] if record.context is not None else []

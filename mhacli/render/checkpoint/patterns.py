@@ -129,7 +129,7 @@ def merge_words(view: Record) -> Record:
     """
     context = None if view.context is None else tuple(map(_in_words, view.context))
     merged = replace(view, sequences=tuple(map(_in_words, view.sequences)), context=context, survey=None, arrays={})
-    size = (merged.facts.q_len, merged.facts.k_len)
+    size = (merged.dims.q_len, merged.dims.k_len)
     weights, visible = view.arrays["pattern"], view.arrays["allowed"]
     pattern, allowed = np.zeros((*weights.shape[:2], *size)), np.zeros((*visible.shape[:2], *size), bool)
     for b, (queries, keys) in enumerate(zip(view.sequences, view.keys, strict=True)):

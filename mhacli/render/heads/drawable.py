@@ -78,7 +78,7 @@ def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
     if record.config.train:
         p = record.config.dropout
         yield f"the pattern is drawn before dropout ({p:g}); the layer's output was computed after dropout"
-    if record.facts.padded:
+    if record.dims.padded:
         yield "padding gets no attention and is left out"
     if record.model is None:
         return

@@ -31,7 +31,7 @@ _LABEL_WIDTH = 12
 
 def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType:
     """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
-    rules = [visible(rule) for rule in mask_rules(run.facts)] or ["every key is visible"]
+    rules = [visible(rule) for rule in mask_rules(run.dims)] or ["every key is visible"]
     parts: list[RenderableType] = [flowing(["mask", *rules], screen.width, style="bold")]
     for index, mask in enumerate(masks):
         counts = mask["visible_per_query"]
@@ -55,7 +55,7 @@ def mask_document(run: Run, masks: Sequence[Mask], command: tuple[str, ...]) -> 
         "config": asdict(run.config),
         "sequences": [asdict(sequence) for sequence in run.sequences],
         "context": None if context is None else [asdict(sequence) for sequence in context],
-        "rules": mask_rules(run.facts),
+        "rules": mask_rules(run.dims),
         "masks": masks,
     }
     return json.dumps(content, allow_nan=False) + "\n"

@@ -71,7 +71,7 @@ def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:
     if record.module is not None:
         return
     if record.model is None:
-        for name, variant in variants(record.facts).items():
+        for name, variant in variants(record.dims).items():
             yield Text(f"{name}: ", style="bold").append(visible(variant.explanation), style="not bold")
             if in_detail:
                 yield Padding(Text(f"why: {variant.why}\nsource: {variant.source}", style="dim"), _INDENT)

@@ -121,7 +121,7 @@ def _patterns(
     limit = len(heads) if is_chosen else MAX_HEADS
     drawn = [each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)]
     n_more = (len(heads) - limit) * len(sequences) if len(heads) > limit else 0
-    if record.facts.q_len > MAX_ROWS:
+    if record.dims.q_len > MAX_ROWS:
         room = MAX_LINES
     most = None if is_chosen else room
     yield from patterns(drawn, largest_weight(record), options, screen, most=most, n_more=n_more)

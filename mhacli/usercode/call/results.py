@@ -96,7 +96,7 @@ def _grid(length: int) -> tuple[int, int]:
 
 def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
     """The tensor with its axes in another order. Extra axes are squeezed, missing ones are added with size 1; the rows lie on a
-    map where a `column` is wanted. Raises ValueError for an extra axis of another size."""
+    map where a `column` is required. Raises ValueError for an extra axis of another size."""
     if "column" in want and "column" not in have:
         dim = have.index("row")
         tensor = tensor.unflatten(dim, _grid(tensor.shape[dim]))
