@@ -25,6 +25,11 @@ _UNLIKE = 3
 """A second length is larger by this, and shows which axes are lengths."""
 
 
+def refused(built: Built, message: str, hint: str | None = None) -> MhaError:
+    """The error for a target that cannot be called."""
+    return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
+
+
 def example_of(text: str, built: Built) -> Callable[..., Any]:
     """An example as a function: a `lambda` in the user's words knows torch and the names of the target's file; else the name of a
     function."""
@@ -63,7 +68,7 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     except Exception as fault:  # the user's code may raise anything; what it was given is known all the same
         problem = f"raises {exception_text(fault)}"
     if not made:
-        raise MhaError(f"--example {problem}", code="cannot-examine", path=built.file)
+        raise refused(built, f"--example {problem}")
     return made[0]
 
 
@@ -73,7 +78,7 @@ def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]
     if not slots:
         has_ids = any(map(is_ids, made.values()))
         hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if has_ids else None
-        raise MhaError(f"--example gives {built.name} no vectors", hint=hint, code="cannot-examine", path=built.file)
+        raise refused(built, f"--example gives {built.name} no vectors", hint)
     parts = {part_of(slot): made[slot.name] for slot in slots}
     queries = parts.get("queries", made[slots[0].name])
     is_function = len(parts) == 3 and not weights_of(built)

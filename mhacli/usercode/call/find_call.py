@@ -24,6 +24,7 @@ from mhacli.usercode.call.example import (
     attentions_of_example,
     call_text,
     example_of,
+    refused,
     weights_of,
     working_example,
 )
@@ -39,7 +40,7 @@ from mhacli.usercode.call.results import (
 )
 from mhacli.usercode.call.signature import MASKS, ROWS, CallParameter, called_function, never_read, signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of, mask_in, part_of
-from mhacli.usercode.inputs import float64_copy, map_rows, seeded
+from mhacli.usercode.inputs import float64_copy, lengths_of, map_rows, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, MaskKind, MaskMeaning
@@ -116,9 +117,10 @@ def _with_output(attention: UserAttention, seed: int) -> UserAttention:
     output = output_in(result, orders, attention.sizes_of(inputs))
     if output is None:
         shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
-        sizes = {"batch": attention.sizes.batch, "head": attention.n_heads, "row": attention.sizes.q_len}
-        expected = ", ".join(str(sizes.get(axis, "·")) for axis in attention.axes)
-        raise ValueError(f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{expected}] was to come")
+        returned = ", ".join(shapes[:4]) or type(result).__name__
+        raise ValueError(
+            f"no output [{', '.join(attention.axes)}] for inputs {list(inputs.queries.shape)}, but {returned}"
+        )
     return replace(attention, output=output)
 
 
@@ -202,12 +204,8 @@ def _slots(free: Sequence[CallParameter], built: Built) -> list[tuple[CallParame
         rows = [CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4])]
     needed = [slot for slot in rows if slot.required or part_of(slot) == "queries"]
     if not needed:
-        raise MhaError(
-            f"{built.name} has no parameter for token vectors, such as x, or query, key and value",
-            hint="name a class or function that computes attention, or give --example",
-            code="cannot-examine",
-            path=built.file,
-        )
+        message = f"{built.name} has no parameter for token vectors, such as x, or query, key and value"
+        raise refused(built, message, "name a class or function that computes attention, or give --example")
     return [tuple(rows)] if rows == needed else [tuple(rows), tuple(needed)]
 
 
@@ -374,23 +372,19 @@ def _accepted(attention: UserAttention, parameter: CallParameter, seed: int, *, 
 
 
 def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool) -> bool:
-    """Whether two texts that differ in a key, which a mask hides, have the same outputs. Raises what the call raises."""
-    inputs = map_rows(_inputs(attention, seed), lambda rows: rows[:1].expand_as(rows).clone())
-    keys = inputs.queries if inputs.keys is None else inputs.keys
-    q_len, k_len = inputs.queries.shape[-2], keys.shape[-2]
+    """Whether outputs stay when a key changes that a mask hides. Raises what the call raises."""
+    drawer, inputs = drawer_of(attention, seed), _inputs(attention, seed)
+    batch, q_len, k_len = lengths_of(inputs)
     hidden = k_len - 1 if form.kind == "lengths" else 1
-    for rows in (keys, inputs.values):
-        if rows is not None:
-            rows[1, ..., hidden, :] *= -2
-    real = torch.ones(len(keys), k_len, dtype=torch.bool)
-    real[:, hidden] = False
+    keep = torch.arange(k_len) != hidden
+    mask: dict[str, Any] = {"allowed": keep.expand(1, 1, q_len, k_len)}
     if padding:
-        out = attention(inputs._replace(real=real), padding=form, seed=seed).out
-    else:
-        allowed = real[:1, None, None, :].expand(1, 1, q_len, k_len)
-        out = attention(inputs._replace(allowed=allowed), mask=form, seed=seed).out
-    same = [n for n in range(q_len) if n != hidden or inputs.keys is not None]
-    first, second = out[0, ..., same, :], out[1, ..., same, :]
+        mask = {"real": keep.expand(batch, k_len)}
+    outs = []
+    for rows in (inputs, drawer.replaced(inputs, hidden)):
+        out = attention(rows._replace(**mask), seed=seed, **{"padding" if padding else "mask": form}).out
+        outs.append(out if inputs.keys is not None else out[..., keep, :])  # without keys the query changes too
+    first, second = outs
     return bool(first.isfinite().all()) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
@@ -450,36 +444,30 @@ def _refuse_unknown(built: Built, fixed: Mapping[str, Any]) -> None:
     """Raises MhaError for required parameters of unknown role, and for a given parameter that does not exist."""
     signature = signature_of(built.call)
     names = [parameter.name for parameter in signature if parameter.role != "any"]
-    absent = [name for name in fixed if name not in names and len(names) == len(signature)]
+    for name in fixed if len(names) == len(signature) else ():
+        if name not in names:
+            message = f"--call-arg {name}: {built.name} has no such parameter"
+            raise refused(built, message, f"it has {', '.join(names) or 'none'}")
     unknown = [p.name for p in signature if p.role == "unknown" and p.required and p.name not in fixed]
-    if absent:
-        text = f"--call-arg {absent[0]}: {built.name} has no such parameter"
-        hint = f"it has {', '.join(names) or 'none'}"
-    elif unknown:
-        text = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
+    if unknown:
+        message = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
-        hint = f"give {given}, or a whole call with --example"
-    else:
-        return
-    raise MhaError(text, hint=hint, code="cannot-examine", path=built.file)
+        raise refused(built, message, f"give {given}, or a whole call with --example")
 
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to give."""
     attention, fault = tried[0]
-    line = source_line_of(fault, built.file)
-    where = f" (line {line.line}: {line.source:.60})" if line else ""
-    message = f"{exception_text(fault):.160}{where}"
-    if lacks_cuda(exception_text(fault)):
-        text = f"{built.name} needs a CUDA device, which this machine does not have: {message}"
-        return MhaError(text, code="no-device", path=built.file)
-    what, hint = "--example", None
-    if request.example is None:
-        what = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
-        hint = f"give a call that works: --example {shlex.quote(working_example(attention))}"
-    if built.guesses and hint:
+    line, text = source_line_of(fault, built.file), exception_text(fault)
+    message = f"{text:.160}" + (f" (line {line.line}: {line.source:.60})" if line else "")
+    if lacks_cuda(text):
+        message = f"{built.name} needs a CUDA device, which this machine does not have: {message}"
+        return MhaError(message, code="no-device", path=built.file)
+    if request.example is not None:
+        return refused(built, f"{built.name} could not be called by --example: {message}")
+    ways = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
+    hint = f"give a call that works: --example {shlex.quote(working_example(attention))}"
+    if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
-    return MhaError(
-        f"{built.name} could not be called by {what}: {message}", hint=hint, code="cannot-examine", path=built.file
-    )
+    return refused(built, f"{built.name} could not be called by {ways}: {message}", hint)

@@ -33,6 +33,7 @@ _STATES = ("state", "states", "hidden", "hidden_state", "hx", "h0", "init_state"
 """Arguments behind the ids that hold what a recurrent model remembers."""
 SWITCH = re.compile(r"(use|return|output|with)_?(cache|kvs?|key_values|pasts?|presents?|state)")
 """Switches by which a call remembers what it read."""
+_OF_DECODER = ("tgt_mask", "trg_mask")
 _OF_TOKENS = ("decoder_attention_mask", "tgt_key_padding_mask", "tgt_padding_mask", "trg_padding_mask")
 _CAUSAL_MASKS = {
     "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
@@ -224,88 +225,77 @@ def sequences_of_ids(
     """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it has no
     embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated; `example` is a
     call that works."""
-    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     parameters = signature_of(module)
+    tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
     if not tables or not parameters:
         return None
-    ids, others = parameters[0], {p.name: p for p in parameters[1:] if p.name not in fixed}
+    ids, others = parameters[0].name, {p.name: p for p in parameters[1:] if p.name not in fixed}
     decoder = next((word for word in _DECODER if word in others), None)
     switches = [word for word in others if SWITCH.fullmatch(word)]
     named = {p.role: p.name for p in reversed(others.values()) if p.name not in (*switches, decoder)}
     offset = named.get("offset")
-    slots = [CallParameter(ids.name, "x", True, True)]
-    if decoder is not None:
-        slots = [CallParameter(ids.name, "context", True), CallParameter(decoder, "x", True)]
-    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
-    attention = UserAttention(
-        built,
-        InputSizes(_BATCH, _LEAST, _LEAST, 1, 1),
-        weight.dtype,
-        weight.device,
-        tuple(slots),
-        OF_IDS,
-        fixed={**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed},
-        example=example,
-    )
-    needed = [p for p in others.values() if p.required and p.name not in (decoder, offset)]
-    if example is not None:
-        shown = {word: rows for word, rows in arguments_of_example(attention, _SHOWN).items() if is_ids(rows)}
-        if not shown:
-            return None
-        read = [slot.name for slot in slots if part_of(slot) == "queries"]
-        word = min(shown, key=lambda word: word not in read)
-        (batch, n), needed = shown[word].shape, []
-        sizes = InputSizes(batch, n, n, 1, 1)
-        attention = replace(attention, slots=(CallParameter(word, "x", True),), fixed={}, sizes=sizes)
+    needed = [p for p in others.values() if p.required and p.name not in (decoder, offset) and example is None]
     if len(needed) > 1 or any(p.role not in MASKS for p in needed):
         return None
-    masks = [p.name for p in needed]
-    if decoder is not None and example is None:
-        masks = masks or [word for word in ("tgt_mask", "trg_mask") if word in others]
+    constants = {**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed}
+    attention = _of_module(name, module, ids, decoder, constants)
     called = f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]"
-    if not attention.is_resizable:
-        length, called = attention.sizes.q_len, f"{called}, the only length that the example gives"
-    sequences = Sequences(
-        attention=attention,
-        called=called,
-        length=attention.sizes.q_len,
-        ids=torch.arange(min(table.num_embeddings for table in tables), device=attention.device),
-        masks=_padding_masks(others, module, of_tokens=decoder is not None, means=means),
-        positions=named.get("positions") if decoder is None else None,
-        first_position=_first_position(module),
-        cache=named.get("cache") or next((word for word in _STATES if word in others), None),
-        offset=offset,
-        switches=dict.fromkeys(switches, True),
+    if example is not None:
+        attention = _as_shown(replace(attention, example=example))
+        if not attention.is_resizable:
+            length, called = attention.sizes.q_len, f"{called}, the only length that the example gives"
+    found = _of_vocabulary(
+        Sequences(
+            attention=attention,
+            called=called,
+            length=attention.sizes.q_len,
+            ids=torch.arange(min(tables), device=attention.device),
+            masks=_padding_masks(others, module, of_tokens=decoder is not None, means=means),
+            positions=named.get("positions") if decoder is None else None,
+            first_position=_first_position(module),
+            cache=named.get("cache") or next((word for word in _STATES if word in others), None),
+            offset=offset,
+            switches=dict.fromkeys(switches, True),
+        ),
+        [p.name for p in needed] or [word for word in _OF_DECODER if decoder and word in others and example is None],
     )
-    found = _of_vocabulary(_with_causal_mask(sequences, masks[0]) if masks else sequences)
     return None if found is None else _of_each_token(found, others).at_longest(length)
 
 
-def _with_causal_mask(sequences: Sequences, parameter: str) -> Sequences:
-    """With a causal mask for an argument: the first that hides the future, else the first that works, else none."""
-    working, text = list[Sequences](), sequences.draw(0, _LEAST)
-    tokens = text.tokens.clone()
-    tokens[-1] = 1 - tokens[-1].clamp(max=1)
-    for meaning, form in _CAUSAL_MASKS.items():
-        made = {parameter: partial(_triangle, form)}
-        called = f"{sequences.called}, {parameter}=a causal mask [token, token]: {meaning}"
-        masked = replace(sequences, attention=replace(sequences.attention, made=made), called=called)
-        working += [masked] if _n_ids_read(masked) else []
-        outputs = masked.tried(text, Text(tokens))
-        if outputs is not None:
-            first, second = (output[:-1] for output in outputs)
-            if bool(first.isfinite().all()) and torch.allclose(first, second, atol=1e-5):
-                return masked
-    return working[0] if working else sequences
+def _of_module(
+    name: str, module: nn.Module, ids: str, decoder: str | None, constants: Mapping[str, Any]
+) -> UserAttention:
+    """A module that takes ids `[batch, token]`, or those of an encoder besides those of its decoder."""
+    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
+    slots = [CallParameter(ids, "x", True, True)]
+    if decoder is not None:
+        slots = [CallParameter(ids, "context", True), CallParameter(decoder, "x", True)]
+    sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
+    return UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=constants)
 
 
-def _triangle(form: MaskForm, sizes: CallSizes) -> Tensor:
-    return mask_in(form, torch.ones(1, 1, sizes.q_len, sizes.q_len, dtype=torch.bool).tril(), None, sizes)
+def _as_shown(attention: UserAttention) -> UserAttention:
+    """The module, called as its example does: with the first ids of it, or those of the decoder."""
+    shown = {name: ids for name, ids in arguments_of_example(attention, _SHOWN).items() if is_ids(ids)}
+    read = [slot.name for slot in attention.slots if part_of(slot) == "queries"]
+    name = min(shown, key=lambda name: name not in read, default=None)
+    if name is None:
+        return replace(attention, slots=())
+    batch, n = shown[name].shape
+    return replace(attention, slots=(CallParameter(name, "x", True),), fixed={}, sizes=InputSizes(batch, n, n, 1, 1))
 
 
-def _of_vocabulary(sequences: Sequences) -> Sequences | None:
-    """With the ids that it reads; None if no table reads them."""
+def _of_vocabulary(sequences: Sequences, masks: Sequence[str]) -> Sequences | None:
+    """With a causal mask for the first of some arguments, the first that hides the future, else the first that works; and with
+    the ids that it reads. None if no table reads them."""
+    masked = []
+    for meaning, form in _CAUSAL_MASKS.items() if masks else ():
+        attention = replace(sequences.attention, made={masks[0]: partial(_triangle, form)})
+        called = f"{sequences.called}, {masks[0]}=a causal mask [token, token]: {meaning}"
+        masked.append(replace(sequences, attention=attention, called=called))
+    masked = [way for way in masked if _n_ids_read(way)]
+    sequences = next((way for way in masked if _hides_last(way)), next(iter(masked), sequences))
     n_ids, module = _n_ids_read(sequences), sequences.module
     if n_ids is None or module is None:
         return None
@@ -314,6 +304,23 @@ def _of_vocabulary(sequences: Sequences) -> Sequences | None:
     ids = torch.tensor([i for i in range(n_ids) if i not in pads], device=sequences.attention.device)
     pad = next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
     return replace(sequences, called=f"{sequences.called})", n_ids=n_ids, ids=ids, pad=pad)
+
+
+def _hides_last(sequences: Sequences) -> bool:
+    """Whether the outputs of a short text stay when its last token changes, which its mask hides."""
+    text = sequences.draw(0, _LEAST)
+    tokens = text.tokens.clone()
+    tokens[-1] = 1 - tokens[-1].clamp(max=1)
+    outputs = sequences.tried(text, Text(tokens))
+    if outputs is None:
+        return False
+    first, second = (output[:-1] for output in outputs)
+    return bool(first.isfinite().all()) and torch.allclose(first, second, atol=1e-5)
+
+
+def _triangle(form: MaskForm, sizes: CallSizes) -> Tensor:
+    """The causal mask of a call."""
+    return mask_in(form, torch.ones(1, 1, sizes.q_len, sizes.q_len, dtype=torch.bool).tril(), None, sizes)
 
 
 def _of_each_token(sequences: Sequences, others: Mapping[str, CallParameter]) -> Sequences:

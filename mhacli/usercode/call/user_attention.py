@@ -114,19 +114,11 @@ class UserAttention:
         """Our order of axes for its inputs and its output."""
         return HEAD_AXES if self.is_function else ROW_AXES
 
-    def __call__(
-        self,
-        inputs: Inputs,
-        *,
-        mask: MaskForm | None = None,
-        padding: MaskForm | None = None,
-        training: bool = False,
-        seed: int | None = None,
-    ) -> AttentionOutput:
-        """A copy of the output for inputs of any dtype and device. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`;
-        `seed` seeds torch's generators. Raises what the call raises, and ValueError for a mask that its form cannot express."""
+    def __call__(self, inputs: Inputs, *, seed: int | None = None, **how: Any) -> AttentionOutput:
+        """A copy of the output for inputs of any dtype and device, called as `result` calls; `seed` seeds torch's generators.
+        Raises what the call raises, and ValueError for a mask that its form cannot express."""
         with nullcontext() if seed is None else seeded(seed, self.device):
-            result = self.result(inputs, mask=mask, padding=padding, training=training)
+            result = self.result(inputs, **how)
         return AttentionOutput(self.read(result, self.sizes_of(inputs)))
 
     def result(
@@ -139,8 +131,8 @@ class UserAttention:
         given: Mapping[str, Any] = NOTHING,
         start: int = 0,
     ) -> Any:
-        """What the call returns, with the arguments that are `given` instead of its own; the first token has the position
-        `start`."""
+        """What the call returns. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. The arguments that are `given` are
+        passed instead of its own; the first token has the position `start`."""
         sizes = self.sizes_of(inputs)._replace(start=start, training=training)
         made = {name: make(sizes) for name, make in self.made.items() if name not in given}
         masks: dict[str, Tensor] = {}
