@@ -72,7 +72,7 @@ def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterat
     """Every reading, the most natural first. Empty if queries, keys and values cannot be told apart."""
     for groups in _groups(parts):
         named = [part.name for _, group in groups for part in group]
-        order = next((letters for letters, _ in groups if len(letters) == 3), None)
+        order = next((part.letters for _, (part, *_) in groups if len(part.letters) == 3), None)
         outputs = list(_outputs([part for part in parts if part.name not in named]))
         for combination in product(*(list(_of_group(letters, group, widths)) for letters, group in groups)):
             q, k, v = (next(roles[letter] for roles, _ in combination if letter in roles) for letter in "qkv")
@@ -86,8 +86,8 @@ def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterat
 
 
 def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
-    """Groups of parts that form q, k and v together, with the letters of each, which end with `?` if no name states them. A
-    group shares its letters, such as the matrices of all heads."""
+    """Groups of parts that form q, k and v together, with the letters of each, in every order where no name states them. A group
+    shares its letters, such as the matrices of all heads."""
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
@@ -98,10 +98,9 @@ def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[Weig
             yield [(letters, by_letters[letters]) for letters in combination]
     unnamed = by_letters.get("", [])
     for part in unnamed:
-        yield [("qkv?", [part])]
-    if len(unnamed) in (3, 4):
-        for q, k, v in permutations(unnamed, 3):
-            yield [("q?", [q]), ("k?", [k]), ("v?", [v])]
+        yield from ([("".join(order), [part])] for order in permutations("qkv"))
+    for trio in permutations(unnamed, 3) if len(unnamed) in (3, 4) else ():
+        yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
 
 
 def _n_kv_heads(q: Projection, k: Projection, v: Projection, n_heads: int) -> int:
@@ -117,22 +116,20 @@ def _n_kv_heads(q: Projection, k: Projection, v: Projection, n_heads: int) -> in
 
 
 def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> Iterator[Roles]:
-    """The projections that a part may hold, in every order if its name states none; or that the parts of all heads hold."""
+    """The projections that a part may hold, or those that the parts of all heads hold."""
     if len({part.weight.shape for part in group}) > 1:
         return
     part = _stacked(group) if len(group) > 1 else group[0]
-    orders = [*permutations(letters[:-1])] if letters.endswith("?") else [tuple(letters)]
-    for matrix, choices in _matrices(part, "".join(orders[0]), widths):
-        for layout, pieces in _pieces(_with_bias(matrix, part.bias), orders[0], widths):
-            for order in orders:
-                roles = {}
-                for letter, piece in zip(order, pieces, strict=True):
-                    width = matrix.shape[1]
-                    bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
-                    roles[letter] = Projection(piece[:, :width], bias)
-                words = f"{part.name} holds {', '.join(order)}, which its name does not say"
-                unnamed = (Choice("unnamed", words),) if letters.endswith("?") else ()
-                yield roles, (*choices, *_LAYOUTS[layout], *unnamed)
+    words = f"{part.name} holds {', '.join(letters)}, which its name does not say"
+    unnamed = () if part.letters else (Choice("unnamed", words),)
+    for matrix, choices in _matrices(part, letters, widths):
+        width = matrix.shape[1]
+        for layout, pieces in _pieces(_with_bias(matrix, part.bias), letters, widths):
+            roles = {}
+            for letter, piece in zip(letters, pieces, strict=True):
+                bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
+                roles[letter] = Projection(piece[:, :width], bias)
+            yield roles, (*choices, *_LAYOUTS[layout], *unnamed)
 
 
 def _stacked(group: Sequence[WeightMatrix]) -> WeightMatrix:
@@ -198,7 +195,7 @@ _LAYOUTS: Mapping[str, tuple[Choice, ...]] = {
 values of each head."""
 
 
-def _pieces(rows: Tensor, letters: Sequence[str], widths: Widths) -> Iterator[tuple[str, Sequence[Tensor]]]:
+def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[str, Sequence[Tensor]]]:
     """The rows of a matrix cut into a piece for each letter, ordered by head, in every layout. If the number of kv heads is
     unknown, those that the rows of a fused matrix imply come first, for queries as wide as the input; then as many as query
     heads."""
@@ -212,14 +209,17 @@ def _pieces(rows: Tensor, letters: Sequence[str], widths: Widths) -> Iterator[tu
         known = [*(n for n in divisors if (len(rows) - d_in) * n_heads == 2 * n * d_in), n_heads]
     for n_kv_heads in known:
         counts = [n_heads if letter == "q" else n_kv_heads for letter in letters]
-        unit, remainder = divmod(len(rows), sum(counts))
-        for layout in () if remainder else _LAYOUTS:
+        shares = [count // min(counts) for count in counts]
+        for layout in _LAYOUTS:
+            n_groups = 1 if layout == "3hd" else min(counts)
+            unit, remainder = divmod(len(rows), n_groups * sum(shares))
+            if remainder:
+                continue
             if layout in ("3hd", "h3d"):  # each of the groups holds its queries, its keys and its values
-                n_groups = 1 if layout == "3hd" else min(counts)
-                groups = rows.unflatten(0, (n_groups, -1)).split([n // n_groups * unit for n in counts], dim=1)
+                groups = rows.unflatten(0, (n_groups, -1)).split([share * unit for share in shares], dim=1)
                 yield layout, [group.flatten(0, 1) for group in groups]
             elif len(set(counts)) == 1:
-                sizes = {"3": len(letters), "h": counts[0], "d": unit}
+                sizes = {"3": len(letters), "h": n_groups, "d": unit}
                 numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
                 axes = [layout.index(axis) for axis in "3hd"]
                 yield layout, [piece.flatten(0, 1) for piece in numbered.permute(*axes, 3)]
