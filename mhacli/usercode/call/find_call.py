@@ -153,9 +153,9 @@ _LENGTH_FIRST = re.compile(
     r"(?im)^\s*(t|l|s|n?_?seq\w*|\w*len\w*|time|steps), *(b|n|bs\w*|batch\w*), *\w+ *= *\w+\.(shape|size\(\))"
 )
 """Code that calls the first axis of its inputs a length and the second a batch: `T, B, C = x.shape`."""
-_OF_SHAPES = ("rope", "positions", "offset", "weight")
+_OF_SHAPES = ("rope", "positions", "offset")
 _N_SHAPES = 3
-"""The shapes of rotations, positions and weights that are tried."""
+"""The shapes of rotations and positions that are tried."""
 ROPE_BASE = 10000.0
 """Source: Su et al. 2021, "RoFormer", section 3.2.2."""
 
@@ -244,7 +244,7 @@ def _layouts(
 def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: int, *, causal: bool) -> dict[str, Any]:
     """The arguments besides inputs and masks, or what makes each: the required ones, and switches by which the pattern is
     computed or that are asked for."""
-    d_head, others = numbers["d_head"], dict[str, Any]()
+    d_head, d_model, others = numbers["d_head"], numbers["d_model"], dict[str, Any]()
     values: dict[str, Any] = {
         **numbers,
         "scale": 1 / math.sqrt(d_head),
@@ -261,21 +261,15 @@ def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: in
         is_switch = role in ("training", "pattern", "mean") or (role == "causal" and causal)
         if role in (*ROWS, *MASKS, "unknown") or not (required or is_switch):
             continue
-        if role in ("weight", "weight bias"):
-            weight = _weight(name, numbers["d_model"], len(others))
-            others[name] = weight[:, 0] if role == "weight bias" else weight.T if shape else weight
-        else:
-            others[name] = partial(_rotation, name, d_head, shape) if role == "rope" else values.get(role)
+        others[name] = values.get(role)
+        if role == "rope":
+            others[name] = partial(_rotation, name, d_head, shape)
+        elif role in ("weight", "weight bias"):
+            d_out = d_model * (3 if "qkv" in name or "in" in name.split("_") else 2 if "kv" in name else 1)
+            generator = torch.Generator().manual_seed(len(others))
+            weight = torch.randn(d_out, d_model, generator=generator, dtype=torch.float64) / math.sqrt(d_model)
+            others[name] = weight[:, 0] if role == "weight bias" else weight
     return others
-
-
-def _weight(name: str, d_model: int, seed: int) -> Tensor:
-    """A random weight `[d_out, d_model]` for an argument, of several projections by its name."""
-    n_fused = 2 if "kv" in name else 1
-    if "qkv" in name or "in" in name.split("_"):
-        n_fused = 3
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n_fused * d_model, d_model, generator=generator, dtype=torch.float64) / math.sqrt(d_model)
 
 
 def positions(role: str, shape: int, sizes: CallSizes) -> Any:
@@ -310,6 +304,8 @@ _MEANINGS: tuple[MaskMeaning, ...] = ("keep", "hide")
 
 def _forms_of(parameter: CallParameter, *, padding: bool) -> list[MaskForm]:
     """The forms in which a mask, or padding, may be given, the likeliest first."""
+    if not padding and parameter.role not in ("mask", "bias"):
+        return []
     if parameter.role == "lengths":
         return [MaskForm(parameter.name, ("batch",), "lengths")]
     forms = []
@@ -338,37 +334,34 @@ def _open(form: MaskForm, sizes: CallSizes) -> Tensor:
 
 def _with_masks(attention: UserAttention, seed: int) -> tuple[UserAttention, set[str]]:
     """The attention with the mask forms that its call accepts, those that hide a key first, and the masks that do."""
-    example = None if attention.example is None else arguments_of_example(attention, attention.sizes.q_len)
-    masks: dict[MaskForm, bool] = {}
-    paddings: dict[MaskForm, bool] = {}
+    given = attention.fixed
+    if attention.example is not None:
+        shown = arguments_of_example(attention, attention.sizes.q_len)
+        given = {p.name: shown.get(p.name) for p in signature_of(attention.built.call, *MASKS)}
+    hides: dict[MaskForm, bool] = {}
+    paddings: set[MaskForm] = set()
     for parameter in signature_of(attention.built.call, *MASKS):
-        is_left_out = attention.fixed.get(parameter.name) is not None
-        if example is not None:
-            is_left_out = not isinstance(example.get(parameter.name), Tensor)
-        if is_left_out:
+        is_fixed = given.get(parameter.name) is not None
+        if is_fixed is (attention.example is None):
             continue
-        found = _accepted(attention, parameter, seed, padding=False) if parameter.role in ("mask", "bias") else {}
-        masks |= found
-        paddings |= {} if found else _accepted(attention, parameter, seed, padding=True)
-    hides = masks | paddings
+        for padding in (False, True):
+            accepted = {}
+            for form in _forms_of(parameter, padding=padding):
+                with suppress(Exception, SystemExit):  # a form that the call does not take
+                    accepted[form] = _hides(attention, form, seed, padding=padding)
+            hides |= accepted
+            if accepted:
+                paddings |= {*accepted} if padding else set()
+                break
     best = sorted(hides, key=lambda form: not hides[form])
     likeliest = {form.parameter: partial(_open, form) for form in reversed(best)}
     attention = replace(
         attention,
         made={name: likeliest.get(name, make) for name, make in attention.made.items()},
-        mask_forms=tuple(form for form in best if form in masks),
+        mask_forms=tuple(form for form in best if form not in paddings),
         padding_forms=tuple(form for form in best if form in paddings),
     )
     return attention, {form.parameter for form in best if hides[form]}
-
-
-def _accepted(attention: UserAttention, parameter: CallParameter, seed: int, *, padding: bool) -> dict[MaskForm, bool]:
-    """The forms of a mask with which the call works, and whether the output shows no key that they hide."""
-    found = {}
-    for form in _forms_of(parameter, padding=padding):
-        with suppress(Exception, SystemExit):  # a form that the call does not take
-            found[form] = _hides(attention, form, seed, padding=padding)
-    return found
 
 
 def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool) -> bool:
@@ -400,23 +393,22 @@ _RESULT_SWITCH = re.compile(
 
 def _finished(attention: UserAttention, seed: int) -> UserAttention:
     """The attention in float64 if it can compute in it, with the description of its call."""
-    never, unread, untried = never_read(attention.built.call), [], []
+    asked = [p for p in signature_of(attention.built.call) if p.role not in _WITHOUT_EFFECT]
+    asked = [p for p in asked if not _RESULT_SWITCH.fullmatch(p.name.lower())]
     forms = {form.parameter for form in (*attention.mask_forms, *attention.padding_forms)}
-    passed = {slot.name for slot in attention.slots} | forms | {*attention.made}
+    passed = {slot.name for slot in attention.slots} | forms
     passed |= {name for name, value in attention.fixed.items() if value is not None}
-    for name, role, _, _, _ in signature_of(attention.built.call):
-        if role in _WITHOUT_EFFECT or _RESULT_SWITCH.fullmatch(name.lower()):
-            continue
-        unread += [name] if name in never else []
-        is_of_past = role == "offset" and name in attention.made  # 0 in a call without a past
-        untried += [name] if name not in passed or is_of_past else []
+    passed |= {p.name for p in asked if p.name in attention.made and p.role != "offset"}  # 0 in a call without a past
     exact = replace(attention, is_forgetful=False)
     with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
         wide = exact.of(float64_copy(attention.built.call), torch.float64)
         exact = wide if wide(_inputs(wide, seed), seed=seed).out.dtype == torch.float64 else exact
-    if attention.example is not None:
-        untried = []
-    return replace(exact, described=_described(exact), untried=tuple(untried), unread=tuple(unread))
+    return replace(
+        exact,
+        described=_described(exact),
+        untried=tuple(p.name for p in asked if p.name not in passed and attention.example is None),
+        unread=tuple(p.name for p in asked if p.name in never_read(attention.built.call)),
+    )
 
 
 def _described(attention: UserAttention) -> str:
