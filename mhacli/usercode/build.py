@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from mhacli.errors import MhaError, first_names
-from mhacli.usercode.arguments import parse_value, role_of, usual_values
+from mhacli.usercode.arguments import Role, parse_value, role_of, usual_values
 from mhacli.usercode.call.signature import ROWS, signature_of
 from mhacli.usercode.inputs import copied, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, shown_path, user_code_error
@@ -148,13 +148,20 @@ def _takes_any(thing: Callable[..., Any]) -> bool:
 def _arguments(
     thing: Callable[..., Any], given: Mapping[str, Any], request: TargetRequest, guesses: dict[str, str], path: str = ""
 ) -> dict[str, Any]:
-    """The arguments of a constructor, given or guessed; `config.n_head=4` is a field of its `config`. The reason of each guess is
-    put into `guesses`, by `path` and name.
+    """The arguments of a constructor, given or guessed; `config.n_head=4`, or `config={"n_head": 4}`, is a field of its `config`.
+    The reason of each guess is put into `guesses`, by `path` and name.
 
     Raises `MhaError` for an unknown name, and for a required argument that mha cannot guess.
     """
-    parameters = parameters_of(thing)
-    values, fields = _split(thing, given)
+    parameters, values, fields = parameters_of(thing), dict[str, Any](), dict[str, dict[str, Any]]()
+    for name, value in given.items():
+        first, dot, rest = name.partition(".")
+        if first not in parameters and (dot or not _takes_any(thing)):
+            raise _no_argument(name, _described(parameters))
+        if dot or (type(value) is dict and first in parameters and _is_config(parameters[first])):
+            fields.setdefault(first, {}).update({rest: value} if dot else value)
+        else:
+            values[name] = value
     names = frozenset(parameters)
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     required = [name for name, default in defaults.items() if default is _EMPTY and name not in values]
@@ -166,45 +173,17 @@ def _arguments(
     usual = usual_values(known, is_grouped=is_grouped, causal=request.causal, device=request.device)
     unknown = [f"{path}{name}" for name, role in roles.items() if role not in usual]
     if unknown:
-        raise MhaError(
-            f"{request.target} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name",
-            hint=f"for example {' '.join(f'--arg {name}=1' for name in unknown)}",
-            code="argument",
-        )
+        message = f"{request.target} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
+        hint = f"for example {' '.join(f'--arg {name}=1' for name in unknown)}"
+        raise MhaError(message, hint=hint, code="argument")
     for name, default in defaults.items():
         if request.causal and default is False and name not in values and role_of(name) == "causal":
             roles[name] = "causal"
     for name, role in roles.items():
         values[name], guesses[f"{path}{name}"] = usual[role]
     for name in configs:
-
-        def guess(field: str, name: str = name) -> Any:
-            role = role_of(field)
-            if role not in usual:
-                raise KeyError(f"mha cannot guess it: --arg {name}.{field}=VALUE")
-            value, guesses[f"{name}.{field}"] = usual[role]
-            return value
-
-        values[name] = _config(parameters[name], fields.get(name, {}), Config(guess), request, guesses)
+        values[name] = _config(parameters[name], fields.get(name, {}), usual, request, guesses)
     return values
-
-
-def _split(thing: Callable[..., Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The given arguments, and the given fields of each config."""
-    parameters = parameters_of(thing)
-    values: dict[str, Any] = {}
-    fields: dict[str, dict[str, Any]] = {}
-    for name, value in given.items():
-        first, dot, rest = name.partition(".")
-        if first not in parameters and (dot or not _takes_any(thing)):
-            raise _no_argument(name, _described(parameters))
-        if dot:
-            fields.setdefault(first, {})[rest] = value
-        elif type(value) is dict and name in parameters and _is_config(parameters[name]):
-            fields.setdefault(name, {}).update(value)
-        else:
-            values[name] = value
-    return values, fields
 
 
 def _no_argument(name: str, described: str) -> MhaError:
@@ -228,17 +207,24 @@ def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
 _UNLIKE_CONFIGS: Final = ("builtins", "inspect", "typing", "collections", "torch", "enum", "pathlib", "omegaconf")
 
 
-class Config(dict[str, Any]):
-    """A config whose fields of usual names have usual values: each is stored when the constructor first reads it, as attribute or
-    item. An unusual name raises `AttributeError` or `KeyError`."""
+Usual = Mapping[Role | None, tuple[Any, str]]
+"""The usual value of each role, with its meaning."""
 
-    def __init__(self, guess: Callable[[str], Any]) -> None:
+
+class Config(dict[str, Any]):
+    """A config whose fields of usual names have usual values: each is stored, and its reason put into `guesses`, when the
+    constructor first reads it, as attribute or item. An unusual name raises `AttributeError` or `KeyError`."""
+
+    def __init__(self, usual: Usual, guesses: dict[str, str], path: str) -> None:
         super().__init__()
-        vars(self)["_guess"] = guess
+        vars(self).update(_usual=usual, _guesses=guesses, _path=path)
 
     def __missing__(self, name: str) -> Any:
         """A usual value."""
-        self[name] = vars(self)["_guess"](name)
+        own = vars(self)
+        if role_of(name) not in own["_usual"]:
+            raise KeyError(f"mha cannot guess it: --arg {own['_path']}{name}=VALUE")
+        self[name], own["_guesses"][f"{own['_path']}{name}"] = own["_usual"][role_of(name)]
         return self[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -248,9 +234,7 @@ class Config(dict[str, Any]):
         except KeyError as fault:
             raise AttributeError(*fault.args) from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Stores a value set by the constructor."""
-        self[name] = value
+    __setattr__ = dict.__setitem__
 
 
 def _config_class(parameter: inspect.Parameter) -> type | None:
@@ -268,12 +252,13 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 def _config(
     parameter: inspect.Parameter,
     fields: Mapping[str, Any],
-    usual: Config,
+    usual: Usual,
     request: TargetRequest,
     guesses: dict[str, str],
 ) -> Any:
     """A config with the given fields: the changed default, an instance of its annotation, or one of usual values."""
-    path, cls, config = f"{parameter.name}.", _config_class(parameter), usual
+    path, cls = f"{parameter.name}.", _config_class(parameter)
+    config: Any = Config(usual, guesses, path)
     if parameter.default is not None and parameter.default is not _EMPTY:
         config = copy.deepcopy(parameter.default)
     elif cls is not None:

@@ -22,10 +22,9 @@ from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.result import Finding, ProbeResult
 from mhacli.usercode.call.find_call import positions
-from mhacli.usercode.call.results import leaves
 from mhacli.usercode.call.sequences import SWITCH, cache_in
 from mhacli.usercode.call.signature import called_function, signature_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of, leaves
 from mhacli.usercode.inputs import copied, float64_copy
 from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine, Stage

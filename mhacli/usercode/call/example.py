@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.usercode.call.results import AxisNames
 from mhacli.usercode.call.signature import IN_ORDER, ROWS, CallParameter, signature_of
-from mhacli.usercode.call.user_attention import UserAttention, changed, part_of
+from mhacli.usercode.call.user_attention import AxisNames, UserAttention, changed, part_of
 from mhacli.usercode.process import exception_text
 from mhacli.usercode.target import find_target
 from mhacli.usercode.types import Built, InputSizes

@@ -28,18 +28,21 @@ from mhacli.usercode.call.example import (
     weights_of,
     working_example,
 )
-from mhacli.usercode.call.results import (
+from mhacli.usercode.call.signature import MASKS, ROWS, CallParameter, called_function, never_read, signature_of
+from mhacli.usercode.call.user_attention import (
     HEAD_AXES,
     PATTERN_AXES,
     ROW_AXES,
     AxisNames,
     CallSizes,
+    UserAttention,
+    drawer_of,
     leaves,
+    mask_in,
     output_in,
+    part_of,
     path_text,
 )
-from mhacli.usercode.call.signature import MASKS, ROWS, CallParameter, called_function, never_read, signature_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of, mask_in, part_of
 from mhacli.usercode.inputs import float64_copy, lengths_of, map_rows, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
 from mhacli.usercode.target import TargetRequest

@@ -18,9 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from mhacli.settings import PaddingSide
 from mhacli.usercode.call.example import arguments_of_example, is_ids
-from mhacli.usercode.call.results import OF_IDS, CallSizes, outputs_in
 from mhacli.usercode.call.signature import MASKS, CallParameter, call_role, signature_of
-from mhacli.usercode.call.user_attention import NOTHING, UserAttention, mask_in, part_of
+from mhacli.usercode.call.user_attention import NOTHING, OF_IDS, CallSizes, UserAttention, mask_in, outputs_in, part_of
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm
 
