@@ -69,14 +69,19 @@ def candidates(examined: Examined) -> list[Candidate]:
     learned = [] if runs is None else list(learned_scales(runs))
     named_cap = next((value for _, value in _numbers(examined.subject.built, "softcap")), None)
     softcap = cap_of(runs) if named_cap is None and runs is not None else named_cap
-    turned = list(product(_causalities(examined), _rotations(examined, runs)))
+    causalities = [examined.expects_causal, not examined.expects_causal]
+    if examined.expects_causal and examined.probed.visible == "full":
+        causalities = [not examined.subject.mask_forms]  # its behaviour shows that it does not mask the future
+    turned = list(product(causalities, _rotations(examined, runs)))
     layers = [
         _with(base, examined, causal, rotation, scale, softcap)
         for base in bases
         for scale in _scales(base, examined, learned)
         for causal, rotation in turned
     ]
-    return sorted(layers, key=lambda layer: (len(layer.contradicts), _n_open(layer)))
+    n_not_shown = [sum(_READ not in choice.message for choice in layer.choices) for layer in layers]
+    order = sorted(range(len(layers)), key=lambda i: (len(layers[i].contradicts), n_not_shown[i]))
+    return [layers[i] for i in order]
 
 
 def recorded_runs(examined: Examined) -> Run | None:
@@ -88,18 +93,6 @@ def recorded_runs(examined: Examined) -> Run | None:
         except Exception:  # user code may raise anything
             continue
     return None
-
-
-def _n_open(candidate: Candidate) -> int:
-    """The number of choices that no run showed."""
-    return sum(_READ not in choice.message for choice in candidate.choices)
-
-
-def _causalities(examined: Examined) -> tuple[bool, ...]:
-    """The answers that its behaviour leaves open: whether it masks the future itself."""
-    if examined.expects_causal and examined.probed.visible == "full":
-        return (not examined.subject.mask_forms,)
-    return examined.expects_causal, not examined.expects_causal
 
 
 # ------------------------------------------------------------------------------------------------------ weights and heads

@@ -182,9 +182,11 @@ def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str
         return
     query_width = layer.weights.q.weight.shape[0]
     joins_heads = layer.weights.out is not None
+    numbers = [name for name, value in arguments.items() if type(value) in (int, float)]
+    may_be_narrow = any(role_of(str(name).rpartition(".")[2]) is None for name in numbers)  # as by downsample_rate=2
     if joins_heads and layer.n_heads == 1:
         yield "heads-missing", f"matches exactly if there is one head, where {n_heads} are given"
-    if query_width * n_heads == width and joins_heads and not _may_be_narrow(arguments):
+    if query_width * n_heads == width and joins_heads and not may_be_narrow:
         widths = f"{reading.parts[0]} makes {query_width} columns of {width}"
         yield "head-width", f"{widths}; {n_heads} heads of {query_width} columns are {width}"
     elif layer.d_head == n_heads and layer.n_heads not in (1, n_heads):
@@ -208,11 +210,9 @@ def _first_that_varies(examined: Examined) -> Operation | None:
     except Exception:  # user code may raise anything
         return None
     steps = zip(*runs, strict=False)
-    return next((op for op, again in steps if op.line is not None and _differs(op.output, again.output)), None)
-
-
-def _differs(output: Tensor, again: Tensor) -> bool:
-    return output.shape == again.shape and not torch.equal(output.nan_to_num(), again.nan_to_num())
+    pairs = ((op, op.output, again.output) for op, again in steps if op.line is not None)
+    same_shape = ((op, a.nan_to_num(), b.nan_to_num()) for op, a, b in pairs if a.shape == b.shape)
+    return next((op for op, output, again in same_shape if not torch.equal(output, again)), None)
 
 
 def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
@@ -237,12 +237,6 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
         if all(map(torch.equal, before, after)):
             unused.append(name)
     return tuple(unused)
-
-
-def _may_be_narrow(arguments: Mapping[str, object]) -> bool:
-    """Whether a numeric argument may make it narrower inside, such as `downsample_rate=2`."""
-    numbers = [name for name, value in arguments.items() if type(value) in (int, float)]
-    return any(role_of(str(name).rpartition(".")[2]) is None for name in numbers)
 
 
 # ----------------------------------------------------------------------------------------------------------- contradictions

@@ -132,16 +132,13 @@ class SourceLocator:
     def lines_for(self, patterns: Sequence[str], sites: Sequence[str], built: Built) -> list[SourceLine]:
         """The lines of a mistake, at least one: the first that matches a pattern, else those that compute sites, else the first
         line of `forward`."""
-        matching = self._line_matching(patterns) or line_in_source(built, patterns)
-        if matching is not None:
-            return [matching]
-        lines = list(dict.fromkeys(self.line_of(site) for site in sites))
-        return lines or [first_line(built)]
-
-    def _line_matching(self, patterns: Sequence[str]) -> SourceLine | None:
         recorded_lines = [op.at for op in self.operations if op.line is not None]
         matching = (at for pattern in patterns for at in recorded_lines if re.search(pattern, at.source))
-        return next(matching, None)
+        found = next(matching, None) or line_in_source(built, patterns)
+        if found is not None:
+            return [found]
+        lines = list(dict.fromkeys(self.line_of(site) for site in sites))
+        return lines or [first_line(built)]
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""

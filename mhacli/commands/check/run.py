@@ -72,7 +72,7 @@ def check(
             return examine_in_child(request)
         from mhacli.commands.check.examine import examined
 
-        return examined(request, _no_stage)
+        return examined(request, lambda stage, *, limited=True: None)
 
 
 def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
@@ -80,10 +80,6 @@ def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] |
     result, printed = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
     examination = decode(Examination, load_json(result, "the examination"), "the examination")
     return replace(examination, printed=printed)
-
-
-def _no_stage(stage: str, *, limited: bool = True) -> None:
-    """Ignores the stages."""
 
 
 @contextlib.contextmanager
