@@ -139,8 +139,8 @@ def _marked(
     """Which columns belong to each span."""
     rows = []
     for span in spans:
-        own = [set(tokens) for tokens in span.tokens]
-        rows.append(placed([[int(i in of) for i in range(n)] for of, n in zip(own, lengths, strict=True)], 0) > 0)
+        sets = [set(tokens) for tokens in span.tokens]
+        rows.append(placed([[int(i in of) for i in range(n)] for of, n in zip(sets, lengths, strict=True)], 0) > 0)
     return torch.stack(rows, dim=1)
 
 

@@ -113,9 +113,9 @@ class CompiledHeads:
         of_head = self._of_head[batch][index]
         block.limit = large(scores.device) * LOG2_E
         if not attention.is_band and (cells := hidden()) is not None:
-            own = own_cells(cells, batch, head.start)
-            own = own if own.stride(1) == 1 else own.contiguous()
-            block.hidden, block.hidden_row = own.data_ptr(), own.stride(0)
+            masked = own_cells(cells, batch, head.start)
+            masked = masked if masked.stride(1) == 1 else masked.contiguous()
+            block.hidden, block.hidden_row = masked.data_ptr(), masked.stride(0)
         attention.scores_into(scores, *place)
         if self._reduce(block, of_head):
             return scores

@@ -92,7 +92,7 @@ def head_statistics(
     most, offsets = excess.max(dim=1)
     offsets = torch.where(most > _NOTHING, offsets, -1)
     outcomes = baseline.visible if sink_mass is None else baseline.visible + (baseline.visible > 0)
-    own = _averages(statistics, outcomes, zero, offsets)
+    of_heads = _averages(statistics, outcomes, zero, offsets)
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
     found = []
     for index, head in enumerate(reduced.heads):
@@ -105,7 +105,7 @@ def head_statistics(
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
         of_head = HeadStatistics(
             head=head,
-            **asdict(own[index]) | {"learned_sink": None if learned is None else finite(learned)},
+            **asdict(of_heads[index]) | {"learned_sink": None if learned is None else finite(learned)},
             max_score=score,
             max_score_at=None if score is None else _cell(axes, top, int(rows[top].argmax())),
             sinks=_sinks(reduced, baseline, index, sink_share, axes),
@@ -122,10 +122,10 @@ def with_sink(reduced: Reduced) -> Statistics:
     statistics, sink_mass = reduced.statistics, reduced.sink_mass
     if sink_mass is None:
         return statistics
-    own = sink_mass.to(statistics["mass"].dtype)
+    sink = sink_mass.to(statistics["mass"].dtype)
     return statistics | {
-        "entropy": statistics["entropy"] + torch.special.entr(own),
-        "squares": statistics["squares"] + own.square(),
+        "entropy": statistics["entropy"] + torch.special.entr(sink),
+        "squares": statistics["squares"] + sink.square(),
         "distance": statistics["distance"] / torch.where(statistics["mass"] > 0, statistics["mass"], 1.0),
     }
 
@@ -202,12 +202,12 @@ def _rows_again(
     """The weights of some sequences and queries of a head, computed again, with those that are checked."""
     rows: dict[tuple[int, int], Tensor] = {}
     for batch in range(reduced.lse.shape[0]):
-        own = [query for other, query in places if other == batch]
-        queries = sorted({*own, *(() if check_z is None else check_z.queries(batch))})
+        shown_queries = [query for other, query in places if other == batch]
+        queries = sorted({*shown_queries, *(() if check_z is None else check_z.queries(batch))})
         if queries:
             chosen = torch.tensor(queries, device=reduced.lse.device)
             weights = reduced.weights_of(batch, index, chosen, reduced.keys)
-            rows |= {(batch, query): weights[queries.index(query)].clone() for query in own}
+            rows |= {(batch, query): weights[queries.index(query)].clone() for query in shown_queries}
             if check_z is not None:
                 check_z.add((batch, index), chosen, weights)
     return rows
@@ -330,9 +330,9 @@ def _of_some(
     heads: range,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]:
     """The statistics of some heads, the arrays that are kept of them, and the checks."""
-    reduced, own = reduce_heads(attention, request, heads, report_progress), baseline.of_heads(heads)
+    reduced, uniform = reduce_heads(attention, request, heads, report_progress), baseline.of_heads(heads)
     seen, lse = reduced.has_keys, reduced.lse
-    is_lost = (own.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
+    is_lost = (uniform.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
     if not run.allow_nonfinite and bool(is_lost.any()):
         of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
         named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
@@ -357,7 +357,7 @@ def _of_some(
     largest = top.masked_fill(~seen, 0.0).abs().amax().item()
     check_z = None if attention.v is None else CheckOfZ(reduced, axes, largest)
     least = run.statistics.sink_weight
-    found = head_statistics(reduced, top_score=top, baseline=own, axes=axes, sink_share=least, check_z=check_z)
+    found = head_statistics(reduced, top_score=top, baseline=uniform, axes=axes, sink_share=least, check_z=check_z)
     checks = check_sums(reduced, largest) + (() if check_z is None else (check_z.check(),))
     return found, {name: array.cpu() for name, array in arrays.items()}, checks
 
@@ -495,15 +495,15 @@ class CheckOfZ:
         reduced, attention, (b, h) = self._reduced, self._reduced.attention, place
         assert attention.v is not None
         assert reduced.z is not None
-        own = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(attention.dtype)
+        v = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(attention.dtype)
         if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
-            own = own.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
-        values = own.to(weights.dtype)
+            v = v.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
+        values = v.to(weights.dtype)
         z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
         apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
         self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
         self._moved.append(_moved(reduced, place, queries, weights, values).cpu())
-        largest = (weights.to(own.dtype) @ own.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item()
+        largest = (weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item()
         self._magnitude = max(self._magnitude, largest)
 
     def check(self) -> Check:

@@ -154,8 +154,8 @@ class ScoredAttention(_Attention):
         def largest_in(scores: Tensor) -> Tensor:
             self.scores_into(scores, batch, heads, queries, keys)
             if hidden is not None:
-                own = hidden[min(batch, hidden.shape[0] - 1)]
-                scores.masked_fill_(own if own.shape[0] == 1 else own[heads.start : heads.stop], HIDDEN)
+                masked = hidden[min(batch, hidden.shape[0] - 1)]
+                scores.masked_fill_(masked if masked.shape[0] == 1 else masked[heads.start : heads.stop], HIDDEN)
             largest = scores.amax(dim=-1, keepdim=True)
             return torch.where(largest > HIDDEN / 10, largest, 0.0)
 
@@ -320,10 +320,10 @@ def of_heads(
 ) -> Float[Tensor, "head key d"]:
     """Some keys or values of neighbouring query heads, which are whole groups of those that share a kv head, or a part of one."""
     group = n_heads // shared.shape[1]
-    own = shared[batch, heads.start // group : (heads.stop - 1) // group + 1, keys.start : keys.stop]
-    if len(own) == len(heads):
-        return own
-    return own.expand(len(heads), -1, -1) if len(own) == 1 else own.repeat_interleave(group, dim=0)
+    of_these = shared[batch, heads.start // group : (heads.stop - 1) // group + 1, keys.start : keys.stop]
+    if len(of_these) == len(heads):
+        return of_these
+    return of_these.expand(len(heads), -1, -1) if len(of_these) == 1 else of_these.repeat_interleave(group, dim=0)
 
 
 def product(left: Tensor, right: Tensor, out: Float[Tensor, "head row column"], scale: float = 1.0) -> None:

@@ -92,8 +92,8 @@ class Block:
 
     def _equal_to(self, labels: Int[Tensor, "batch key"], shift: int) -> Float[Tensor, "query key"]:
         """1 where a key's label is the query's token, but for the key at `query + shift`. Padding equals nothing."""
-        tokens, own = self.request.q_tokens[self.batch, self.rows], labels[self.batch, self.columns]
-        same: Tensor = (torch.where(tokens < 0, -2, tokens)[:, None] == own).to(self.attention.dtype)
+        tokens, key_labels = self.request.q_tokens[self.batch, self.rows], labels[self.batch, self.columns]
+        same: Tensor = (torch.where(tokens < 0, -2, tokens)[:, None] == key_labels).to(self.attention.dtype)
         offset = self.queries.start + shift - self.keys.start
         if self.request.is_self and -len(self.queries) < offset < len(self.keys):
             same.diagonal(offset).zero_()
@@ -202,8 +202,8 @@ class Reduced:
         logits = self.attention.sink_logits
         if logits is None:
             return None
-        own = logits[:, self.heads.start : self.heads.stop].to(self.lse.dtype)
-        return torch.where(self.has_keys, torch.sigmoid(own - self.lse), 1.0)
+        sinks = logits[:, self.heads.start : self.heads.stop].to(self.lse.dtype)
+        return torch.where(self.has_keys, torch.sigmoid(sinks - self.lse), 1.0)
 
     @property
     def has_keys(self) -> Bool[Tensor, "batch head query"]:
@@ -321,19 +321,19 @@ def _hidden(attention: Attention, queries: range, keys: range) -> Bool[Tensor, "
 
 def _fill(block: Block, hidden: Tensor | None, lse: Float[Tensor, "head query"]) -> None:
     """Makes the weights of a block by torch, and the log-sum-exp of its queries to base 2."""
-    attention, own = block.attention, (block.batch, slice(block.heads.start, block.heads.stop), block.rows)
+    attention, index = block.attention, (block.batch, slice(block.heads.start, block.heads.stop), block.rows)
     if isinstance(attention, GivenAttention):
-        block.weights = attention.weights[(*own, block.columns)].to(attention.dtype)
+        block.weights = attention.weights[(*index, block.columns)].to(attention.dtype)
         block.log2 = block.weights.log2().clamp_(min=HIDDEN)
         block.bits = block.weights.new_zeros(block.weights.shape[:2])
-        lse.copy_(attention.lse(*own) * LOG2_E)
+        lse.copy_(attention.lse(*index) * LOG2_E)
         return
     block.log2 = attention.like.new_empty(
         (len(block.heads), len(block.queries), len(block.keys)), dtype=attention.dtype
     )
     sink = None
     if attention.sink_logits is not None:
-        sink = attention.sink_logits.expand(attention.shape[:3])[own].unsqueeze(-1).to(block.log2.dtype) * LOG2_E
+        sink = attention.sink_logits.expand(attention.shape[:3])[index].unsqueeze(-1).to(block.log2.dtype) * LOG2_E
     place = (block.batch, block.heads, block.queries, block.keys)
     reference = attention.masked_scores_into(block.log2, *place, hidden=hidden, sink=sink)
     block.weights = torch.exp2(block.log2)
@@ -369,8 +369,8 @@ def _add_z(block: Block, z: Float[Tensor, "head query d_v"]) -> None:
     attention = block.attention
     assert attention.v is not None
     if len(z) == 1 and attention.v.dtype == z.dtype == block.weights.dtype and attention.has_finite_values:
-        own = attention.v[block.batch, block.heads.start * attention.v.shape[1] // attention.shape[1], block.columns]
-        torch.mm(block.weights[0], own, out=z[0])  # few calls of torch
+        v = attention.v[block.batch, block.heads.start * attention.v.shape[1] // attention.shape[1], block.columns]
+        torch.mm(block.weights[0], v, out=z[0])  # few calls of torch
         return
     values = of_heads(attention.v, block.batch, block.heads, attention.shape[1], block.keys).to(block.weights.dtype)
     if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
@@ -427,8 +427,8 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> Baseline:
     if (allowed is None or is_causal) and not request.matches:
         newest = allowed.band.high if isinstance(allowed, Mask) else n_keys
         statistics, visible = _of_first_keys(newest, request, (batch, n_queries, n_keys))
-        own = {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
-        return Baseline(visible[:, None].to(attention.dtype), own)
+        of_batch = {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
+        return Baseline(visible[:, None].to(attention.dtype), of_batch)
     first = torch.zeros(1, dtype=torch.int64, device=like.device)
     n_heads = attention.visible(first, first).shape[1]
     zeros = torch.zeros((), dtype=attention.dtype, device=like.device)
@@ -495,8 +495,8 @@ def _equal(
     """How many of the keys that a query sees have its token for a label, but for the key at `query + shift`."""
     n_keys = len(labels)
     codes = (labels * n_keys + torch.arange(n_keys, device=labels.device)).sort().values
-    own = torch.where(tokens < 0, -2, tokens) * n_keys
-    counts = torch.searchsorted(codes, own + n_seen) - torch.searchsorted(codes, own)
+    codes_of_queries = torch.where(tokens < 0, -2, tokens) * n_keys
+    counts = torch.searchsorted(codes, codes_of_queries + n_seen) - torch.searchsorted(codes, codes_of_queries)
     if shift is not None:
         key = torch.arange(len(tokens), device=tokens.device) + shift
         is_same = (labels[key.clamp(max=n_keys - 1)] == tokens) & (tokens >= 0)

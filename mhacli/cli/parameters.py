@@ -107,9 +107,9 @@ def _spread(of: Any, declared: list[_Parameter]) -> _Caller:
             defaults[name] = setting.default
 
     def call(given: Mapping[str, Any]) -> Any:
-        own = {name: given.get(name, default) for name, default in defaults.items() if name in given or not is_mapping}
-        own |= {name: fill(given) for name, fill in groups.items()}
-        return own if is_mapping else kind(**own)
+        args = {name: given.get(name, default) for name, default in defaults.items() if name in given or not is_mapping}
+        args |= {name: fill(given) for name, fill in groups.items()}
+        return args if is_mapping else kind(**args)
 
     return call
 

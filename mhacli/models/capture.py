@@ -238,12 +238,12 @@ class Watch(TorchFunctionMode):
         """Keeps a softmax over the keys until its product with the values."""
         self._give_pending()
         self._n_sequences, self._held = self._count(scores), [pattern]
-        by_head = {name: _by_head(own, self._n_sequences) for name, own in (("scores", scores), ("pattern", pattern))}
+        by_head = {name: _by_head(part, self._n_sequences) for name, part in (("scores", scores), ("pattern", pattern))}
         self._pending = self._call(module, "softmax", kernel="softmax", **by_head)
 
     def _is_pattern(self, value: Any) -> bool:
         """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""
-        return any(value is own for own in self._held)
+        return any(value is held for held in self._held)
 
     def _product(self, v: Tensor, z: Tensor) -> Tensor:
         """The head outputs, after the waiting pattern was captured with its values."""

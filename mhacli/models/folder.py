@@ -183,11 +183,11 @@ _NESTED = ("text_config", "vision_config", "audio_config", "attn_config", "encod
 
 def _names(name: str, stack: str) -> list[str]:
     """The names of a size in the config of a stack, in the order in which they are looked up."""
-    names, own = _NAMES[name], _HALVES.get(stack)
+    names, half_of_stack = _NAMES[name], _HALVES.get(stack)
     if stack == "self":
         return [*names]
     common = [each for each in names if not _ENCODER.search(each) and not _DECODER.search(each)]
-    return [*(each for each in names if own and own.search(each)), *common]
+    return [*(each for each in names if half_of_stack and half_of_stack.search(each)), *common]
 
 
 def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | None:

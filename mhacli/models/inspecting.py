@@ -95,7 +95,7 @@ def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
 
 def _layers(values: Iterable[Any]) -> tuple[LayerChoice, ...]:
     kinds = (None, *get_args(AttentionKind))
-    pairs = [own if isinstance(own, (tuple, list)) else (None, own) for own in values]
+    pairs = [layer if isinstance(layer, (tuple, list)) else (None, layer) for layer in values]
     _numbers(number for _, number in pairs)
     return tuple((kinds[kinds.index(kind)], index(number)) for kind, number in pairs)
 
@@ -158,7 +158,7 @@ class Seen:
         missing = [
             f"layer {layer_words([(kind, layer)])} was not seen"
             for kind, layer in self._request.model.layers or ()
-            if self.passes and not any(layer == n and kind in (None, own) for own, n in self._met)
+            if self.passes and not any(layer == n and kind in (None, known_kind) for known_kind, n in self._met)
         ]
         unseen = [
             f"no attention was seen in {name} ({kind}), which is in no record"
@@ -306,8 +306,8 @@ class TextPasses:
             q_len, k_len = call.shape[2:]  # the first part has all keys; later ones add none to cross-attention
             end, n_known = (k_len, k_len) if call.kind == "cross" else (n_past + q_len, k_len - q_len)
             new, copies = slice(n_known if parts else 0, None), dict[str, Any]()
-            for key, own in call.tensors.items():
-                copies[key] = (own[:, :, new] if key in ("k", "v") else own).clone()
+            for key, tensor in call.tensors.items():
+                copies[key] = (tensor[:, :, new] if key in ("k", "v") else tensor).clone()
             parts.append((replace(call, **copies), slice(end - k_len, end)))
             self._n_bytes += _size(parts[-1])
             if self._n_bytes > limit:
@@ -349,11 +349,11 @@ class TextPasses:
 
     def _of_half(self, half: Half, n: int, call: Call) -> _Texts:
         """The texts on an axis of `n` positions: the ids of all passes, or positions if there are none."""
-        parts = [own.halves[half] for own in self.passes if half in own.halves]
+        parts = [each.halves[half] for each in self.passes if half in each.halves]
         n_texts, batch = call.shape[0], self.last.batch
         if not parts:
-            return (places(n),) * (batch if any(own.halves for own in self.passes) else n_texts)
-        ids, real = torch.cat([own.ids for own in parts], dim=1), torch.cat([own.real for own in parts], dim=1)
+            return (places(n),) * (batch if any(each.halves for each in self.passes) else n_texts)
+        ids, real = torch.cat([each.ids for each in parts], dim=1), torch.cat([each.real for each in parts], dim=1)
         size, note = tuple(ids.shape), None
         if size == (n, n_texts) and n != n_texts:
             ids, real = ids.T, real.T
@@ -361,7 +361,7 @@ class TextPasses:
             note = f"ids are {n} × {n}, and either axis may be that of the tokens: tokens are shown as positions"
         elif size != (batch, n):
             self.notes.append(f"attention has {n} positions for {size[1]} ids: tokens are shown as positions")
-        if note is None and any(own.are_places for own in parts):
+        if note is None and any(each.are_places for each in parts):
             note = "the model was given vectors, not ids: tokens are shown as positions"
         self._read[half] = ReadIds(ids, real)
         rows = self._rows(ids.tolist(), real.tolist())
@@ -379,10 +379,10 @@ class TextPasses:
         """The ids without padding, which must be on one side."""
         n, counts = len(ids[0]), [sum(row) for row in real]
         columns = [slice(0, c) if self._side == "right" else slice(n - c, n) for c in counts]
-        if not all(c and all(row[own]) for row, own, c in zip(real, columns, counts, strict=True)):
+        if not all(c and all(row[real_columns]) for row, real_columns, c in zip(real, columns, counts, strict=True)):
             self.notes.append("the mask hides tokens within a text, or all of them: padding is shown as tokens")
             return ids
-        return [row[own] for row, own in zip(ids, columns, strict=True)]
+        return [row[real_columns] for row, real_columns in zip(ids, columns, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------------- texts that grow
@@ -403,19 +403,19 @@ def _misfit(call: Call, before: Sequence[_Part], n_past: int, n_prefix: int) -> 
         return None if not before or before[0][1].stop == k_len else _REORDERED
     if k_len > n_past + q_len:
         return "attention over more keys than there are tokens, and no mask hides the others"
-    if n_prefix + sum(own.shape[2] for own, _ in before) != n_past:
+    if n_prefix + sum(earlier.shape[2] for earlier, _ in before) != n_past:
         return "attention with a cache that mha did not see being filled: by a call without use_cache=True"
     if n_prefix and not before and k_len < n_past + q_len:
         return "attention with a window, whose cache has lost the first keys"
     if not before or k_len == q_len:
         return None
-    known, cached = (own.v if own.k is None else own.k for own in (before[-1][0], call))
+    known, cached = (earlier.v if earlier.k is None else earlier.k for earlier in (before[-1][0], call))
     is_continued = known is None or cached is None or torch.equal(known[:, :, -1], cached[:, :, -q_len - 1])
     return None if is_continued else _REORDERED
 
 
 def _size(part: _Part) -> int:
-    return sum(own.numel() * own.element_size() for own in part[0].tensors.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in part[0].tensors.values())
 
 
 def _joined(parts: Sequence[_Part]) -> Call:
@@ -424,9 +424,9 @@ def _joined(parts: Sequence[_Part]) -> Call:
     if len(parts) == 1:
         return first
     joined: dict[str, Any] = {}
-    for name, own in first.tensors.items():
+    for name, tensor in first.tensors.items():
         tensors = [getattr(call, name) for call in calls]
-        if name in ("q", "k", "v", "z") or (name == "sinks" and own.ndim == 3):
+        if name in ("q", "k", "v", "z") or (name == "sinks" and tensor.ndim == 3):
             joined[name] = torch.cat(tensors, dim=2)
         elif name in ("scores", "pattern", "bias"):
             joined[name] = _stacked(tensors, parts, -torch.inf if name == "scores" else 0.0)

@@ -260,16 +260,16 @@ def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
     """The sizes of the axes of an attention that are not the tokens of the texts; None if all are."""
     n_texts, _, *lengths = call.shape
     texts = texts_of(call.kind, inputs.sequences, inputs.context)
-    own = [
+    are_tokens = [
         len(of_axis) == n_texts and max(len(text.ids) for text in of_axis) == n
         for of_axis, n in zip(texts, lengths, strict=True)
     ]
-    if all(own):
+    if all(are_tokens):
         return None
-    has_prefix = own[0] and lengths[0] < lengths[1] and len({len(text.ids) for text in texts[0]}) == 1
+    has_prefix = are_tokens[0] and lengths[0] < lengths[1] and len({len(text.ids) for text in texts[0]}) == 1
     if call.kind != "cross" and not has_prefix:
-        own = [False, False]
-    q_len, k_len = (None if is_own else n for is_own, n in zip(own, lengths, strict=True))
+        are_tokens = [False, False]
+    q_len, k_len = (None if is_own else n for is_own, n in zip(are_tokens, lengths, strict=True))
     return n_texts, q_len, k_len
 
 

@@ -387,7 +387,7 @@ class ModelTokenizer(LibraryTokenizer):
                 code="no-template",
                 path=self.path,
             )
-        chats = [[{"role": own.role, "content": own.text} for own in chat] for chat in (messages, marked(messages))]
+        chats = [[{"role": turn.role, "content": turn.text} for turn in chat] for chat in (messages, marked(messages))]
         render = partial(self.template.apply_chat_template, chats, tokenize=False)
         text, marks = guarded("the chat template", self.path, render)
         return text, spans_of_chat(messages, text, marks)

@@ -134,11 +134,11 @@ class _Passes:
         self._pass.is_cached |= cache is not None or given.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
             self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
-        own: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
-        for half, prefix in zip((own, "decoder"), ("", "decoder_"), strict=True):
+        first_half: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
+        for half, prefix in zip((first_half, "decoder"), ("", "decoder_"), strict=True):
             ids: Any = given.get(f"{prefix}input_ids")
             vectors = given.get(f"{prefix}inputs_embeds")
-            if ids is None and not hasattr(self._model, "config") and (own == "encoder" or not prefix):
+            if ids is None and not hasattr(self._model, "config") and (first_half == "encoder" or not prefix):
                 ids = _tensor(given, at=1 if prefix else 0)
             has_ids = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0 and ids.dtype in _WHOLE
             if has_ids:
@@ -177,11 +177,13 @@ class _Passes:
             return edited
         self._require_readable(call.tensors.values())
         with torch.no_grad():
-            tensors: dict[str, Any] = {name: own.detach() for name, own in call.tensors.items() if own.requires_grad}
+            tensors: dict[str, Any] = {name: part.detach() for name, part in call.tensors.items() if part.requires_grad}
             q, z, device = call.q, call.z, call.device.type
             if q is not None and z is not None and q.dtype != z.dtype and torch.is_autocast_enabled(device):
                 # autocast rounds queries, keys and values within the operator that reads them
-                tensors |= {name: own.detach().to(z.dtype) for name, own in zip(("q", "k", "v"), call.qkv, strict=True)}
+                tensors |= {
+                    name: part.detach().to(z.dtype) for name, part in zip(("q", "k", "v"), call.qkv, strict=True)
+                }
             with torch.autocast(device, enabled=False):
                 self._listener.take(replace(call, **tensors))
         return None
@@ -198,7 +200,7 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, ids or vectors first, then in the order of the signature; unnamed ones by number."""
-    names = [name for name, own in _parameters(module).items() if own.kind is own.POSITIONAL_OR_KEYWORD]
+    names = [name for name, item in _parameters(module).items() if item.kind is item.POSITIONAL_OR_KEYWORD]
     more = {str(i): value for i, value in enumerate(args[len(names) :])}
     given = dict(zip(names, args, strict=False)) | more | dict(keywords)
     return {name: given[name] for name in ("input_ids", "inputs_embeds", *names, *given) if name in given}

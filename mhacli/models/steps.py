@@ -145,7 +145,7 @@ def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: 
     flops, matrix = tensor.numel(), next((p for p in named.values() if p.ndim == 2), None)
     if matrix is not None:
         flops = 2 * tensor.numel() // tensor.shape[-1] * matrix.numel() + (len(named) - 1) * tensor.numel()
-    weights = tuple(WeightShape(f"{name}.{own}", tuple(p.shape)) for own, p in named.items())
+    weights = tuple(WeightShape(f"{name}.{parameter}", tuple(p.shape)) for parameter, p in named.items())
     described: dict[str, Any] = {"formula": _formula(name, module), "meaning": type(module).__name__}
     return step_of(name, tensor, axes=axes, flops=flops, parameters=weights, **described)
 

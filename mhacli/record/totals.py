@@ -80,7 +80,7 @@ class HeadTotals:
         """The means of a head with the type that follows from them, the largest score, and its strongest distance if it has one,
         with the weights of attention and of uniform attention there."""
         layer, attention, head = self.keys[number]
-        own, uniform = (self._averages(*sums) for sums in self.sums["means"][number])
+        means, uniform = (self._averages(*sums) for sums in self.sums["means"][number])
         largest = float(self.sums[LARGEST][number, 0])
         return with_kind(
             HeadStatistics(
@@ -91,7 +91,7 @@ class HeadTotals:
                 uniform=Averages(**uniform, at_offset=at_offset[1]),
                 offset=offset,
                 at_offset=at_offset[0],
-                **own,
+                **means,
             )
         )
 

@@ -63,15 +63,15 @@ def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ())
     n_sequences = len(record.sequences)
     for b in chosen(options.sequences, n_sequences, n_sequences, True, "sequence").shown:
         queries, keys = ([*map(cell_text, texts[b].tokens)] for texts in (record.sequences, record.keys))
-        own = slice(record.first_key(b), record.first_key(b) + len(keys))
+        columns = slice(record.first_key(b), record.first_key(b) + len(keys))
         for place, h in enumerate(numbers):
             if not _is_chosen(h, options):
                 continue
             for i, query in enumerate(queries):
                 row = record.first_query(b) + i
-                weights = pattern[b, place, row, own]
+                weights = pattern[b, place, row, columns]
                 words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
-                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, own].astype(int).tolist()
+                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, columns].astype(int).tolist()
                 yield _lines([(*begin, b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
 
 

@@ -46,15 +46,15 @@ def encode(
         order = "a context has no order relative to the text"
         raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
     tokenizer, notes = make_tokenizer(config, max_token_len), list[str]()
-    own = tokenizer.vocabulary
-    if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
+    fixed = tokenizer.vocabulary
+    if fixed is not None and vocabulary is not None and fixed.tokens != vocabulary.tokens:
         raise UsageError(f"leave out --vocab, which contradicts {config.tokenizer} with its own vocabulary")
     cut = []
     for kind, given in (("text", texts), ("context", context)):
         for i, text in enumerate(given):
             name = f"the {kind}" if len(given) == 1 else f"{kind} {i}"
             cut.append(_tokens_of(tokenizer, text, config, max_tokens, name, notes))
-    used = own or vocabulary or vocabulary_of(token for sequence in cut for token in sequence.tokens)
+    used = fixed or vocabulary or vocabulary_of(token for sequence in cut for token in sequence.tokens)
     cut = [replace(each, ids=each.ids or used.ids(each.tokens, vocabulary_source)) for each in cut]
     sequences, keys = cut[: len(texts)], of_each(cut[len(texts) :], len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
@@ -63,7 +63,7 @@ def encode(
         if n_queries != n_keys:
             raise UsageError(f"text {i} has {n_queries} documents, but its context, which needs as many, has {n_keys}")
     known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
-    if own is None and not all(known):
+    if fixed is None and not all(known):
         notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
     return tuple(sequences), tuple(keys) or None, used.tokens, tuple(notes)
 

@@ -123,7 +123,7 @@ def _random_texts(loaded: Loaded, texts: ModelInputs) -> ModelInputs:
 
     def drawn(text: TokenSequence) -> TokenSequence:
         ids = random.choice(known, len(text.ids)).tolist()
-        ids = [own if piece.special else new for own, piece, new in zip(text.ids, text.pieces, ids, strict=True)]
+        ids = [old if piece.special else new for old, piece, new in zip(text.ids, text.pieces, ids, strict=True)]
         return replace(tokenizer.of_ids(ids), token_type_ids=text.token_type_ids)
 
     sequences = tuple(map(drawn, texts.sequences))

@@ -172,11 +172,13 @@ def removed(
         raise UsageError(f"{_REMOVED} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5")
     if not heads and replace != "zero":
         raise UsageError("replace applies to heads only: an edge is masked", hint="leave replace out")
-    own: AttentionKind = "decoder" if is_pair(model) else "self"
-    removals = [Removal((kind or own, layer), (head,), replace=replace) for kind, layer, head in map(_place_of, heads)]
+    usual: AttentionKind = "decoder" if is_pair(model) else "self"
+    removals = [
+        Removal((kind or usual, layer), (head,), replace=replace) for kind, layer, head in map(_place_of, heads)
+    ]
     for kind, layer, head, query, key in (_place_of(edge, is_edge=True) for edge in edges):
         chosen = () if head is None else (head,)
-        removals.append(Removal((kind or own, layer), chosen, (query,), (key,), "renormalise"))
+        removals.append(Removal((kind or usual, layer), chosen, (query,), (key,), "renormalise"))
     with _shared(model).without(removals):
         yield
 

@@ -166,7 +166,7 @@ class EffectStudy:
     def _plan(self) -> list[tuple[Removal, ...]]:
         settings, at, known = self.settings, self.settings.at, [*self.parts.z]
         for kind, n in self.request.model.layers or ():
-            if not any(number == n and kind in (None, own) for own, number in known):
+            if not any(number == n and kind in (None, known_kind) for known_kind, number in known):
                 raise self._unknown("layers", (kind, n))
         layers = [key for key in known if self.request.model.includes(key[1], key[0])]
         if settings.cut is not None:
@@ -350,8 +350,8 @@ class EffectStudy:
         """The output of one sequence in which the tokens from `start` to the position stand `n_rows` times."""
         ids = self.inputs["input_ids"][:, start : self.position + 1]
         width = ids.shape[1]
-        own = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
-        seen = torch.nn.functional.pad(torch.block_diag(*[own] * n_rows), (start, 0), value=True)
+        is_causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        seen = torch.nn.functional.pad(torch.block_diag(*[is_causal] * n_rows), (start, 0), value=True)
         dtype, cache = dtype_of(self.model), copy.copy(self.parts.reading.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         inputs = {

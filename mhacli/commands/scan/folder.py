@@ -107,15 +107,15 @@ class ScanFolder:
         Earlier forms of the unit are removed: the last one of a shorter corpus, one that cannot be read, or one with bad
         documents. Raises `UsageError` for a whole unit of other documents.
         """
-        own = [unit.name(settings) for settings in self.settings]
+        names_here = [unit.name(settings) for settings in self.settings]
         for name in names:
             totals = None
             try:
                 totals = self.totals(name)
             except MhaError as fault:
-                if name in own and self.has(name):
+                if name in names_here and self.has(name):
                     note(f"{fault.message}; it is computed again")
-            if name in own:
+            if name in names_here:
                 if totals is not None and self.examples():
                     return name, totals
             elif totals is not None and totals.n_documents == UNIT_SIZE:
@@ -124,7 +124,7 @@ class ScanFolder:
             else:
                 for path in reversed(self.paths(name)):  # first the file that marks it as finished
                     Path(path).unlink(missing_ok=True)
-        return own[0], None
+        return names_here[0], None
 
     def has(self, name: str) -> bool:
         """Whether there is a unit of this name, intact or not."""
