@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mhacli.usercode.call.user_attention import CallMasks, UserAttention
+from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.inputs import lengths_of, map_rows
 from mhacli.usercode.operations import Operation, address_of, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.types import Inputs
+from mhacli.usercode.types import Inputs, MaskForm
 
 SOFTMAXES = ("softmax", "log_softmax", "softmax_")
 KERNEL = "scaled_dot_product_attention"
@@ -58,14 +58,13 @@ def weights_of(operation: Operation) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------------------------------------- recording
 
 
-def recorded(subject: UserAttention, inputs: Inputs, seed: int, masks: CallMasks) -> Graph:
+def recorded(subject: UserAttention, inputs: Inputs, seed: int, **masks: MaskForm | None) -> Graph:
     """One recorded call. Raises what the call raises."""
     inputs = map_rows(inputs, lambda rows: rows.to(subject.device, subject.dtype))
-    call = partial(subject, inputs, mask=masks.mask, padding=masks.padding, seed=seed)
-    output, operations = watch(call, subject.built.files)
+    out, operations = watch(partial(subject, inputs, seed=seed, **masks), subject.built.files)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
-    graph = Graph(output.out, {name: tensor for name, tensor in rows if tensor is not None}, operations)
+    graph = Graph(out, {name: tensor for name, tensor in rows if tensor is not None}, operations)
     held = _held_tensors(subject)
     for operation in operations:
         for leaf in operation.sources:

@@ -22,7 +22,7 @@ from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import places
 from mhacli.usercode.arguments import role_of
-from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.graph import KERNEL, SOFTMAXES, Graph, is_transpose, recorded, weights_of
 from mhacli.usercode.inputs import copied, lengths_of
 from mhacli.usercode.operations import Operation, address_of, writes_into_input
@@ -46,8 +46,8 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     plain = subject.of(copied(subject.built.call), subject.dtype)
     inputs, mask = _first_inputs(subject, target)
     stage(f"calling {target.target}")
-    graph = recorded(subject, inputs, target.seed, CallMasks(mask))
-    unrecorded = plain(inputs, mask=mask, seed=target.seed).out
+    graph = recorded(subject, inputs, target.seed, mask=mask)
+    unrecorded = plain(inputs, mask=mask, seed=target.seed)
     sizes = _sizes(graph, subject, inputs)
     queries, keys = places(sizes["query"]), places(sizes["key"])
     has_context = not subject.is_function and inputs.keys is not None

@@ -73,12 +73,6 @@ class Inputs(NamedTuple):
     real: Bool[Tensor, "batch key"] | None = None
 
 
-class AttentionOutput(NamedTuple):
-    """The output `[batch, query, d_out]`, for a function `[batch, head, query, d_v]`."""
-
-    out: Float[Tensor, "..."]
-
-
 @dataclass(frozen=True)
 class InputSizes:
     """The sizes of the inputs. They differ from each other and from the sizes of the module as far as the module allows."""

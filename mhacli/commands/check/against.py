@@ -29,13 +29,13 @@ from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.arguments import role_of
 from mhacli.usercode.build import is_factory, parameters_of
-from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.graph import recorded
 from mhacli.usercode.inputs import cast, cast_copy
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.usercode.target import Choice, TargetRequest, find_target
-from mhacli.usercode.types import Inputs
+from mhacli.usercode.types import Inputs, MaskForm
 from mhacli.usercode.user_module import arguments_of, load_user_attention
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
@@ -45,7 +45,8 @@ _MOST_READINGS = 5
 """The most ways to read the weights of one module."""
 Pair = tuple[UserAttention, UserAttention]
 _NOT_COMPARABLE = "different shapes, or NaN in one of them"
-_NO_MASKS = (CallMasks(), CallMasks())
+Masks = dict[str, MaskForm]
+_NO_MASKS: tuple[Masks, Masks] = ({}, {})
 
 
 class Gap(NamedTuple):
@@ -55,7 +56,7 @@ class Gap(NamedTuple):
     difference: float
     tolerance: float
     inputs: Inputs
-    masks: tuple[CallMasks, CallMasks]
+    masks: tuple[Masks, Masks]
 
     @property
     def ok(self) -> bool:
@@ -269,11 +270,11 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
     inputs = drawer.inputs(with_context=has_context)
     masked, padded = inputs._replace(allowed=drawer.allowed(inputs)[:1]), inputs._replace(real=drawer.real(inputs))
     masks = [
-        _gap("a mask", pair, masked, (CallMasks(mask=form), CallMasks(mask=other)))
+        _gap("a mask", pair, masked, ({"mask": form}, {"mask": other}))
         for form, other in itertools.product(first.mask_forms[:4], second.mask_forms[:4])
     ]
     padding = [
-        _gap("padding", pair, padded, (CallMasks(padding=form), CallMasks(padding=other)))
+        _gap("padding", pair, padded, ({"padding": form}, {"padding": other}))
         for form, other in itertools.product(first.padding_forms[:4], second.padding_forms[:4])
     ]
     for gaps in (masks, padding):
@@ -289,9 +290,9 @@ def _with_common_sizes(first: UserAttention, second: UserAttention) -> UserAtten
     return replace(first, sizes=sizes, n_heads=min(first.n_heads, second.n_heads), slots=slots)
 
 
-def _gap(name: str, pair: Pair, inputs: Inputs, masks: tuple[CallMasks, CallMasks] = _NO_MASKS) -> Gap:
+def _gap(name: str, pair: Pair, inputs: Inputs, masks: tuple[Masks, Masks] = _NO_MASKS) -> Gap:
     try:
-        a, b = (output_for(subject, inputs, *forms) for subject, forms in zip(pair, masks, strict=True))
+        a, b = (output_for(subject, inputs, **forms) for subject, forms in zip(pair, masks, strict=True))
     except Exception:  # the form does not fit these sizes
         return Gap(name, math.inf, TOLERANCE, inputs, masks)
     if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
@@ -350,7 +351,7 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     """The first site that differs after all that are the same. None if a call cannot be recorded, or if no site differs."""
     try:
         first, second = (
-            recorded(subject, gap.inputs, seed, masks).tensors_at_sites()
+            recorded(subject, gap.inputs, seed, **masks).tensors_at_sites()
             for subject, masks in zip(pair, gap.masks, strict=True)
         )
     except Exception:  # the code of the user raises it

@@ -223,7 +223,7 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
         return ()
     drawer = drawer_of(subject, seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
-    before = [subject(each, seed=0).out for each in inputs]
+    before = [subject(each, seed=0) for each in inputs]
     parts = [part for part in parts_of(module, {}) if part.letters and part.number is None]
     names = {part.name for part in parts} | {f"{part.name}.weight" for part in parts}
     unused = []
@@ -231,7 +231,7 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
         original = weight.detach().clone()
         try:
             weight.data.mul_(-1.5).add_(0.1)
-            after = [subject(each, seed=0).out for each in inputs]
+            after = [subject(each, seed=0) for each in inputs]
         finally:
             weight.data.copy_(original)
         if all(map(torch.equal, before, after)):

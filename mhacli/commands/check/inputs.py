@@ -57,8 +57,7 @@ def output_for(
     subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> Tensor:
     """The subject's output in float64 on the CPU, computed in its own dtype."""
-    result = subject(inputs, mask=mask, padding=padding)
-    return result.out.detach().to("cpu", torch.float64)
+    return subject(inputs, mask=mask, padding=padding).detach().to("cpu", torch.float64)
 
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:

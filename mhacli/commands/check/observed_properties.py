@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs
 from mhacli.commands.check.inputs import HIDDEN, TOLERANCE, rows_of
-from mhacli.usercode.call.user_attention import CallMasks, UserAttention, drawer_of
+from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.graph import KERNEL, Graph, recorded
 from mhacli.usercode.operations import Operation
 from mhacli.usercode.process import SourceLine
@@ -77,7 +77,7 @@ def run_of(
 ) -> Run:
     """A recorded run of a subject, with separate keys if `other`. Raises what the subject raises."""
     inputs = drawer_of(subject, seed).inputs(with_context=other, q_len=q_len, k_len=k_len)
-    return Run(recorded(subject, inputs, seed, CallMasks()), rows_of(subject, inputs))
+    return Run(recorded(subject, inputs, seed), rows_of(subject, inputs))
 
 
 def _is_learned(source: Operation) -> bool:

@@ -65,7 +65,7 @@ class Probed:
         callee = subject or self.subject
         if subject is None and self.keeps_state and self.pristine is not None:
             callee = self.subject.of(copy.deepcopy(self.pristine), self.subject.dtype)
-        return callee(inputs, training=training, seed=seed).out
+        return callee(inputs, training=training, seed=seed)
 
 
 def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:

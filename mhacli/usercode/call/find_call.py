@@ -378,7 +378,7 @@ def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool
         mask = {"real": keep.expand(batch, k_len)}
     outs = []
     for rows in (inputs, drawer.replaced(inputs, hidden)):
-        out = attention(rows._replace(**mask), seed=seed, **{"padding" if padding else "mask": form}).out
+        out = attention(rows._replace(**mask), seed=seed, **{"padding" if padding else "mask": form})
         outs.append(out if inputs.keys is not None else out[..., keep, :])  # without keys the query changes too
     first, second = outs
     return bool(first.isfinite().all()) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
@@ -405,7 +405,7 @@ def _finished(attention: UserAttention, seed: int) -> UserAttention:
     exact = replace(attention, is_forgetful=False)
     with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
         wide = exact.of(float64_copy(attention.built.call), torch.float64)
-        exact = wide if wide(_inputs(wide, seed), seed=seed).out.dtype == torch.float64 else exact
+        exact = wide if wide(_inputs(wide, seed), seed=seed).dtype == torch.float64 else exact
     return replace(
         exact,
         described=_described(exact),

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from mhacli.usercode.call.signature import CallParameter, argument_names, signature_of
 from mhacli.usercode.inputs import InputDrawer, cast_dtype, copied, lengths_of, seeded
 from mhacli.usercode.target import Mode
-from mhacli.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm
+from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm
 
 AxisNames = tuple[str, ...]
 Path = tuple[int | str | tuple[str], ...]
@@ -48,13 +48,6 @@ class CallSizes(NamedTuple):
     k_len: int
     start: int = 0
     training: bool = False
-
-
-class CallMasks(NamedTuple):
-    """The forms of a call's masks."""
-
-    mask: MaskForm | None = None
-    padding: MaskForm | None = None
 
 
 def part_of(slot: CallParameter) -> str:
@@ -129,12 +122,12 @@ class UserAttention:
         """Our order of axes for its inputs and its output."""
         return HEAD_AXES if self.is_function else ROW_AXES
 
-    def __call__(self, inputs: Inputs, *, seed: int | None = None, **how: Any) -> AttentionOutput:
+    def __call__(self, inputs: Inputs, *, seed: int | None = None, **how: Any) -> Tensor:
         """A copy of the output for inputs of any dtype and device, called as `result` calls; `seed` seeds torch's generators.
         Raises what the call raises, and ValueError for a mask that its form cannot express."""
         with nullcontext() if seed is None else seeded(seed, self.device):
             result = self.result(inputs, **how)
-        return AttentionOutput(self.read(result, self.sizes_of(inputs)))
+        return self.read(result, self.sizes_of(inputs))
 
     def result(
         self,
