@@ -195,14 +195,14 @@ def write_report(output: Output, name: str, view: Callable[[Screen], RenderableT
     """Writes the page and the pictures of a report that is no record, under its `name`, and names the files."""
 
     def page() -> str:
-        from mhacli.render.report import PAPER, report_page
+        from mhacli.render.report import report_page
 
-        return report_page(view(PAPER), name, command)
+        return report_page(view, name, command)
 
     def figure() -> str:
-        from mhacli.render.report import PAPER, report_figure
+        from mhacli.render.report import report_figure
 
-        return report_figure(view(PAPER), name, command)
+        return report_figure(view, name, command)
 
     write_pictures(output, page, figure)
     note_written(output)

@@ -323,13 +323,13 @@ def _cells(panel: _Panel, row: int, cells: list[int], size: int, *, colour: bool
 
 
 def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
-    """What a row is, the scales, and the signs that occur."""
+    """What a cell is, the scales of what is shaded, and the signs that occur."""
     parts, has_numbers = [panel.grid for panel in panels], panels[0].has_numbers
     words = [*dict.fromkeys(g.meaning for g in parts if g.meaning)]
     words += ["* row maximum"] if has_numbers and any(g.marked is not None for g in parts) else []
     yield from (Text(word, style="dim") for word in words)
     shaded = [g for g in parts if g.signs is None]
-    for scale in dict.fromkeys(g.scale for g in shaded):
+    for scale in dict.fromkeys(g.scale for g in shaded) if screen.colour or not has_numbers else ():
         yield _scale([g for g in shaded if g.scale == scale], shaded, tops[scale], screen, has_numbers=has_numbers)
     signs = []
     if any(not g.allowed.all() and g.scale != "change" for g in shaded):

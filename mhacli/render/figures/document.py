@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Group
 
 from mhacli.errors import MhaError, missing_library
 from mhacli.record.record import Record
@@ -24,7 +24,6 @@ from mhacli.render.figures.svg import (
     Piece,
     Sheet,
     element,
-    lines,
     paragraph,
     placed,
     printed,
@@ -34,7 +33,7 @@ from mhacli.render.figures.svg import (
     written,
 )
 from mhacli.render.heads.drawable import drawable_heads
-from mhacli.render.page.elements import text
+from mhacli.render.page.elements import segments_of, text
 from mhacli.render.run.decode import step_table
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, header
@@ -69,17 +68,18 @@ def _walk(record: Record) -> Sheet:
     """The table of a record's steps as the terminal prints it. Raises `MhaError` if it has none."""
     if not record.trace:
         raise MhaError("the record has no steps to draw", hint="mha trace records them")
-    view: RenderableType
+    screen = Screen(_COLUMNS, colour=False)
+    about = segments_of(header(record, screen), _COLUMNS)
     if record.decoding is not None:
         steps = step_table(record.trace, range(len(record.sequences)), _MOST)
-        title, view = "decoding, step by step", bare(steps, _COLUMNS)
+        title, parts = "decoding, step by step", [bare(steps, _COLUMNS)]
     else:
         title, steps = "attention, site by site", replace(steps_table(record), most=_MOST, has_ends=True)
-        view = Group(bare(steps, _COLUMNS), closing(record, Screen(_COLUMNS, colour=False)))
+        parts = [bare(steps, _COLUMNS), closing(record, screen)]
     return Sheet(
         title=title,
-        about=[" ".join(printed(header(record, Screen(_COLUMNS, colour=False)), _COLUMNS))],
-        body=[lines(printed(view, _COLUMNS))],
+        about=[" ".join(segment.text for row in about for segment in row)],
+        body=[printed(Group(*parts), _COLUMNS)],
     )
 
 

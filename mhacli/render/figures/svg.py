@@ -10,16 +10,16 @@ import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from mhacli.record.arrays import Array
-from mhacli.render.page.elements import Html, tag
+from mhacli.render.page.elements import Html, classes_of, segments_of, tag
 from mhacli.render.page.elements import text as escaped
 
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
@@ -27,6 +27,8 @@ INK, SOFT, FAINT, PAPER = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff"
 MONO_EM = 0.602
 """The width of a monospaced character in ems. Source: advance 1233 of 2048 units, DejaVu Sans Mono."""
 _KEPT = {"xml:space": "preserve"}
+_INKS = {"failed": "#b3261e", "warning": "#8a5a00", "ok": "#1d6b3a", "sink": "#a8127d", "name": "#0d6270", "dim": SOFT}
+"""The colours of text, which are those of pages on a light ground."""
 _LINE = 1.35
 """The line height in ems."""
 
@@ -100,12 +102,24 @@ def paragraph(text: str, width: float, *, size: float = 10.0, fill: str = INK) -
     return lines([line.plain for line in wrapped], size=size, fill=fill)
 
 
-def printed(view: RenderableType, columns: int) -> list[str]:
-    """The lines of a terminal view without colour."""
-    console = Console(width=columns, file=StringIO(), color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(view)
-    return [line.rstrip() for line in captured.get().strip("\n").split("\n")]
+def printed(view: RenderableType, columns: int, size: float = 10.0) -> Piece:
+    """The lines of a terminal view in its colours."""
+    content, widest = "", 0
+    rows = segments_of(view, columns)
+    for place, row in enumerate(rows, 1):
+        spans = [Html(_span(segment)) for segment in row]
+        y = place * _LINE * size - 0.3 * size
+        content += tag("text", *spans, x="0", y=value_text(y), font_size=value_text(size), fill=INK, **_KEPT)
+        widest = max(widest, sum(cell_len(segment.text) for segment in row))
+    return Piece(content, widest * MONO_EM * size, len(rows) * _LINE * size)
+
+
+def _span(segment: Segment) -> str:
+    """A part of a line in its colour; dim text is soft."""
+    kinds = classes_of(segment)
+    fill = next((ink for kind, ink in _INKS.items() if kind in kinds), None)
+    words = escaped(segment.text)
+    return element("tspan", words, fill=fill, font_weight="bold" if "bold" in kinds else None) if kinds else words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,8 +171,9 @@ class HeadMap:
         return replace(self.part(rows, columns), first=(next(begins), next(begins)))
 
     def fitting(self, rows: int, columns: int) -> HeadMap:
-        """The map in blocks, so that at most `rows` × `columns` cells are needed."""
-        return self.pooled(max(1, -(-self.weights.shape[0] // rows), -(-self.weights.shape[1] // columns)))
+        """The map in blocks, so that at most `rows` × `columns` cells are needed, or one row and column."""
+        n_rows, n_columns = self.weights.shape
+        return self.pooled(max(1, -(-n_rows // max(1, rows)), -(-n_columns // max(1, columns))))
 
     def query_places(self, row: int) -> tuple[int, int]:
         """The first and last position of a row's tokens."""

@@ -140,8 +140,8 @@ def strong_places(
     def standing_out(head: HeadStatistics) -> str:
         cells = (cell for cell in head.largest[:_MOST] if cell.lift > 1)
         return "\n".join(
-            f"{cell_name(cell.sequence, cell.query, cell.key, _SHORT_TOKEN)} "
-            f"{shown(cell.share, 'weight', options.precision)} ×{shown(cell.lift, 'short')}"
+            f"{shown(cell.share, 'weight', options.precision)} ×{shown(cell.lift, 'short')} "
+            f"{cell_name(cell.sequence, cell.query, cell.key, _SHORT_TOKEN)}"
             for cell in cells
         )
 
@@ -154,13 +154,13 @@ def strong_places(
         Column(
             heading="receives most",
             value=lambda head: _receivers(record, head),
-            meaning="keys with their part of all attention, × uniform attention",
+            meaning="part of all attention, × uniform attention, key",
         ),
         Column(
             heading="stands out",
             value=standing_out,
             least=_LEAST,
-            meaning="query → key with the weight, × uniform attention",
+            meaning="weight, × uniform attention, query → key",
         ),
     ]
     if screen.width >= _WIDE:
@@ -170,7 +170,7 @@ def strong_places(
 
 
 def _receivers(record: Record, head: HeadStatistics) -> str:
-    """The keys with most attention over all sequences: `12 “the” 3.4 % ×5.2`."""
+    """The keys with most attention over all sequences: `3.4 % ×5.2 12 “the”`."""
     place = [other.head for other in record.heads].index(head.head)
     received, uniform = record.arrays["received"][:, place], record.arrays["uniform_received"]
     uniform = uniform[:, min(place, uniform.shape[1] - 1)]
@@ -182,7 +182,7 @@ def _receivers(record: Record, head: HeadStatistics) -> str:
     for flat in np.argsort(-weights.ravel(), kind="stable")[:_MOST].tolist():
         b, key = divmod(flat, received.shape[1])
         name = token_name(record.keys, b, key - record.first_key(b), _SHORT_TOKEN)
-        lines.append(f"{name} {shown(float(weights[b, key]), 'percent')} ×{shown(float(ratios[b, key]), 'short')}")
+        lines.append(f"{shown(float(weights[b, key]), 'percent')} ×{shown(float(ratios[b, key]), 'short')} {name}")
     return "\n".join(lines)
 
 

@@ -66,7 +66,9 @@ def page(record: Record, options: ViewOptions) -> str:
     title, script, style = _title(record), page_script(), page_style(has_effects=record.effect is not None)
     policy = content_policy(script, style)
     statistics, orders = head_statistics(record, options, heads)
-    answer, tables = effects(record), [_documents(record, options), statistics, walkthrough(record)]
+    steps, others = walkthrough(record), [_documents(record, options), statistics]
+    is_walk = "trace" in record.command[:2]  # whoever asked for the steps reads them first
+    answer, tables = ([steps], others) if is_walk else ([effects(record)], [*others, steps])
     begin = 0 if options.heads is not None else most_certain(heads)
 
     def whole_page(data: Mapping[str, Any], sections: Sequence[Html]) -> str:
@@ -77,7 +79,7 @@ def page(record: Record, options: ViewOptions) -> str:
 
     scale = scale_of(options, heads)
     beside = page_data((), sequences, scale, 0, hides_sinks=options.hide_sinks)
-    fixed = len(whole_page(beside, [answer, page_part("explore.html"), *tables, _provenance(record)]).encode())
+    fixed = len(whole_page(beside, [*answer, page_part("explore.html"), *tables, _provenance(record)]).encode())
     room = inf if options.full else max(LIMIT_BYTES - _RESERVE - fixed, _LEAST_ROOM)
     data = page_data(heads, sequences, scale, room, hides_sinks=options.hide_sinks)
     first, sentences = page_part("explore.html"), [*notes(record, options, heads, data)]
@@ -85,7 +87,7 @@ def page(record: Record, options: ViewOptions) -> str:
         first = tag("section", tag("p", sentence(sentences.pop(0)), class_="warning"), id="nothing")
     noted = tag("ul", *(tag("li", sentence(line)) for line in sentences))
     of_notes = [tag("section", tag("h2", text("how it was drawn")), noted, id="notes")] if sentences else []
-    return whole_page(data, [answer, first, *tables, *of_notes, _provenance(record)])
+    return whole_page(data, [*answer, first, *tables, *of_notes, _provenance(record)])
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:

@@ -116,12 +116,17 @@ def whole(title: str, policy: str, style: str, body: Html) -> str:
 """
 
 
-def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
-    """The lines of a terminal view at this width, with styles as classes."""
+def segments_of(view: RenderableType, width: int) -> list[list[Segment]]:
+    """The lines of a terminal view at this width."""
     console = Console(
         width=width, height=1, file=StringIO(), color_system=None, legacy_windows=False, force_terminal=False
     )
-    for line in console.render_lines(view, console.options, pad=False):
+    return console.render_lines(view, console.options, pad=False)
+
+
+def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
+    """The lines of a terminal view at this width, with styles as classes."""
+    for line in segments_of(view, width):
         yield Html("".join(map(_span, line)).rstrip())
 
 
@@ -130,13 +135,17 @@ def preformatted(view: RenderableType, width: int) -> Html:
     return tag("div", tag("pre", Html(joined(lines_of(view, width)).strip("\n"))), class_="scroll")
 
 
-def _span(segment: Segment) -> Html:
+def classes_of(segment: Segment) -> list[str]:
+    """The classes of a part of a line; none of blanks."""
     style = segment.style or Style.null()
     colour = "" if style.color is None else style.color.name.removeprefix("bright_")
     has = {_CLASSES.get(colour, ""): colour in _CLASSES, "bold": style.bold, "dim": style.dim}
-    names = " ".join(name for name, is_so in has.items() if is_so)
-    words = text(segment.text)
-    return tag("span", words, class_=names) if names and words.strip() else words
+    return [name for name, is_so in has.items() if is_so and segment.text.strip()]
+
+
+def _span(segment: Segment) -> Html:
+    names, words = " ".join(classes_of(segment)), text(segment.text)
+    return tag("span", words, class_=names) if names else words
 
 
 # ---------------------------------------------------------------------------------------------------- style and script

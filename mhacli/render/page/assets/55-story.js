@@ -5,6 +5,7 @@ const SHOWN_NUMBERS = 6, CLOSE_ENOUGH = 2e-3;
 function drawStory() {
   const { query, key } = choice, weight = shareOf(query, key);
   const names = [...named("query", query), " → ", ...named("key", key)];
+  reason = "";
   const title = make("h3", {}, "This cell, step by step: ", ...names);
   byId("story").replaceChildren(title, chosen.isOfBlocks || weight === undefined ? untold() : told(query, key, weight));
   // Where the frame is higher than the window it sticks by its lower end, so that the story can be read.
@@ -23,9 +24,13 @@ function told(query, key, weight) {
   return make("ol", {}, ...steps.map((text) => make("li", {}, ...marked(text))));
 }
 
-// Why a number is not shown: the record does not have it, or the page has no room.
+// Why a number is not shown: the record does not have it, or the page has no room. What was said of the number before is not
+// said again.
+let reason = "";
 function notHere(name, what) {
-  return `${what} is not shown: ${layerNow().absent[name] ?? "there was no room in this page; --full puts it in"}.`;
+  const before = reason;
+  reason = layerNow().absent[name] ?? "there was no room in this page; --full puts it in";
+  return `${what} is not shown${reason === before ? "" : `: ${reason}`}.`;
 }
 
 const layerNow = () => RECORD.layers[HEADS[choice.head].layer];
