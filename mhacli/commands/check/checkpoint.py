@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from mhacli.io import memory
 from mhacli.io.long_work import Progress
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import TIMES_SHAKEN, ModelInputs, make_inputs, outputs_of
-from mhacli.models.layer_names import LayerNumbers, most_positions, n_vocabulary_of
+from mhacli.models.layer_names import LayerNumbers, entry_of, most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, own_tokenizer, require_ids
 from mhacli.models.run import CheckpointRun
 from mhacli.record.checks import ROW_SUMS
@@ -60,7 +60,6 @@ CHECKS = (
 )  # fmt: skip
 """The checks of `mha doctor`, in its order."""
 EAGER, _NARROW = "eager", ("float16", "bfloat16")
-_SIDES: tuple[PaddingSide, ...] = ("right", "left")
 Examined = tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]
 """What was examined, its checks in the order of `CHECKS`, and notes."""
 
@@ -74,40 +73,37 @@ def examine_checkpoint(
     report_progress(0.0, "loading")
     loaded, inputs = _admit(model, tokenizer, texts, seed)
     dtype, stored = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
-    steps = iter(range(10**6))
+    steps = count()
 
     def stage(stage: str, *, limited: bool = True) -> None:
         report_progress(1 - 0.97 ** next(steps), stage)
 
-    sources = inputs.context or (None,) * len(inputs.sequences)
     tensor = partial(torch.tensor, device=device_of(loaded.model))
-    ids = [
-        Text(tensor(text.ids), None if source is None else tensor(source.ids))
-        for text, source in zip(inputs.sequences, sources, strict=True)
-    ]
-    sequences = _sequences_of(loaded, inputs, len(inputs.sequences[0].ids))
-    asker = _asked(Asker(sequences, ids, is_claimed_causal(loaded.model), seed, stage), loaded, inputs, CHECKS)
+    tokens = [tensor(text.ids) for text in inputs.sequences]
+    sources: list[Any] = [tensor(text.ids) for text in inputs.context or ()] or [None] * len(tokens)
+    sequences = _sequences_of(loaded, inputs, len(tokens[0]))
+    asker = Asker(sequences, [*map(Text, tokens, sources)], is_claimed_causal(loaded.model), seed, stage)
+    asker = _asked(asker, loaded, inputs, CHECKS)
     report_progress(1.0, "done")
     step = "float32" if loaded.dtype == "float64" else loaded.dtype
     rule = (
         f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is changed by one rounding step "
         f"of {step}, at least {LEAST[loaded.dtype]:g}"
     )
-    in_own = asker.answers.get("dtype")
-    notes = (*loaded.notes, *inputs.notes, *(() if in_own is None else (in_own.reason,)))
+    notes = (*loaded.notes, *inputs.notes)
+    if (in_own := asker.answers.get("dtype")) is not None:
+        rule += f"; {dtype} is judged in {loaded.dtype}, where faults stand out"
+        notes = (*notes, in_own.reason)
+    entry = entry_of(loaded.model, loaded.source, loaded.revision)
+    shared = ("path", "revision", "family", "architecture", "n_parameters", "implementation")
     examined = ExaminedModel(
-        path=loaded.source,
-        revision=loaded.revision,
-        family=loaded.config.model_type,
-        architecture=type(loaded.model).__name__,
-        n_parameters=sum(p.numel() for p in loaded.model.parameters()),
+        **{name: getattr(entry, name) for name in shared},
         dtype=dtype,
         stored=tuple(name for name, _ in stored.most_common()),
-        implementation=implementation_of(loaded.model),
         device=str(loaded.model.device),
-        lengths=tuple(len(text.ids) for text in inputs.sequences),
+        lengths=tuple(map(len, tokens)),
         n_passes=asker.n_passes,
-        tolerance=rule if in_own is None else f"{rule}; {dtype} is judged in {loaded.dtype}, where faults stand out",
+        tolerance=rule,
     )
     return examined, tuple(_health(asker, asker.answers[name]) for name in CHECKS), notes
 
@@ -146,24 +142,25 @@ def _asked(asker: Asker, loaded: Loaded, inputs: ModelInputs, names: Sequence[st
 
 def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
     """A behaviour as a check, with the layer of the first attention whose outputs differ."""
-    name, at, layer = answer.name, answer.at, None
-    message, words = answer.reason.removeprefix("not asked: "), words_of_failure(name)
+    at, layer, words = answer.at, None, words_of_failure(answer.name)
     first = None if at is None else at.module
     if at is not None and at.attention is not None and asker.module is not None:
         kind, numbers = LayerNumbers(asker.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
         layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])
         first = f"{layer} ({at.attention})"
-    return HealthCheck(
-        name=name,
+    check = HealthCheck(
+        name=answer.name,
         ok=answer.ok,
-        message=message if first is None else f"{message}; first in {first}",
+        message=answer.reason.removeprefix("not asked: ") + ("" if first is None else f"; first in {first}"),
         value=answer.largest,
         tolerance=None if answer.largest is None else answer.tolerance,
         layer=layer,
-        is_caution=name in asker.cautions,
-        meaning=f"{words.effect[0].upper()}{words.effect[1:]}." if answer.ok is False else "",
-        advice=words.advice if answer.ok is False else asker.cautions.get(name, ""),
+        is_caution=answer.name in asker.cautions,
+        advice=asker.cautions.get(answer.name, ""),
     )
+    if answer.ok is not False:
+        return check
+    return replace(check, meaning=f"{words.effect[0].upper()}{words.effect[1:]}.", advice=words.advice)
 
 
 # ---------------------------------------------------------------------------------------------------------------- loading
@@ -173,24 +170,29 @@ def _admit(
     model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], seed: int
 ) -> tuple[Loaded, ModelInputs]:
     """A loaded checkpoint, or a model in memory, with its texts, the longest first. Raises `MhaError`."""
-    if isinstance(model, ModelSettings):
-        found = find(model, needs_tokenizer=bool(texts))
-        inputs = _texts(found, texts, seed)
-        has_head = any(_GENERATING.search(name) for name in architectures_of(found.config))
-        try:
-            return load_model(found, model, "generate" if has_head else None, allow_nonfinite=True), inputs
-        except MhaError as fault:
-            if fault.code != "bad-file" or not has_head:
-                raise
-        note = "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
-        return load_model(found, model, allow_nonfinite=True), replace(inputs, notes=(*inputs.notes, note))
-    name, config = type(model).__name__, getattr(model, "config", None)
-    if not is_of_transformers(model):
-        raise UsageError(f"{name} is not a model of transformers", hint="mhacli.check examines other modules")
-    own, device = None if tokenizer is None else own_tokenizer(tokenizer), device_of(model)
-    checkpoint = Checkpoint(name)
-    loaded = Loaded(source=name, checkpoint=checkpoint, config=config, target=device, tokenizer=own, model=model.eval())
-    return loaded, _texts(loaded, texts, seed)
+    if not isinstance(model, ModelSettings):
+        name = type(model).__name__
+        if not is_of_transformers(model):
+            raise UsageError(f"{name} is not a model of transformers", hint="mhacli.check examines other modules")
+        loaded = Loaded(
+            source=name,
+            checkpoint=Checkpoint(name),
+            config=model.config,
+            target=device_of(model),
+            tokenizer=None if tokenizer is None else own_tokenizer(tokenizer),
+            model=model.eval(),
+        )
+        return loaded, _texts(loaded, texts, seed)
+    found = find(model, needs_tokenizer=bool(texts))
+    inputs = _texts(found, texts, seed)
+    has_head = any(_GENERATING.search(name) for name in architectures_of(found.config))
+    try:
+        return load_model(found, model, "generate" if has_head else None, allow_nonfinite=True), inputs
+    except MhaError as fault:
+        if fault.code != "bad-file" or not has_head:
+            raise
+    note = "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
+    return load_model(found, model, allow_nonfinite=True), replace(inputs, notes=(*inputs.notes, note))
 
 
 def _texts(loaded: Loaded, texts: Sequence[str], seed: int) -> ModelInputs:
@@ -199,8 +201,7 @@ def _texts(loaded: Loaded, texts: Sequence[str], seed: int) -> ModelInputs:
     notes: list[str] = []
     if loaded.tokenizer is None:
         notes.append("there is no tokenizer: the texts are random token ids")
-        names = ("pad", "bos", "eos", "decoder_start")
-        special = {getattr(loaded.text_config, f"{name}_token_id", None) for name in names}
+        special = {getattr(loaded.text_config, f"{name}_token_id", None) for name in _SPECIAL}
         ordinary = [i for i in range(min(n_vocabulary, _MOST_IDS)) if i not in special] or [0]
         draws = [random.Random(seed + n).choices(ordinary, k=min(n, most or n)) for n in RANDOM_LENGTHS]
         rows = [TokenSequence("", tuple(f"<{i}>" for i in ids), tuple(ids), ((0, 0),) * len(ids)) for ids in draws]
@@ -244,6 +245,7 @@ MOST_TOKENS, MOST_OF_OURS = 512, 48
 """The most tokens read of a text: of the user's, and of the default ones."""
 RANDOM_LENGTHS, _MOST_IDS = (29, 13, 6), 4096
 """The lengths of random id sequences, for checkpoints without a tokenizer."""
+_SPECIAL = ("pad", "bos", "eos", "decoder_start")
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
 
 
@@ -252,14 +254,14 @@ _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditio
 
 def finite(asker: Asker, model: nn.Module) -> Behaviour:
     """Whether all numbers in weights and outputs are finite, in 16 bits also where texts are padded."""
-    answer, of = asker.finite(), asker.of
+    answer, masks = asker.finite(), [*asker.of.masks]
     weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
     bad = {name: n for name, n in weights.items() if n}
     problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
     problems += [answer.reason] if answer.ok is False else []
-    is_narrow, sides = asker.dtype in _NARROW, _SIDES[: 1 if of.has_source else 2]
-    for side in sides if is_narrow and of.masks and not problems else ():
-        padded = asker.read(*asker.texts, mask=next(iter(of.masks)), side=side)
+    sides: tuple[PaddingSide, ...] = ("right",) if asker.of.has_source else ("right", "left")
+    for side in sides if asker.dtype in _NARROW and masks and not problems else ():
+        padded = asker.read(*asker.texts, mask=masks[0], side=side)
         if not all(reading.output.isfinite().all() for reading in padded):
             problems.append(f"padding on the {side} gives NaN or Inf in the outputs of {asker.dtype}")
     if not problems:
@@ -270,9 +272,9 @@ def finite(asker: Asker, model: nn.Module) -> Behaviour:
 
 def _failed(asker: Asker, answer: Behaviour) -> Behaviour:
     """A failed check, with its finding unless there is one."""
-    seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
-    evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
     if CODES[answer.name] not in [finding.code for finding in asker.findings]:
+        seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
+        evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
         finding = failure_of(answer.name, answer.reason, evidence)
         asker.findings.append(replace(finding, fix=words_of_failure(answer.name).advice))
     return answer
@@ -283,19 +285,16 @@ def eager(asker: Asker, model: Any) -> Behaviour:
     name, within = implementation_of(model), partial(eager_in_place, model)
     if name == EAGER:
         return asker.unasked("eager", "eager is what runs by default")
-    with eager_in_place(model) as is_eager:
-        if not is_eager:
+    with within():
+        if implementation_of(model) != EAGER:
             return asker.unasked("eager", f"this family cannot switch from {name} to eager")
-    pairs = [
-        pair_of(alone, asker.read(text, within=within)[0])
-        for text, alone in zip(asker.texts, asker.alone(), strict=True)
-    ]
+    ours, theirs = [*asker.alone()], [asker.read(text, within=within)[0] for text in asker.texts]
     if len({len(text.tokens) for text in asker.texts}) > 1:
         mask = next(iter(asker.of.masks), "")
-        ours, theirs = asker.read(*asker.texts, mask=mask), asker.read(*asker.texts, mask=mask, within=within)
-        pairs += [pair_of(*readings) for readings in zip(ours, theirs, strict=True)]
+        ours += asker.read(*asker.texts, mask=mask)
+        theirs += asker.read(*asker.texts, mask=mask, within=within)
     agrees, differs = f"{name}, the default, and eager agree", f"{name}, the default, and eager give different outputs"
-    return asker.compare("eager", pairs, agrees, differs)
+    return asker.compare("eager", [*map(pair_of, ours, theirs)], agrees, differs)
 
 
 def implementation_of(model: Any) -> str:
@@ -304,12 +303,12 @@ def implementation_of(model: Any) -> str:
 
 
 @contextmanager
-def eager_in_place(model: Any) -> Iterator[bool]:
-    """Switches the model to `eager` attention within the context; yields whether that worked."""
+def eager_in_place(model: Any) -> Iterator[None]:
+    """Switches the model to `eager` attention within the context, if it can."""
     before = implementation_of(model)
     model.set_attn_implementation(EAGER)
     try:
-        yield implementation_of(model) == EAGER
+        yield
     finally:
         model.set_attn_implementation(before)
 
@@ -321,8 +320,7 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     """
     model = loaded.model.base_model
     is_left = not loaded.config.is_encoder_decoder and asker.is_causal is not False
-    side: PaddingSide = "left" if is_left else "right"
-    made = make_inputs(model, inputs, side, loaded.pad_id)
+    made = make_inputs(model, inputs, "left" if is_left else "right", loaded.pad_id)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
     run = CheckpointRun(replace(loaded, model=model), made, settings)
     asker.stage("row-sums")
@@ -330,35 +328,36 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     layers = [layer for layer, *_ in run.layers.results]
     asker.inside = _attention_inside(model, layers)
     layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
-    checks = [(layer, check) for layer in layers for check in layer.survey.checks]
-    checks = [(layer, check) for layer, check in checks if check.name == ROW_SUMS or check.is_of_outputs]
-    if not checks:
+    checks = [(check, layer) for layer in layers for check in layer.survey.checks]
+    sums = [check for check, _ in checks if check.name == ROW_SUMS]
+    if not sums:
         return asker.unasked("row-sums", "mha does not know some keywords of these attention calls")
-    tried = Tried(max(len(text.ids) for text in inputs.sequences), 1)
-    bad = [(layer, check) for layer, check in checks if not check.ok]
+    answer = partial(asker.answer, "row-sums", tried=Tried(max(len(text.ids) for text in inputs.sequences), 1))
+    bad = [
+        (check, layer) for check, layer in checks if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs)
+    ]
     if not bad:
-        worst = max((check for _, check in checks if check.name == ROW_SUMS), key=lambda check: check.severity)
+        worst = max(sums, key=lambda check: check.severity)
         reason = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
-        return asker.answer("row-sums", True, reason, worst.error, tolerance=worst.tolerance, tried=tried)
-    layer, check = bad[0]
-    message = "the attention weights of a query do not sum to 1"
-    if check.name != ROW_SUMS:
-        message = "the output is not the attention weights times the values"
+        return answer(True, reason, worst.error, tolerance=worst.tolerance)
+    check, layer = bad[0]
+    message = "the output is not the attention weights times the values"
+    if check.name == ROW_SUMS:
+        message = "the attention weights of a query do not sum to 1"
     message += ": NaN or Inf" if check.error is None else ""
     before = "" if model is loaded.model else f"{loaded.model.base_model_prefix}."
     at = Place(None, None, None, f"{before}{layer.name}")
-    answer = asker.answer("row-sums", False, message, check.error, tolerance=check.tolerance, tried=tried, at=at)
-    return _failed(asker, answer)
+    return _failed(asker, answer(False, message, check.error, tolerance=check.tolerance, at=at))
 
 
 def _attention_inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
     """The attentions of a pass by class and by whether their weights times their values were verified to be their output."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[str, None]] = {}
     for layer in layers:
         kind = type(model.get_submodule(layer.name)).__name__
-        found.setdefault((kind, "; ".join(layer.unverified[:1])), []).append(layer.name)
+        found.setdefault((kind, "; ".join(layer.unverified[:1])), {})[layer.name] = None
     return tuple(
-        AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
+        AttentionInside(kind, tuple(names), "unknown" if reason else "right", reason)
         for (kind, reason), names in found.items()
     )
 
@@ -372,27 +371,27 @@ def doubled_beginning(asker: Asker, tokenizer: ModelTokenizer | None) -> Behavio
     It is common, and no fault, that both the template and the tokenizer add it: chats must then be encoded without
     special tokens, as transformers does. The result is a warning.
     """
-    first = None if tokenizer is None else _begin_id(tokenizer)
-    if tokenizer is None or first is None:
-        has = "there is no tokenizer" if tokenizer is None else "the tokenizer has no token for the beginning of a text"
-        return asker.unasked("bos", has)
+    if tokenizer is None:
+        return asker.unasked("bos", "there is no tokenizer")
+    first = _begin_id(tokenizer)
+    if first is None:
+        return asker.unasked("bos", "the tokenizer has no token for the beginning of a text")
 
     def times(text: str, *, special: bool = True) -> int:
         return len(list(takewhile(lambda i: i == first, tokenizer.sequence(text, special=special).ids)))
 
-    name = tokenizer.library.id_to_token(first) or f"<{first}>"
-    decoded = guarded("the tokenizer", tokenizer.path, lambda: tokenizer.library.decode(tokenizer.sequence(_WORD).ids))
-    counts = {"an encoded text": times(_WORD), "a text that was decoded and is encoded again": times(decoded)}
+    name, encoded = tokenizer.library.id_to_token(first) or f"<{first}>", tokenizer.sequence(_WORD).ids
+    decoded = guarded("the tokenizer", tokenizer.path, lambda: tokenizer.library.decode(encoded))
+    counts = {times(decoded): "a text that was decoded and is encoded again", times(_WORD): "an encoded text"}
     chat = None
     with suppress(MhaError):  # there is no template, or it refuses the message
         chat, _ = tokenizer.chat((Message("user", _WORD),))
-        counts["a chat in its template"] = times(chat, special=False)
-    worst = max(counts, key=lambda case: counts[case])
-    most = counts[worst]
-    answer = partial(asker.answer, "bos", tolerance=1, tried=Tried(len(tokenizer.sequence(_WORD).ids), 1))
+        counts.setdefault(times(chat, special=False), "a chat in its template")
+    most = max(counts)
+    answer = partial(asker.answer, "bos", tolerance=1, tried=Tried(len(encoded), 1))
     if most > 1:
         often = "twice" if most == 2 else f"{most} times"
-        return _failed(asker, answer(False, f"{worst} begins with {name!r} {often}", most))
+        return _failed(asker, answer(False, f"{counts[most]} begins with {name!r} {often}", most))
     if chat is not None and times(chat) > 1:
         advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
         asker.cautions["bos"] = advice
@@ -407,5 +406,4 @@ def _begin_id(tokenizer: ModelTokenizer) -> int | None:
     if tokenizer.bos_id is not None:
         return tokenizer.bos_id
     framed, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
-    starts = [place for place in range(len(framed)) if framed[place : place + len(bare)] == bare]
-    return framed[0] if starts and starts[0] > 0 else None
+    return framed[0] if framed[1 : 1 + len(bare)] == bare else None
