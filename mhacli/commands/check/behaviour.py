@@ -389,10 +389,10 @@ class Asker:
             return self.unasked("causality", "needs a text of two tokens or more")
         pairs, reached, moves = list[Pair](), dict[int, float](), False
         for cut in self.cuts:
-            texts = [self.changed(cut, self.length, cut)]
+            texts = [self.changed(cut, self.length, cut)] if cut > 1 else []
             if cut == self.middle:
                 texts += [self.changed(cut, self.length, seed + 1, alike=True) for seed in range(_ALIKE)]
-            moved = [self.moved(text) for text in texts]
+            moved = [self.moved(text) for text in texts] or [pair_of(self.uniform, self.plain)]
             differences = torch.stack([pair.apart for pair in moved]).amax(dim=0)
             moves = moves or bool(differences[cut] > self.tolerance)
             reached[cut] = _part_of(differences[:cut])
@@ -417,7 +417,8 @@ class Asker:
         if min(reached.values()) >= _ALL:
             return "every output depends on later tokens"
         within = [cut for cut, part in reached.items() if part >= _ALL]
-        if within and not any(part for cut, part in reached.items() if cut > within[-1]):
+        seen = [cut for cut, part in reached.items() if part]
+        if 0 < len(within) < len(reached) and seen == within == [*reached][: len(within)]:
             self.sees_both_ways = True
             return f"the first tokens, at least {within[-1]}, see each other, and later ones what is before them"
         onwards = self._reach(self.changed(0, self.middle, 1), start=self.middle, end=self.length)
@@ -435,6 +436,11 @@ class Asker:
         attention is sharp, one alone reaches few."""
         differences = torch.stack([self.moved(text).apart for text in changed])
         return _part_of(differences.amax(dim=0)[start:end])
+
+    @cached_property
+    def uniform(self) -> Reading:
+        """The reading of a text whose tokens from the second on are all alike."""
+        return self.read(self.changed(1, self.length, 1, alike=True))[0]
 
     @cached_property
     def trained(self) -> Reading:
@@ -462,10 +468,10 @@ class Asker:
 
     def batch(self) -> Behaviour:
         """Whether a text gives the same outputs alone and among others of its length."""
-        other = self.of.draw(self.seed + 1, self.length)._replace(source=self.text.source)
-        pair = pair_of(self.read(other, self.text)[1], self.plain)
+        among = self.read(self.changed(1, self.length, 1, alike=True), self.text)
+        pairs = [pair_of(among[1], self.plain), pair_of(among[0], self.uniform)]
         differs = "the outputs of a text depend on the other texts in its batch"
-        return self.compare("batch", [pair], "a text alone gives the same as in a batch", differs)
+        return self.compare("batch", pairs, "a text alone gives the same as in a batch", differs)
 
     def padding(self, side: PaddingSide) -> Behaviour:
         """Whether texts padded on a side give the same outputs as each alone, with a mask in which True means what hides most.

@@ -28,7 +28,15 @@ from mhacli.usercode.call.example import (
     weights_of,
     working_example,
 )
-from mhacli.usercode.call.signature import MASKS, ROWS, CallParameter, called_function, never_read, signature_of
+from mhacli.usercode.call.signature import (
+    MASKS,
+    ROWS,
+    CallParameter,
+    called_function,
+    never_read,
+    signature_of,
+    states_batch_first,
+)
 from mhacli.usercode.call.user_attention import (
     HEAD_AXES,
     PATTERN_AXES,
@@ -63,7 +71,8 @@ def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both. Raises MhaError if no call
     works."""
-    found = [_with_masks(mode, request.seed) for mode in _modes_of(_first_call(built, request), request.seed)]
+    first = _with_independent_rows(_first_call(built, request), request.seed)
+    found = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
     hiding = set().union(*(names for _, names in found))
     modes = []
     for mode, names in found:  # without the masks that hide keys in the other mode alone
@@ -125,6 +134,22 @@ def _with_output(attention: UserAttention, seed: int) -> UserAttention:
             f"no output [{', '.join(attention.axes)}] for inputs {list(inputs.queries.shape)}, but {returned}"
         )
     return replace(attention, output=output)
+
+
+def _with_independent_rows(attention: UserAttention, seed: int) -> UserAttention:
+    """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
+    torch's own layers, and the code does not state the batch first."""
+    code = attention.built.thing if attention.built.module is None else type(attention.built.module)
+    if attention.axes != ROW_AXES or attention.example is not None or states_batch_first(code):
+        return attention
+    for axes in (ROW_AXES, _BATCH_SECOND):
+        with suppress(Exception):  # the user's code may raise anything
+            way = _with_output(replace(attention, axes=axes), seed)
+            inputs = _inputs(way, seed)
+            among, alone = (way(rows, seed=seed) for rows in (inputs, map_rows(inputs, lambda rows: rows[1:2])))
+            if torch.allclose(among[1:2], alone, atol=1e-5 * float(among.abs().max())):
+                return way
+    return attention
 
 
 def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:

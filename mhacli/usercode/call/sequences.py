@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mhacli.settings import PaddingSide
 from mhacli.usercode.call.example import arguments_of_example, is_ids
-from mhacli.usercode.call.signature import MASKS, CallParameter, call_role, signature_of
+from mhacli.usercode.call.signature import MASKS, CallParameter, call_role, signature_of, states_batch_first
 from mhacli.usercode.call.user_attention import NOTHING, OF_IDS, CallSizes, UserAttention, mask_in, outputs_in, part_of
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm
@@ -92,6 +92,11 @@ class Sequences:
         return self.attention.built.module
 
     @property
+    def is_length_first(self) -> bool:
+        """Whether its inputs have the axis of tokens before that of texts."""
+        return self.attention.axes[0] == "row"
+
+    @property
     def has_source(self) -> bool:
         """Whether it is an encoder with a decoder."""
         return self.ids is not None and self.attention.n_rows > 1
@@ -124,7 +129,7 @@ class Sequences:
             source, is_read = self.padded(sources, "right")
             if not bool(is_read.all()):
                 given["attention_mask"] = is_read.long()
-        with nullcontext() if note is None else _watching(self.module, partial(_note_row, note, real)):
+        with nullcontext() if note is None else _watching(self.module, partial(self._note_row, note, real)):
             _, out = self.call(x, source, training=training, real=real, mask=mask, given=given)
         return self._of_each(out, real)
 
@@ -166,21 +171,44 @@ class Sequences:
         inside: list[Tensor] = []
 
         def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-            is_of_tokens = isinstance(output, Tensor) and output.ndim == 3 and outputs_in(output, x.shape) is not None
-            if is_of_tokens and part is not self.module:
-                inside.append(output)
+            is_wide = isinstance(output, Tensor) and output.ndim == 3 and part is not self.module
+            found = self.outputs_in(output, x.shape) if is_wide else None
+            inside.extend([] if found is None else [found])
 
         with _watching(self.module, note) if self.is_inside else nullcontext():
             result = self.attention.result(inputs, padding=padding, training=training, given=given)
         if self.ids is None:
             return result, self.attention.read(result, self.attention.sizes_of(inputs))
-        return result, inside[-1] if inside else outputs_in(result, x.shape)
+        return result, inside[-1] if inside else self.outputs_in(result, x.shape)
+
+    def outputs_in(self, result: Any, shape: Sequence[int]) -> Tensor | None:
+        """The output `[batch, token, …]` for each token of a batch of this shape."""
+        if not self.is_length_first:
+            return outputs_in(result, shape)
+        found = outputs_in(result, (shape[1], shape[0]))
+        return None if found is None else found.transpose(0, 1)
 
     def padded(self, rows: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
         """The rows as a batch, and which of its tokens are real."""
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
         real = pad([torch.ones(len(row), dtype=torch.bool) for row in rows])
         return pad(list(rows), padding_value=self.pad), real.to(rows[0].device)
+
+    def _note_row(
+        self,
+        into: tuple[int, Noted],
+        real: Tensor,
+        name: str,
+        _part: nn.Module,
+        inputs: tuple[Any, ...],
+        output: Any,
+    ) -> None:
+        """Notes what a part computes for the real tokens of one row."""
+        row, noted = into
+        tensors = [self.outputs_in(each, real.shape) for each in (inputs, output)]
+        read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
+        count = sum(1 for earlier, _ in noted if earlier == name)
+        noted[name, count] = read, made
 
     def _of_each(self, out: Tensor | None, real: Tensor) -> list[Tensor]:
         if out is None:
@@ -234,10 +262,13 @@ def sequences_of_ids(
     named = {p.role: p.name for p in reversed(others.values()) if p.name not in (*switches, decoder)}
     offset = named.get("offset")
     needed = [p for p in others.values() if p.required and p.name not in (decoder, offset) and example is None]
+    targets = [CallParameter(p.name, "x", True) for p in needed if p.name in _TARGETS]
+    needed = [p for p in needed if p.name not in _TARGETS]
     if len(needed) > 1 or any(p.role not in MASKS for p in needed):
         return None
     constants = {**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed}
     attention = _of_module(name, module, ids, decoder, constants)
+    attention = replace(attention, slots=(*attention.slots, *targets))
     called = f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]"
     if example is not None:
         attention = _as_shown(replace(attention, example=example))
@@ -258,7 +289,7 @@ def sequences_of_ids(
         ),
         [p.name for p in needed] or [word for word in _OF_DECODER if decoder and word in others and example is None],
     )
-    return None if found is None else _of_each_token(found, others).at_longest(length)
+    return None if found is None else _with_independent_texts(_of_each_token(found, others)).at_longest(length)
 
 
 def _of_module(
@@ -324,7 +355,7 @@ def _triangle(form: MaskForm, sizes: CallSizes) -> Tensor:
 
 def _of_each_token(sequences: Sequences, others: Mapping[str, CallParameter]) -> Sequences:
     """With the ids for its targets too, or with what the output layer reads: the first that gives outputs of each token."""
-    targets = [CallParameter(word, "x", True) for word in _TARGETS if word in others]
+    targets = [CallParameter(word, "x", True) for word in _TARGETS if word in others and not others[word].required]
     for slots in [(), *((target,) for target in targets)]:
         attention = replace(sequences.attention, slots=(*sequences.attention.slots, *slots))
         way = replace(sequences, attention=attention)
@@ -332,6 +363,21 @@ def _of_each_token(sequences: Sequences, others: Mapping[str, CallParameter]) ->
         if way.tried(text, text) is not None:
             return way
     return replace(sequences, is_inside=True)
+
+
+def _with_independent_texts(found: Sequences) -> Sequences:
+    """The same, or with the axis of tokens before that of texts where a text is the same alone and among others only then, as
+    in torch's own layers, and the code does not state the batch first."""
+    attention = found.attention
+    if attention.example is not None or states_batch_first(type(found.module)):
+        return found
+    called = found.called.replace(f"[{_BATCH}, {{}}]", f"[{{}}, {_BATCH}]")
+    for way in (found, replace(found, attention=replace(attention, axes=OF_IDS[::-1]), called=called)):
+        text, other = way.draw(0, _SHOWN), way.draw(1, _SHOWN)
+        among, alone = way.tried(other, text), way.tried(text)
+        if among and alone and torch.allclose(among[1], alone[0], atol=1e-5 * float(alone[0].abs().max())):
+            return way
+    return found
 
 
 def _first_position(module: nn.Module) -> int:
@@ -382,9 +428,10 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
     if attention.is_function:
         return None
     forms = attention.padding_forms
+    shape = f"{{}}, {_BATCH}" if attention.axes[0] == "row" else f"{_BATCH}, {{}}"
     sequences = Sequences(
         attention=attention,
-        called=f"{attention.built.name}([{_BATCH}, {{}}, {attention.sizes.d_in}])",
+        called=f"{attention.built.name}([{shape}, {attention.sizes.d_in}])",
         masks={f"{form.parameter} ({form.kind}), in which True {form.true_means}s": form for form in forms},
         hides_padding=all(call_role(form.parameter) == "padding" for form in forms),
     )
@@ -416,17 +463,6 @@ def _watching(module: nn.Module | None, note: _Note) -> RemovableHandle:
             note(names[part], part, (*inputs, *named.values()), output)
 
     return register_module_forward_hook(hook, with_kwargs=True)
-
-
-def _note_row(
-    into: tuple[int, Noted], real: Tensor, name: str, _part: nn.Module, inputs: tuple[Any, ...], output: Any
-) -> None:
-    """Notes what a part computes for the real tokens of one row."""
-    row, noted = into
-    tensors = [outputs_in(each, real.shape) for each in (inputs, output)]
-    read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
-    count = sum(1 for earlier, _ in noted if earlier == name)
-    noted[name, count] = read, made
 
 
 def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:

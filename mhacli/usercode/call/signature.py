@@ -108,6 +108,17 @@ def never_read(call: Callable[..., Any]) -> frozenset[str]:
     return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - read - {"self"}
 
 
+_BATCH_FIRST = re.compile(r"(?i)\b(b|n|bs\w*|batch\w*), *(t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)\b")
+
+
+def states_batch_first(thing: object) -> bool:
+    """Whether the code of a class or a function names a batch before a length: `B, T, C = x.shape`."""
+    try:
+        return _BATCH_FIRST.search(inspect.getsource(thing)) is not None  # type: ignore[arg-type]
+    except (OSError, TypeError):  # there is no source
+        return False
+
+
 def argument_names(call: Callable[..., Any], n: int) -> list[str]:
     """The names of the first `n` positional arguments of a call, `args[2]` for those without one."""
     named = [parameter.name for parameter in signature_of(call) if parameter.role not in ("rest", "any")]

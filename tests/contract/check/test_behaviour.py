@@ -46,6 +46,8 @@ WRONG = (
           "sees-the-future", "blocks.0 (Block)"),
     Wrong("GPT", ADD, "x = x - x.mean(0, keepdim=True) / 2; " + ADD,
           "batch-leak", "blocks.0 (Block)"),
+    Wrong("GPT", ADD, "x = x / (1 + x.abs().amax((0, 2), keepdim=True)); " + ADD,
+          "batch-leak", "blocks.0 (Block)"),
     Wrong("GPT", ADD, "x = x + F.conv1d(F.pad(x.mT, (0, 1)), x.new_ones(24, 1, 2) / 8, groups=24).mT; " + ADD,
           "sees-the-future", "blocks.0 (Block)"),
     Wrong("GPT", KEYS, "c = torch.arange(x.shape[1]) // 16; "
@@ -150,8 +152,8 @@ def test_the_tokens_of_a_decoder_are_asked() -> None:
     assert (wrong.verdict, wrong.findings[0].code) == ("wrong", "sees-the-future")
 
 
-class Sideways(nn.Module):
-    """The text is read across the batch, each text behind those before it."""
+class LengthFirst(nn.Module):
+    """The tokens of several texts are beside each other, as in torch's own layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,8 +163,30 @@ class Sideways(nn.Module):
         return self.head(self.layers(self.tokens(ids))[0])
 
 
-def test_a_text_that_depends_on_those_before_it_in_the_batch_is_wrong() -> None:
+class Sideways(LengthFirst):
+    """The text is read across the batch, each text behind those before it."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, length = ids.shape
+        return super().forward(ids).view(batch, length, -1)
+
+
+class Around(nn.Module):
+    """Attention over vectors whose first axis is the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
+def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_of_the_texts() -> None:
     assert [finding.code for finding in mhacli.check(Sideways()).findings] == ["batch-leak"]
+    right, around = mhacli.check(LengthFirst()), mhacli.check(Around())
+    assert (right.verdict, right.called) == ("consistent", "LengthFirst(ids [256, 2])")
+    assert (around.verdict, around.example) == ("right", "lambda m, T: m(torch.randn(T, 2, 24))")
 
 
 @pytest.mark.parametrize(("layer", "side"), [("Padded", "hide"), ("Padded", None)])
