@@ -14,7 +14,7 @@ from mhacli.commands.check.candidates import stated_heads
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded, smallest
 from mhacli.commands.check.inputs import Examined, InputCase, output_for
-from mhacli.commands.check.probes import batch_leak, with_dropout
+from mhacli.commands.check.probes import with_dropout
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
@@ -160,9 +160,6 @@ def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[
     if probed.keeps_state:
         yield "state-kept-between-calls", messages["determinism"]
     if not (diagnosis.is_right or diagnosis.mistakes):
-        leak = None if probed.is_random or probed.keeps_state else batch_leak(probed)
-        if leak is not None:
-            yield "batch-leak", leak
         unused = unused_projections(subject, examined.request.of.seed)
         if unused:
             yield "unused-parameters", f"no output depends on {first_names(unused, 4)}"

@@ -155,19 +155,6 @@ def _measured(name: str, message: str, value: float, ok: bool | None = None) -> 
     return ProbeResult(name, message, float(value) if math.isfinite(value) else None, ok)
 
 
-def batch_leak(probed: Probed) -> str | None:
-    """How a sequence of a batch changes the output of another one, in words; None if it does not, or has no company."""
-    probed.drawer.restart()
-    inputs = probed.inputs()
-    if inputs.queries.shape[0] < 2:
-        return None
-    among, alone = probed.out(inputs)[1:2], probed.out(map_rows(inputs, lambda rows: rows[1:2]))
-    change = _relative(among, alone)
-    if change <= max(1e-6, 100 * probed.tolerance):
-        return None
-    return f"a sequence gives another output alone than among others, by {change:.2g} of its size"
-
-
 # ------------------------------------------------------------------------------------------------------------ visible keys
 
 
