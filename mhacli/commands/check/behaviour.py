@@ -323,9 +323,11 @@ class Asker:
         part, attention = self._first_parts(pair)
         label = None
         if part is not None and self.module is not None:
-            cls = type(self.module.get_submodule(part))
-            label = f"{part or 'the model'} ({cls.__name__})"
-            file, line = _source_of(cls)
+            around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] + [""] * bool(part)
+            classes = [type(self.module.get_submodule(name)) for name in around]
+            label = f"{part or 'the model'} ({classes[0].__name__})"
+            own = (cls for cls in classes if not cls.__module__.startswith("torch."))
+            file, line = _source_of(next(own, classes[0]))
             finding = replace(finding, message=f"{message}, first in {label}", file=file, line=line)
         self.findings.append(finding)
         return self.answer(name, False, message, largest, at=Place(cut, position, label, attention))

@@ -183,7 +183,7 @@ class Around(nn.Module):
 
 
 def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_of_the_texts() -> None:
-    assert [finding.code for finding in mhacli.check(Sideways()).findings] == ["batch-leak"]
+    assert [(finding.code, finding.file) for finding in mhacli.check(Sideways()).findings] == [("batch-leak", __file__)]
     right, around = mhacli.check(LengthFirst()), mhacli.check(Around())
     assert (right.verdict, right.called) == ("consistent", "LengthFirst(ids [256, 2])")
     assert (around.verdict, around.example) == ("right", "lambda m, T: m(torch.randn(T, 2, 24))")
