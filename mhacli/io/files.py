@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from mmap import mmap
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError
@@ -111,7 +112,7 @@ def _exists(path: str) -> MhaError:
     return MhaError(f"{path} exists", hint="--force overwrites it", code="exists", path=path)
 
 
-def write_whole(path: str, data: bytes, *, force: bool) -> None:
+def write_whole(path: str, data: bytes | mmap, *, force: bool) -> None:
     """Writes a file atomically: after any failure the path holds either its old content or all of `data`.
 
     The bytes go to a file of another name in the same folder, are synced, and take the name in one step. A symbolic link
@@ -140,7 +141,7 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
             os.unlink(temporary)
 
 
-def _fill(fd: int, data: bytes, *, like: str) -> None:
+def _fill(fd: int, data: bytes | mmap, *, like: str) -> None:
     """Writes and syncs `data`, with the mode and owner of the file `like`, which it will replace."""
     with suppress(FileNotFoundError):
         old = os.stat(like)

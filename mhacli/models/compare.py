@@ -6,9 +6,13 @@ made again from queries and keys, in blocks of queries.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from mmap import ACCESS_READ, mmap
+from shutil import copyfileobj
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -18,7 +22,10 @@ from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
 from mhacli.attention.memory import rows_of_block
-from mhacli.errors import MhaError, first_names
+from mhacli.errors import MhaError, bad_file, first_names
+from mhacli.io.data import decode, plain
+from mhacli.io.files import write_whole
+from mhacli.io.safetensors import METADATA_KEY, TensorFile
 from mhacli.models.calls import Call, as_attention
 from mhacli.models.inputs import shaken_parts
 from mhacli.models.layer_names import dtype_of
@@ -110,10 +117,12 @@ class Computed:
         return isinstance(projected, Tensor) and isinstance(rotated, Tensor) and torch.equal(projected, rotated)
 
 
-def compute(model: nn.Module, forward: Forward, name: str, file: BinaryIO) -> Computed:
-    """What a model computes at all its places, in an empty file."""
+def compute(
+    model: nn.Module, forward: Forward, name: str, file: BinaryIO, mapped: Mapping[str, Place | None] = {}
+) -> Computed:
+    """What a model computes at all its places, in an empty file; `mapped` modules are as for `find_places`."""
     with torch.no_grad(), evaluating(model):
-        found = Computed(name, _class_of(model), dtype_of(model), find_places(model, forward), file)
+        found = Computed(name, _class_of(model), dtype_of(model), find_places(model, forward, mapped), file)
         read_places(model, forward, found.places, found.add)
     found._known = []
     return found
@@ -136,6 +145,99 @@ def measure_rounding(model: nn.Module, forward: Forward, found: Computed) -> Non
     for seed in range(_SHAKES):
         with torch.no_grad(), evaluating(model), shaken_parts(model, seed):
             read_places(model, forward, found.places, compare)
+
+
+# -------------------------------------------------------------------------------------------------------- places that are saved
+
+
+SCHEMA = "mha.places/1"
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A place in a file, the names of its tensors, and what else its attention has."""
+
+    place: Place
+    tensors: dict[str, str]
+    call: dict[str, Any] | None
+    rounding: dict[str, Rounding]
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """The JSON of a file of places, with the inputs of the model."""
+
+    schema: str
+    command: list[str]
+    name: str
+    kind: str
+    dtype: str
+    n_layers: list[tuple[Stack | None, int]]
+    n_heads: list[int]
+    hidden: list[str]
+    inputs: dict[str, Any]
+    entries: list[_Entry]
+
+
+def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str], path: str, *, force: bool) -> None:
+    """Writes what a model computes, and its inputs as lists of ids, to a safetensors file. Raises `MhaError`."""
+    names = {
+        stored: f"{n}"
+        for n, stored in enumerate(dict.fromkeys(s for _, t in found.entries.values() for s in t.values()))
+    }
+    words = {dtype: word for word, dtype in _DTYPES.items()}
+    entries = [
+        _Entry(
+            place,
+            {name: names[stored] for name, stored in tensors.items()},
+            None if call is None else {f.name: getattr(call, f.name) for f in fields(call) if f.name not in tensors},
+            {
+                site: found.rounding[own]
+                for site in _sites(place)
+                if (own := changed(place, site=site)) in found.rounding
+            },
+        )
+        for place, (call, tensors) in found.entries.items()
+    ]
+    p, dtype = found.places, str(found.dtype).removeprefix("torch.")
+    header = (list(p.n_layers.items()), sorted(p.n_heads), list(p.hidden), inputs, entries)
+    saved = _Saved(SCHEMA, [*command], found.name, found.kind, dtype, *header)
+    document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
+    for stored, name in names.items():
+        end = stored.start + math.prod(stored.shape) * stored.dtype.itemsize
+        document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [stored.start, end]}
+    head = json.dumps(document).encode()
+    with TemporaryFile() as whole:
+        whole.write(len(head).to_bytes(8, "little") + head)
+        found.file.seek(0)
+        copyfileobj(found.file, whole)
+        whole.flush()
+        with mmap(whole.fileno(), 0, access=ACCESS_READ) as data:
+            write_whole(path, data, force=force)
+
+
+def _sites(place: Place) -> tuple[str, ...]:
+    return ("scores", "pattern") if place.site == "scores" else (place.site,)
+
+
+def load_places(header: TensorFile, file: BinaryIO) -> tuple[Computed, dict[str, Any]]:
+    """What `save_places` wrote, with the inputs; the file stays open. Raises `MhaError` for another file."""
+    saved = decode(_Saved, header.metadata, header.path)
+    places = Places(n_layers=dict(saved.n_layers), n_heads={*saved.n_heads}, hidden=tuple(saved.hidden))
+    found = Computed(saved.name, saved.kind, getattr(torch, saved.dtype, torch.float32), places, file)
+    for entry in saved.entries:
+        tensors = {}
+        for name, word in entry.tensors.items():
+            info = header.tensors.get(word)
+            if info is None or info.dtype not in _DTYPES:
+                raise bad_file(header.path, f"{header.path}: it lacks the tensor of {entry.place.site}")
+            tensors[name] = Stored(_DTYPES[info.dtype], info.shape, info.start)
+        call = None if entry.call is None else Call(**{**entry.call, "unknown": tuple(entry.call["unknown"])})
+        found.entries[entry.place] = call, tensors
+        found.rounding |= {changed(entry.place, site=site): how for site, how in entry.rounding.items()}
+    return found, saved.inputs
 
 
 # ------------------------------------------------------------------------------------------------------------ a difference

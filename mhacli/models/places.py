@@ -7,7 +7,7 @@ in which it runs; names are read only for the roles of projections. A second pas
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -29,6 +29,8 @@ Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
 Run = tuple[str, int]
 """The name of a module, and how often it ran before."""
+OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
+"""The sites of an attention that are not the output of a module."""
 _STACKS: dict[AttentionKind, Stack | None] = {
     "self": None,
     "encoder": "encoder",
@@ -116,8 +118,8 @@ class Places:
 # ----------------------------------------------------------------------------------------------------------- the first pass
 
 
-def find_places(model: nn.Module, forward: Forward) -> Places:
-    """The places of a model, found in one pass of it."""
+def find_places(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}) -> Places:
+    """The places of a model, found in one pass of it; `mapped` modules have a place that is given, or one of their own."""
     names = {id(module): name for name, module in model.named_modules()}
     top = _Span("", 0, nn.Module())
     running, runs, calls, n_heads = [top], Counter[str](), list[Call](), set[int]()
@@ -143,7 +145,14 @@ def find_places(model: nn.Module, forward: Forward) -> Places:
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         forward()
     root = next((item for item in top.items if isinstance(item, _Span) and item.name == ""), top)
-    return _Planner(_grouped(root), calls, Places(hidden=tuple(watch.silent), n_heads=n_heads)).places()
+    found = _Planner(_grouped(root), calls, Places(hidden=tuple(watch.silent), n_heads=n_heads)).places()
+    for name, place in mapped.items():
+        if place is None:
+            found.outputs.setdefault((name, 0), Place(None, None, "mlp", f"mapped {name}", name))
+        else:
+            found.outputs = {run: other for run, other in found.outputs.items() if other.key != place.key}
+            found.outputs[name, 0] = changed(place, name=name)
+    return found
 
 
 def _grouped(span: _Span) -> _Span:
@@ -470,7 +479,7 @@ def _of_call(call: Call, projected: dict[str, tuple[str, Tensor]]) -> Iterator[t
     found = _projections(call, projected)
     if call.v is not None:
         found.setdefault("v", (call.name, call.v))
-    for site in ("q", "k", "v", "q_norm", "k_norm"):
+    for site in OF_CALLS[:5]:
         if site in found:
             yield site, *found[site]
     if call.q is not None and call.k is not None:

@@ -18,7 +18,16 @@ from mhacli.render.base.terminal import table
 from mhacli.text.escape import visible
 
 _MOST_UNMATCHED = 6
-_SHORT = {"q_rotated": "q′", "k_rotated": "k′", "output_norm": "norm", "q_norm": "q norm", "k_norm": "k norm"}
+_SHORT = {
+    "scores": "score",
+    "output": "out",
+    "residual": "sum",
+    "q_rotated": "q′",
+    "k_rotated": "k′",
+    "output_norm": "norm",
+    "q_norm": "q norm",
+    "k_norm": "k norm",
+}
 _COLUMNS = tuple(
     [("attention", site) for site in ("norm", "q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated")]
     + [("attention", site) for site in ("scores", "pattern", "z", "output", "output_norm")]
@@ -29,7 +38,8 @@ _COLUMNS = tuple(
 def model_diff_view(d: ModelDiff, screen: Screen, *, everything: bool = False) -> RenderableType:
     """The complete output."""
     colour = "bold green" if d["verdict"] == "agree" else "bold red"
-    names = Text(f"A = {visible(d['a'])} ({d['dtypes'][0]}) · B = {visible(d['b'])} ({d['dtypes'][1]})", style="bold")
+    sides = [" ".join([d[side], *d["dtypes"][n : n + 1]]) for n, side in enumerate("ab")]
+    names = Text(f"A = {visible(sides[0])} · B = {visible(sides[1])}", style="bold")
     notes = [Text(visible(note), style="yellow") for note in d["notes"]]
     return Group(
         Text(visible(d["summary"]), style=colour),
@@ -60,7 +70,7 @@ def _grid(d: ModelDiff, screen: Screen) -> Iterator[RenderableType]:
         values=values,
         allowed=np.array([[(row, key) in cells for key in columns] for row in rows]),
         rows=rows,
-        columns=[_SHORT.get(site, "mlp" if (part, site) == ("mlp", "output") else site) for part, site in columns],
+        columns=["mlp" if (part, site) == ("mlp", "output") else _SHORT.get(site, site) for part, site in columns],
         top=max(1.0, float(values.max())),
         corner="layer ",
         unit="number",
@@ -82,17 +92,21 @@ def _table(d: ModelDiff, screen: Screen, everything: bool) -> Iterator[Renderabl
     first = [place for place in places if place["beyond"] and not place["healed"]][:1]
     some = [place for place in places if place["layer"] is None or place in first]
     columns: list[Column[Mapping[str, Any]]] = [
-        Column(heading="place", value=_name, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=20),
+        Column(heading="place", value=_name, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=34),
         Column(heading="relative", value=lambda row: row["relative"], unit="error"),
         Column(heading="rounding", value=lambda row: row["rounding"], unit="error"),
         Column(heading="largest", value=lambda row: row["largest"], unit="number", drop=1),
         Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
     ]
     n_more = len(places) - len(some)
-    yield from table(
-        Table(columns=columns, rows=places if everything else some),
-        screen.width,
-        *([] if everything or not n_more else [f"{n_more} more places (--all)"]),
+    yield from (
+        ()
+        if not places
+        else table(
+            Table(columns=columns, rows=places if everything else some),
+            screen.width,
+            *([] if everything or not n_more else [f"{n_more} more places (--all)"]),
+        )
     )
     unmatched = d["unmatched"]
     shown = unmatched if everything else unmatched[:_MOST_UNMATCHED]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -13,7 +13,39 @@ from mhacli.record.display import Shown
 if TYPE_CHECKING:
     from mhacli.models.compare import Comparison, Difference
 
-SCHEMA = "mha.diff/1"
+SCHEMA, PLACES = "mha.diff/1", "mha.places/1"
+"""The schemas of the document, and of a file of what a model computes."""
+
+
+class Side(msgspec.Struct, frozen=True):
+    """A model that is named: a checkpoint, code that builds it, or a file of what it computed; and how to load it."""
+
+    word: str
+    kind: Literal["checkpoint", "code", "places"]
+    dtype: str | None = None
+    attn: str | None = None
+    device: str = "auto"
+    revision: str | None = None
+    arg: tuple[str, ...] = ()
+    example: str | None = None
+
+
+class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Two models, or one to be saved, and what they read."""
+
+    a: Side
+    b: Side | None = None
+    texts: tuple[str, ...] = ()
+    ids: tuple[int, ...] | None = None
+    tokenizer: str | None = None
+    max_tokens: int | None = None
+    map: tuple[str, ...] = ()
+    save: str | None = None
+    force: bool = False
+    one_at_a_time: bool = False
+    command: tuple[str, ...] = ()
+
+
 _ATTENTION = ("norm", "q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z", "output")
 _CAUSES: Mapping[tuple[str, str], str] = {
     ("embedding", "lookup"): "table of embeddings or what is looked up in it (ids, positions)",
@@ -54,9 +86,13 @@ class ModelDiff(dict[str, Any], Shown):
 
     def views(self, screen: Any) -> Iterator[Any]:
         """What `mha diff` prints on a screen."""
+        yield self.view(screen)
+
+    def view(self, screen: Any, *, everything: bool = False) -> Any:
+        """The same, with all places."""
         from mhacli.commands.diff.model_view import model_diff_view
 
-        yield model_diff_view(self, screen)
+        return model_diff_view(self, screen, everything=everything)
 
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document, of this `command`."""
@@ -70,22 +106,42 @@ class ModelDiff(dict[str, Any], Shown):
 def model_diff(found: Comparison, names: tuple[str, str]) -> ModelDiff:
     """The document of a comparison of two models, which are named."""
     first = found.first
-    document = {
-        "schema": SCHEMA,
-        "kind": "models",
-        "command": [],
-        "verdict": "agree" if first is None else "differ",
-        "summary": _summary(found),
-        "a": names[0],
-        "b": names[1],
-        "dtypes": found.dtypes,
-        "first": None if first is None else _first(first),
-        "places": [msgspec.to_builtins(place) for place in found.places],
-        "unmatched": [msgspec.to_builtins(place) for place in found.unmatched],
-        "notes": found.notes,
-        "times_rounding": found.times_rounding,
+    return _document(
+        names,
+        _summary(found),
+        first=None if first is None else _first(first),
+        dtypes=found.dtypes,
+        places=found.places,
+        unmatched=found.unmatched,
+        notes=found.notes,
+        times_rounding=found.times_rounding,
+    )
+
+
+def other_ids(a: dict[str, Any], b: dict[str, Any], wanted: DiffRequest) -> ModelDiff:
+    """The document of two models whose tokenizers give other ids, which are not run."""
+    assert wanted.b is not None
+    x, y = (next(iter(ids.values()))[0] for ids in (a, b))
+    at = next((n for n, pair in enumerate(zip(x, y, strict=False)) if pair[0] != pair[1]), min(len(x), len(y)))
+    ends = [str(row[at]) if at < len(row) else "no token" for row in (x, y)]
+    words = f"the two tokenizers give other ids: {len(x)} tokens and {len(y)}, the first difference is token {at}"
+    words += f", {ends[0]} in A and {ends[1]} in B; nothing else is compared (--ids gives both the same)"
+    return _document((wanted.a.word, wanted.b.word), words, ids=[x, y])
+
+
+def _document(names: tuple[str, str], summary: str, *, ids: list[Any] | None = None, **more: Any) -> ModelDiff:
+    fields = {
+        "first": None,
+        "dtypes": [],
+        "places": [],
+        "unmatched": [],
+        "notes": [],
+        "times_rounding": None,
+        "ids": ids,
     }
-    return ModelDiff(plain(document))
+    document = {"schema": SCHEMA, "kind": "models", "command": [], "summary": summary, "a": names[0], "b": names[1]}
+    is_other = more.get("first") is not None or ids is not None
+    return ModelDiff(plain(document | {"verdict": "differ" if is_other else "agree"} | fields | more))
 
 
 def _first(first: Difference) -> dict[str, Any]:
@@ -100,9 +156,9 @@ def _summary(found: Comparison) -> str:
         worst = max(places, key=lambda place: 0.0 if place.healed else place.relative / place.rounding)
         size = "they are the same, bit for bit"
         if worst.relative:
-            size = f"the largest difference is {worst.relative:.1e}, in {where(worst)}, rounding {worst.rounding:.1e}"
+            size = f"the largest difference is {worst.relative:.2g}, in {where(worst)}, rounding {worst.rounding:.2g}"
         return f"no difference beyond rounding in {len(places)} places; {size}"
-    words = f"the two part in {where(first)}: relative {first.relative:.1e}, rounding {first.rounding:.1e}"
+    words = f"the two part in {where(first)}: relative {first.relative:.2g}, rounding {first.rounding:.2g}"
     return "; ".join([words, *_narrowed(found, first)])
 
 

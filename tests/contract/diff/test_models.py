@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support import checkpoints
 from torch import nn
 from torch.nn import functional as F
@@ -273,3 +275,88 @@ def test_a_difference_shows_itself_in_a_notebook() -> None:
     document = mhacli.diff(model, Port(model, "mask"), IDS)
     assert document["summary"] in repr(document)
     assert "mask" in document._repr_html_()
+
+
+# ------------------------------------------------------------------------------------------------------------- the command
+
+
+TEXT = "the cat sat on the mat"
+PORT = Path(__file__).parents[3] / "sample_texts" / "my_port.py"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A checkpoint, and one with another weight in layer 1."""
+    folder = tmp_path_factory.mktemp("models")
+    paths = [str(checkpoints.copy_of("llama", folder / name)) for name in ("a", "b")]
+    weights = load_file(f"{paths[1]}/model.safetensors")
+    weights[f"{ATTENTION}k_proj.weight"][9] += 1.0
+    save_file(weights, f"{paths[1]}/model.safetensors", metadata={"format": "pt"})
+    return paths[0], paths[1]
+
+
+def test_two_checkpoints_are_compared_over_a_text(mha: Any, folders: Any) -> None:
+    ended = mha("diff", *folders, TEXT, "--json", code=3)
+    assert first(ended.json) == (1, "attention", "k")
+    assert (ended.json["first"]["head"], ended.json["a"], ended.json["ids"]) == (1, folders[0], None)
+    shown = mha("diff", *folders, TEXT, code=3).stdout
+    assert " ".join(shown.split()).startswith(ended.json["summary"])
+    assert len(mha("diff", *folders, TEXT, "--csv", code=3).stdout.splitlines()) == 1 + len(ended.json["places"])
+    assert (
+        first(mha("diff", folders[0], folders[0], TEXT, "--dtype-b", "bfloat16", "--one-at-a-time", "--json").json)
+        is None
+    )
+    assert first(mha("diff", folders[0], folders[0], "--ids", "5,7,9", "--attn-b", "eager", "--json").json) is None
+
+
+def test_a_model_is_saved_and_compared_later(mha: Any, folders: Any) -> None:
+    for folder, name in zip(folders, ("a.safetensors", "b.safetensors"), strict=True):
+        mha("diff", folder, TEXT, "--save", name)
+    whole = mha("diff", *folders, TEXT, "--json", code=3).json
+    for a, b in (("a.safetensors", folders[1]), (folders[0], "b.safetensors"), ("a.safetensors", "b.safetensors")):
+        document = mha("diff", a, b, "--json", code=3).json
+        assert (document["first"], document["places"]) == (whole["first"], whole["places"])
+    assert mha("diff", "a.safetensors", "a.safetensors", "--json").json["verdict"] == "agree"
+    assert mha("diff", "a.safetensors", folders[1], TEXT, code=2).error
+    assert mha("diff", folders[0], TEXT, "--save", "a.safetensors", code=1).error
+
+
+@pytest.mark.real
+def test_code_is_compared_with_code_and_with_a_checkpoint(mha: Any) -> None:
+    code = (f"{PORT}:theirs", f"{PORT}:ours")
+    assert first(mha("diff", *code, TEXT, "--tokenizer", "byte", "--json", code=3).json) == (0, "attention", "scores")
+    call = (
+        "--ids",
+        "1,2,3",
+        "--example-b",
+        "lambda m, ids: m(ids)",
+        "--map",
+        "transformer.h.{i}.mlp.c_fc=h.{i}.mlp.c_fc",
+    )
+    places = mha("diff", *code, *call, "--json", code=3).json["places"]
+    assert {place["name_b"] for place in places if "mapped" in place["site"]} == {f"h.{n}.mlp.c_fc" for n in range(3)}
+    assert mha("diff", checkpoints.folder("gpt2"), code[1], TEXT, "--json", code=3).json["first"]["part"] == "embedding"
+
+
+def test_other_ids_of_two_tokenizers_are_the_answer(mha: Any, folders: Any) -> None:
+    words = ("diff", folders[0], checkpoints.folder("gpt2"))
+    document = mha(*words, TEXT, "--json", code=3).json
+    assert (document["verdict"], document["first"], document["places"]) == ("differ", None, [])
+    assert document["ids"][0] != document["ids"][1]
+    assert mha(*words, TEXT, code=3).stdout.startswith("the two tokenizers give other ids")
+    assert mha(*words, "--ids", "5,7,9", "--json", code=3).json["first"]["part"] == "embedding"
+
+
+@pytest.mark.parametrize(("words", "code", "mentions"), [
+    ("A B", 2, "text"), ("A nowhere/at/all TEXT", 1, "nowhere"), ("A ./nope TEXT", 1, "./nope"), ("A B TEXT TEXT", 2, "one text"),
+    ("A B TEXT --tolerance 1", 2, "--tolerance"), ("RECORD A TEXT", 1, "record"), ("RECORD RECORD TEXT", 2, "without a text"),
+    ("A B --ids 5,99999", 1, "99999"), ("A B TEXT --attn nonsense", 2, "nonsense"), ("A B TEXT --map x.{i}=y.{i}", 2, "x.0"),
+    ("A B TEXT --ids 3", 2, "--ids"), ("A nope.py:GPT TEXT", 1, "nope.py"), ("A", 2, "two things"),
+])  # fmt: skip
+def test_what_cannot_be_compared_is_one_sentence(mha: Any, folders: Any, words: str, code: int, mentions: str) -> None:
+    if "RECORD" in words:
+        mha("run", TEXT, "--save", "record.safetensors")
+    known = {"A": folders[0], "B": folders[1], "TEXT": TEXT, "RECORD": "record.safetensors"}
+    ended = mha("diff", *(known.get(word, word) for word in words.split()), "--json", code=code)
+    assert mentions in ended.said
+    assert ended.stdout == ""
