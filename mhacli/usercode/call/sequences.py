@@ -433,7 +433,8 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
         attention=attention,
         called=f"{attention.built.name}([{shape}, {attention.sizes.d_in}])",
         masks={f"{form.parameter} ({form.kind}), in which True {form.true_means}s": form for form in forms},
-        hides_padding=all(call_role(form.parameter) == "padding" for form in forms),
+        # beside a memory, one mask alone leaves padding in the other rows
+        hides_padding=attention.n_rows == 1 and all(call_role(form.parameter) == "padding" for form in forms),
     )
     return sequences.at_longest(length)
 

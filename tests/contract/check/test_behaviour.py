@@ -189,6 +189,11 @@ def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_
     assert (around.verdict, around.example) == ("right", "lambda m, T: m(torch.randn(T, 2, 24))")
 
 
+def test_padding_beside_a_memory_is_no_fault_of_a_mask_of_the_memory() -> None:
+    report = mhacli.check(nn.TransformerDecoderLayer(24, 3, 32, batch_first=True), length=32)
+    assert (report.verdict, report.findings) == ("right", ())
+
+
 @pytest.mark.parametrize(("layer", "side"), [("Padded", "hide"), ("Padded", None)])
 def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_given(
     layer: str, side: Literal["hide"] | None
