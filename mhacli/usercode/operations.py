@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType, FunctionType
+from traceback import walk_stack
+from types import FunctionType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -186,16 +187,14 @@ def address_of(tensor: Tensor) -> int:
 
 def _user_line(files: frozenset[str]) -> SourceLine | None:
     """The innermost running line of user code; None if mha itself made the call."""
-    frame: FrameType | None = sys._getframe(2)
-    caller = ""  # the innermost file outside torch
-    while frame is not None:
+    callers = []  # the files outside torch, the innermost first
+    for frame, number in walk_stack(sys._getframe(2)):
         file = _real(frame.f_code.co_filename)
         if file in files:
-            return SourceLine(file, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
-        is_outside = file.startswith(_MODULES) or not file.startswith((_TORCH, __file__))
-        caller = caller or (file if is_outside else "")
-        frame = frame.f_back
-    return None if caller.startswith(_OURS) else SourceLine()
+            return SourceLine(file, number, linecache.getline(frame.f_code.co_filename, number).strip())
+        if file.startswith(_MODULES) or not file.startswith((_TORCH, __file__)):
+            callers.append(file)
+    return None if callers and callers[0].startswith(_OURS) else SourceLine()
 
 
 _real = lru_cache(maxsize=4096)(os.path.realpath)

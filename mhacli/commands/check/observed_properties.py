@@ -127,7 +127,7 @@ def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
         visible = bias[0, 0] >= HIDDEN
-        factor = _scaled_later(op)
+        factor = next(filter(None, map(_factor_of, op.readers)), 1.0)
         if op.name.startswith("sub"):
             factor = -factor
         bias = _in_order(run, bias.masked_fill(bias < HIDDEN, 0.0) * factor)
@@ -137,13 +137,12 @@ def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
     return found
 
 
-def _scaled_later(operation: Operation) -> float:
-    """The number that multiplies the result of an operation next."""
-    for op in operation.readers:
-        number = op.arguments.get("other", op.arguments.get("1"))
-        if op.name.rstrip("_") in ("mul", "div") and isinstance(number, int | float):
-            return number if op.name.startswith("mul") else 1 / number
-    return 1.0
+def _factor_of(operation: Operation) -> float | None:
+    """The number that an operation multiplies by, None if it does not."""
+    number = operation.arguments.get("other", operation.arguments.get("1"))
+    if operation.name.rstrip("_") not in ("mul", "div") or not isinstance(number, int | float):
+        return None
+    return number if operation.name.startswith("mul") else 1 / number
 
 
 def _in_order(run: Run, bias: Tensor) -> Tensor:
@@ -194,11 +193,9 @@ def learned_scales(run: Run) -> Iterator[tuple[float | Tensor, SourceLine]]:
 def cap_of(run: Run) -> float | None:
     """The number that scores are divided by before a tanh, their softcap; None without one."""
     for op in run.graph.operations:
-        divided = op.sources[0] if op.name == "tanh" and op.sources else None
-        if divided is not None and run.as_scores(op.output, op.output.shape) is not None:
-            number = divided.arguments.get("other", divided.arguments.get("1"))
-            if isinstance(number, int | float) and divided.name in ("div", "mul", "truediv"):
-                return 1 / number if divided.name == "mul" else float(number)
+        factor = _factor_of(op.sources[0]) if op.name == "tanh" else None
+        if factor and run.as_scores(op.output, op.output.shape) is not None:
+            return 1 / factor
     return None
 
 
@@ -332,13 +329,10 @@ class Norm:
 
 def norm_of(run: Run, role: str) -> Norm | None:
     """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain; None without one."""
-    rows = [t for t in run.vectors(role) if t.ndim == 4]
-    for number, x in enumerate(rows):
-        found = [_norm(x, y) for y in rows[number + 1 :] if x.shape == y.shape]
-        last = next((norm for norm in reversed(found) if norm is not None), None)
-        if last is not None:
-            return last
-    return None
+    rows = [tensor for tensor in run.vectors(role) if tensor.ndim == 4]
+    pairs = [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]
+    norms = (_norm(x, y) for x, y in pairs)
+    return next((norm for norm in norms if norm is not None), None)
 
 
 def _norm(x: Tensor, y: Tensor) -> Norm | None:
