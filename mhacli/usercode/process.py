@@ -45,6 +45,10 @@ Stage = Callable[..., None]
 limit applies to each limited stage, which runs user code; unlimited stages run only code of mha."""
 
 
+def no_stage(stage: str, *, limited: bool = True) -> None:
+    """Ignores the stages."""
+
+
 def run_in_child(
     job: str, request: Mapping[str, Any], *, time_limit_s: float, on_stage: Callable[[str], None] | None = None
 ) -> tuple[bytes, str]:

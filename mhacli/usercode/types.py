@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+from mhacli.usercode.process import Stage, no_stage
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Built:
     class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
     arguments, defaults included; `given` names those from the user, and `guesses` those that mha had to guess, with the reason
     of each. `rebuild(changes)` builds the target again with some arguments changed. `file` is its source file, None if there is
-    none.
+    none. `stage` is told when a call begins and ends, so that only calls have a time limit.
     """
 
     name: str
@@ -30,6 +33,16 @@ class Built:
     guesses: Mapping[str, str]
     rebuild: Callable[[Mapping[str, Any]], Built]
     file: str | None = None
+    stage: Stage = no_stage
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Tells the stage that a call begins, and at the end that it ended."""
+        self.stage(f"calling {self.name}")
+        try:
+            yield
+        finally:
+            self.stage(f"examining {self.name}", limited=False)
 
     @property
     def files(self) -> list[str]:

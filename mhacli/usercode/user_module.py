@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
-from typing import Any
 
 from mhacli.record.record import Argument
 from mhacli.usercode.build import build
@@ -27,32 +25,7 @@ def load_built(request: TargetRequest, stage: Stage) -> Built:
     stage(f"building {request.target}")
     built = build(thing, request)
     stage(f"finding out how to call {request.target}")
-    return limited(built, stage)
-
-
-def limited(built: Built, stage: Stage) -> Built:
-    """The same code, which reports the begin and end of each call, so that only calls have a time limit."""
-
-    def begin(*_: object) -> None:
-        stage(f"calling {built.name}")
-
-    def end(*_: object) -> None:
-        stage(f"examining {built.name}", limited=False)
-
-    if built.module is not None:
-        built.module.register_forward_pre_hook(begin)
-        built.module.register_forward_hook(end, always_call=True)
-        return built
-
-    @functools.wraps(built.call)
-    def call(*inputs: Any, **keywords: Any) -> Any:
-        begin()
-        try:
-            return built.call(*inputs, **keywords)
-        finally:
-            end()
-
-    return replace(built, call=call)
+    return replace(built, stage=stage)
 
 
 def arguments_of(built: Built) -> tuple[Argument, ...]:

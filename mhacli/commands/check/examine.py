@@ -183,7 +183,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     examined = with_random_weights(subject, probed, request, expects_causal=expects_causal)
     diagnosis = diagnose(examined, candidates(examined))
     stage(f"giving {request.of.target} a text step by step", limited=False)
-    steps = examine_stepwise(examined, diagnosis, request.of.seed, stage)
+    steps = examine_stepwise(examined, diagnosis, request.of.seed)
     findings = (*findings_of(diagnosis, examined), *steps.findings)
     verdict: Verdict = "wrong" if findings else "right" if diagnosis.is_right else "unknown"
     departure = _departure(diagnosis, examined) if verdict == "unknown" else None

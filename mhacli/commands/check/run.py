@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from mhacli.commands.check.result import CheckRequest, Examination
-from mhacli.errors import UsageError
+from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode, load_json
 from mhacli.usercode import process
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
@@ -88,8 +88,13 @@ def _named(thing: object) -> Iterator[str | None]:
     if thing is None or isinstance(thing, str):
         yield thing
         return
-    is_definition = inspect.isclass(thing) or inspect.isroutine(thing)
-    with naming(thing if is_definition else copy.deepcopy(thing)) as name:
+    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+        try:
+            thing = copy.deepcopy(thing)
+        except Exception as fault:  # it holds what Python cannot copy, or its own __deepcopy__ raises
+            problem = f"{type(thing).__name__} cannot be copied: {process.exception_text(fault)}"
+            raise MhaError(problem, hint="give a function that builds it", code="cannot-examine") from fault
+    with naming(thing) as name:
         yield name
 
 

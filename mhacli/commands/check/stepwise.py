@@ -27,9 +27,8 @@ from mhacli.usercode.call.signature import called_function, signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of, leaves
 from mhacli.usercode.inputs import copied, float64_copy
 from mhacli.usercode.operations import watch
-from mhacli.usercode.process import SourceLine, Stage
+from mhacli.usercode.process import SourceLine
 from mhacli.usercode.types import Inputs, MaskForm
-from mhacli.usercode.user_module import limited
 
 _FEWEST = 4
 """The shortest text that is read in steps."""
@@ -128,10 +127,10 @@ def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str,
     return dict(zip(names, parts, strict=True))
 
 
-def _unused(attention: UserAttention, stage: Stage) -> UserAttention:
+def _unused(attention: UserAttention) -> UserAttention:
     """The attention with its weights in a new module, so that no cache holds earlier calls; itself if none can be built."""
     with suppress(Exception):  # the second build may raise anything
-        module, unused = attention.built.module, limited(attention.built.rebuild({}), stage).module
+        module, unused = attention.built.module, attention.built.rebuild({}).module
         assert module is not None
         assert unused is not None
         for name, parameter in unused.named_parameters():
@@ -141,7 +140,7 @@ def _unused(attention: UserAttention, stage: Stage) -> UserAttention:
     return attention
 
 
-def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) -> Iterator[StepConvention]:
+def _conventions(attention: UserAttention, mask: MaskForm | None) -> Iterator[StepConvention]:
     """The ways to call attention step by step, the likeliest first; none without any sign of a cache."""
     free = [p for p in signature_of(attention.built.call) if attention.fixed.get(p.name) is None]
     switches = [p.name for p in free if SWITCH.fullmatch(p.name.lower())]
@@ -152,7 +151,7 @@ def _conventions(attention: UserAttention, mask: MaskForm | None, stage: Stage) 
         return
     told = {p.name: partial(positions, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
     fixed = {**attention.fixed, **dict.fromkeys(switches, True)}
-    attention = replace(_unused(attention, stage), made={**told, **attention.made}, fixed=fixed)
+    attention = replace(_unused(attention), made={**told, **attention.made}, fixed=fixed)
     forms: list[MaskForm | None] = [mask]
     if mask is not None:  # a step may take one kind of mask alone
         forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]
@@ -176,7 +175,7 @@ def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
 # ------------------------------------------------------------------------------------------------------------ the comparison
 
 
-def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
+def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int) -> Stepwise:
     """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives. Empty
     if the subject takes no cache, if no way works, and if tokens see later ones."""
     attention, probed, form = examined.subject, examined.probed, diagnosis.mask_form
@@ -188,7 +187,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int, stage:
     mask = form if takes_causal else None
     rows = drawer_of(attention, seed).rows(length).to(attention.dtype)
     failing: Stepwise | None = None
-    for convention in _conventions(attention, mask, stage):
+    for convention in _conventions(attention, mask):
         whole = output_for(replace(attention, is_forgetful=True), _inputs(rows, 0, length, mask), mask)
         runs = _runs_of(convention, rows)
         largest = max((max_error(out, whole) for out in runs.values()), default=0.0)

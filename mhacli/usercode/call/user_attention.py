@@ -152,7 +152,7 @@ class UserAttention:
         own = tree_map_only(Tensor, self._ready, {**self.fixed, **made, **self._rows(inputs), **masks})
         arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
-        with quietly(call, training=training):
+        with self.built.calling(), quietly(call, training=training):
             if self.example is not None:
                 shown = changed(call, lambda theirs: {**self._in_batch(theirs, sizes.batch), **arguments})
                 return self.example(shown, *[sizes.q_len][: self.is_resizable])

@@ -317,6 +317,15 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert [part.training for part in model.modules()] == training
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    model.kept = (n for n in ())
+    with pytest.raises(mhacli.MhaError, match="cannot be copied"):
+        mhacli.check(model)
+
+    def build() -> nn.Module:
+        return model
+
+    assert mhacli.check(build).verdict == "right"
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 @pytest.mark.parametrize(
