@@ -62,7 +62,7 @@ _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
 CHECKED_WHOLE, CHECKED_ROWS = 128, 16
 """Up to so many queries z is computed again from their weights for all of them, of more for some that are evenly spread."""
 _HUGE, _LARGE = 1e4, 64.0
-"""Scores that may be too large to be told apart; and those whose rounding in a kernel's float32 shows in z."""
+"""Scores that may be too large to be distinguished; and those whose rounding in a kernel's float32 shows in z."""
 _MOST_OF_SUMS = 1e-2
 """The largest tolerance of a row's sum: beyond it a row is no row of weights."""
 SMALL_CELLS = 1 << 18

@@ -33,7 +33,7 @@ _SHARP = 8.0
 """Scores from which they are taken relative to the largest of their query. Below, 2^score is far from overflow, and entropy
 loses no more by the difference of two sums."""
 _MOST = 1e25
-"""A score beyond which nothing is told apart: then weights are NaN."""
+"""A score beyond which float32 distinguishes nothing: then weights are NaN."""
 _MOST_BITS = 100.0
 """By which a sink may be above all scores of a query, to base 2: its weight is then still far from overflow."""
 

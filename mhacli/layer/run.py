@@ -108,7 +108,7 @@ class Setup:
             self.bias = _bias(config.score_bias, dims, device, request.allow_nonfinite)
 
     def record(self, request: Run, **found: Any) -> Record:
-        """The record of a request, which says what was asked and where it ran. `found` are the fields of the results."""
+        """The record of a request, which says what was requested and where it ran. `found` are the fields of the results."""
         return Record(
             command=request.command,
             config=self.config,

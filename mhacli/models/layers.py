@@ -141,7 +141,7 @@ class PassInspection:
         return replace(attention, v=None) if call.has_dropout else attention, baseline  # z belongs to other weights
 
     def _matrices(self, call: Call, attention: Attention) -> dict[str, Tensor]:
-        """The matrices to keep of the requested heads: those that were asked for, or as many as fit for all layers."""
+        """The matrices to keep of the requested heads: those that were chosen, or as many as fit for all layers."""
         matrix_bytes, keep, limit = 4 * prod(attention.shape), self.request.keep, self.request.keep_limit
         if keep is None:
             keep = KEPT[: max(1, limit // max(1, matrix_bytes * self.n_layers))]

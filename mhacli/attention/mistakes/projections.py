@@ -185,7 +185,7 @@ another pairing, and backwards for `sign` −1."""
 
 
 def rotated_as(q_turn: Turn | None = None, k_turn: Turn | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Queries and keys rotated in these ways, rightly for None."""
+    """Queries and keys rotated like this, correctly for None."""
 
     def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         past_length = k.shape[2] - q.shape[2]

@@ -279,7 +279,7 @@ def read_benchmark(path: str) -> Benchmark:
 def compare(now: Benchmark, baseline: Benchmark, path: str, limit: float | None = None) -> Benchmark:
     """The benchmark `now` beside the baseline: the `changes` of rows that have a time in both, the rows that cannot be compared,
     `warnings`, and the result of the `rule` `slower:limit`, which is None without a rule or changes. Its `outcome` is `slower`
-    if a time is surely above the limit or a row could not run, `passed` if all times are surely at most the limit."""
+    if a time is certainly above the limit or a row could not run, `passed` if all times are certainly at most the limit."""
     then = {(row.backend, row.size): row for row in baseline.rows}
     changes, broken, unmatched = [], [], []
     for row in now.rows:

@@ -231,7 +231,7 @@ _TICKS = [digit * 10.0**power for power in range(-12, 13) for digit in (1, 2, 5)
 
 
 def bench_figure(benchmark: Benchmark) -> str:
-    """An SVG picture of time and rate against length, for each family of sizes, and each of the batches that were asked for."""
+    """An SVG picture of time and rate against length, for each family of sizes, and each of the requested batches."""
     timed = [row for row in benchmark.rows if row.interval is not None]
     colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
     series: dict[str, list[BenchRow]] = {}

@@ -299,8 +299,8 @@ class Asker:
         return replace(seen, **fields)
 
     def unasked(self, name: str, reason: str) -> Behaviour:
-        """A behaviour that was not asked, for a reason."""
-        return self.answer(name, None, f"not asked: {reason}", draws=0)
+        """A behaviour that was not tried, for a reason."""
+        return self.answer(name, None, f"not tried: {reason}", draws=0)
 
     def compare(self, name: str, pairs: Sequence[Pair], agrees: str, differs: str, cut: int | None = None) -> Behaviour:
         """The verdict on outputs that must agree; where they differ, with a finding at the first place."""
@@ -309,7 +309,7 @@ class Asker:
             first = next(pair for pair in pairs if pair.largest > self.tolerance)
             return self._failed(name, first, differs, largest, cut)
         if largest > 0 and self.tolerance > max(_COARSE, 2 * self.least):
-            reason = f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be told apart"
+            reason = f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be distinguished"
             return self.answer(name, None, reason, largest, draws=0)
         return self.answer(name, True, agrees, largest, draws=len(pairs))
 

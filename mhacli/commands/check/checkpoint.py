@@ -151,7 +151,7 @@ def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
     check = HealthCheck(
         name=answer.name,
         ok=answer.ok,
-        message=answer.reason.removeprefix("not asked: ") + ("" if first is None else f"; first in {first}"),
+        message=answer.reason.removeprefix("not tried: ") + ("" if first is None else f"; first in {first}"),
         value=answer.largest,
         tolerance=None if answer.largest is None else answer.tolerance,
         layer=layer,

@@ -150,7 +150,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Behaviour:
-    """A behaviour of a model as a whole. `ok` is None where it was not asked; `reason` says why, or what was seen. `largest` is
+    """A behaviour of a model as a whole. `ok` is None where it was not tried; `reason` says why, or what was seen. `largest` is
     the largest difference, relative to the usual size of an output, and `tolerance` what rounding explains."""
 
     name: str

@@ -111,7 +111,7 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
 
 
 def _answers(examination: Examination) -> Iterator[Line]:
-    """Each behaviour with what was seen or why it was not asked; the probes that fail or tell something, and the names of those
+    """Each behaviour with what was seen or why it was not tried; the probes that fail or tell something, and the names of those
     that pass. If every mistake is proven, only failed probes are listed."""
     is_proven = bool(examination.findings) and all(finding.proven for finding in examination.findings)
     behaviours = [

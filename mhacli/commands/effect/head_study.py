@@ -70,7 +70,7 @@ def heads(
 def head_table(
     loaded: Loaded, run: CheckpointRun, *, effect: bool, control: bool, report_progress: Progress = no_progress
 ) -> Record:
-    """The record of a run over all texts, whose heads have the numbers that are asked for. `loaded` has the language head. Raises
+    """The record of a run over all texts, whose heads have the requested numbers. `loaded` has the language head. Raises
     `MhaError` if a second computation of removals disagrees."""
     request, texts = replace(run.request, kept=Kept()), run.inputs
     each_text = [*_each_text(texts)] if effect else []

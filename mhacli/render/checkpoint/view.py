@@ -101,7 +101,7 @@ def listed_heads(
     n_layers = len({(head.layer, head.attention) for head in heads})
     ranked = MAX_RANKED if record.corpus is None else MAX_OF_CORPUS
     limit = MAX_LISTED if n_layers == 1 else ranked
-    is_table = any(head.control is not None or head.d_output is not None for head in heads)  # asked for: all are shown
+    is_table = any(head.control is not None or head.d_output is not None for head in heads)  # requested: all are shown
     if options.everything or is_table or len(ordered) <= limit:
         return ordered, ""
     typed = [head for head in heads if head.kind not in UNTYPED]

@@ -115,7 +115,7 @@ _OF_ONE_HEAD = {
     "first": "on the first token",
     "prev": "on the one before",
 }
-"""The numbers of a single head with their names, beside those that were asked for."""
+"""The numbers of a single head with their names, beside the requested ones."""
 
 
 def _means(row: HeadRow) -> Averages:

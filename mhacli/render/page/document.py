@@ -67,7 +67,7 @@ def page(record: Record, options: ViewOptions) -> str:
     policy = content_policy(script, style)
     statistics, orders = head_statistics(record, options, heads)
     steps, others = walkthrough(record), [_documents(record, options), statistics]
-    is_walk = "trace" in record.command[:2]  # whoever asked for the steps reads them first
+    is_walk = "trace" in record.command[:2]  # the steps come first
     answer, tables = ([steps], others) if is_walk else ([effects(record)], [*others, steps])
     begin = 0 if options.heads is not None else most_certain(heads)
 

@@ -1,4 +1,4 @@
-// What is looked at. Whatever changes it draws everything anew; the pointer draws what depends on it.
+// The selection. Whatever changes it draws everything anew; the pointer draws what depends on it.
 
 // `query` and `key` are places in the text, -1: to be chosen from the map. `side` says whose lines are drawn.
 const choice = {

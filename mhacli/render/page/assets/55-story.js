@@ -7,19 +7,19 @@ function drawStory() {
   const names = [...named("query", query), " → ", ...named("key", key)];
   reason = "";
   const title = make("h3", {}, "This cell, step by step: ", ...names);
-  byId("story").replaceChildren(title, chosen.isOfBlocks || weight === undefined ? untold() : told(query, key, weight));
+  byId("story").replaceChildren(title, chosen.isOfBlocks || weight === undefined ? unexplained() : explained(query, key, weight));
   // Where the frame is higher than the window it sticks by its lower end, so that the story can be read.
   const frame = byId("chosen");
   frame.style.setProperty("--stick", `${Math.min(12, innerHeight - frame.offsetHeight - 12)}px`);
 }
 
-function untold() {
+function unexplained() {
   const { block } = chosen.map;
   const why = `A cell of this map stands for ${block} × ${block} tokens, and this single cell is not in the page.`;
   return make("p", { class: "note" }, why);
 }
 
-function told(query, key, weight) {
+function explained(query, key, weight) {
   const steps = weight === FORBIDDEN ? stepsOfMasked(query, key) : stepsOf(query, key, weight);
   return make("ol", {}, ...steps.map((text) => make("li", {}, ...marked(text))));
 }
