@@ -247,7 +247,7 @@ def _computed(request: dict[str, Any], *, in_child: bool) -> Any:
 
 
 def _diff_records(a: str, b: str, tolerance: float | None, options: ViewOptions, output: Output) -> None:
-    from mhacli.commands.diff.compare import diff as compare
+    from mhacli.commands.diff.run import diff as compare
     from mhacli.commands.diff.view import diff_view, require_drawable
 
     with show_activity("comparing"):

@@ -1,42 +1,33 @@
-"""Compares two records: texts, layer by layer sites and heads, effects, settings. `diff` is the Python function.
+"""Compares two records: texts, layer by layer sites and heads, effects, settings. A is the reference; differences are B − A.
 
-A is the reference; differences are B − A. Dictionaries are parts of the JSON document as they are. Non-finite numbers are
-None.
+Dictionaries are parts of the JSON document as they are. Non-finite numbers are None.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace as changed
 
-from mhacli.commands.diff.result import SCHEMA, ModelDiff
-from mhacli.errors import UsageError
+from mhacli.commands.diff.result import SCHEMA
 from mhacli.io.data import finite, plain
 from mhacli.record.arrays import Array
-from mhacli.record.checks import TOLERANCES
 from mhacli.record.display import Shown
 from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, Step
-from mhacli.record.storage import load
 from mhacli.sites import SITES
 from mhacli.text.align import align, pairs
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence
 
-if TYPE_CHECKING:
-    from torch import nn
-
-RecordLike = Record | str | os.PathLike[str]
 _STATISTICS_OF_ROWS = (
     "max_score", "lse", "corner", "top_shares", "map", "received", "profile", "span_mass", "sink", "distance",
     "participation", "entropy",
@@ -61,49 +52,10 @@ _MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "cor
 """Axes of statistics, and the field of the summary that says for what their cells stand."""
 
 
-@overload
-def diff(a: RecordLike, b: RecordLike, *, tolerance: float | None = None) -> RecordDiff: ...
-@overload
-def diff(a: nn.Module, b: nn.Module, inputs: Any) -> ModelDiff: ...
-def diff(a: Any, b: Any, inputs: Any = None, *, tolerance: float | None = None) -> RecordDiff | ModelDiff:
-    """The differences of `b` from `a`, as `mha diff` prints them. Each is a record or the path of one, or each is a model in
-    memory, and both compute `inputs`: keywords, positional arguments, or a tensor.
-
-    `tolerance`, of records, is relative to the largest number of a site. 0 demands equal bits; None takes the tolerance of the
-    coarser dtype. Raises `MhaError` for a file that is no record, and for models that cannot be compared.
-    """
-    are_models = [hasattr(each, "named_modules") for each in (a, b)]
-    if inputs is not None or any(are_models):
-        if inputs is None or not all(are_models) or tolerance is not None:
-            raise UsageError(
-                "mhacli.diff compares two records, or two models over inputs",
-                hint="mhacli.diff(model_a, model_b, inputs), or mhacli.diff(record_a, record_b, tolerance=…)",
-            )
-        from mhacli.commands.diff.models import diff_modules
-
-        return diff_modules(a, b, inputs)
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
-    given = {"the first record": a, "the second record": b}
-    names = [name if isinstance(record, Record) else os.fspath(record) for name, record in given.items()]
-    a, b = (record if isinstance(record, Record) else load(record) for record in given.values())
-    dtype = None
-    if tolerance is None:
-        dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
-        dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
-        tolerance = TOLERANCES[dtype].runs
-    return RecordDiff(a, b, (names[0], names[1]), tolerance, dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------- the record
-
-
 @dataclass(frozen=True, repr=False)
 class RecordDiff(Shown):
-    """All differences of two records, whose labels are `names`.
-
-    `tolerance` is relative; `dtype` is the dtype from which it follows, None if the user set it.
-    """
+    """All differences of two records, whose labels are `names`. `tolerance` is relative; `dtype` is the dtype from which it
+    follows, None if the user set it."""
 
     a: Record
     b: Record
@@ -135,8 +87,7 @@ class RecordDiff(Shown):
 
     @cached_property
     def texts(self) -> list[dict[str, Any]]:
-        """The aligned texts that both have, paired by number: runs of equal tokens (`matches`), of which `n_other_ids` have
-        different ids, and the tokens between them (`changes`)."""
+        """The aligned texts that both have, paired by number."""
         families = [("texts", self.a.sequences, self.b.sequences)]
         if self.a.context is not None or self.b.context is not None:
             families.append(("context", self.a.keys, self.b.keys))
@@ -152,9 +103,8 @@ class RecordDiff(Shown):
         sides = [("", _settings_of(self.a), _settings_of(self.b))]
         for layer in self.layers:
             if layer.inspected_a is not None:
-                sides.append(
-                    (layer.label, msgspec.to_builtins(layer.inspected_a), msgspec.to_builtins(layer.inspected_b))
-                )
+                both = (msgspec.to_builtins(each) for each in (layer.inspected_a, layer.inspected_b))
+                sides.append((layer.label, *both))
         labels: dict[tuple[str, str, str], list[str]] = {}
         for label, of_a, of_b in sides:
             for name in of_a | of_b:
@@ -165,11 +115,8 @@ class RecordDiff(Shown):
 
     @cached_property
     def effects(self) -> dict[str, Any] | None:
-        """The effects of B against those of A, of `n_compared` removals; None unless both have proven effects.
-
-        Heads match by number, edges by tokens. The tolerance is relative to the largest effect. Effects within the noise
-        of either record are no difference.
-        """
+        """The effects of B against those of A, of `n_compared` removals; None unless both have proven effects. Heads match by
+        number, edges by tokens. The tolerance is relative to the largest effect; what is within the noise is no difference."""
         a, b = self.a, self.b
         if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
             return None
@@ -202,13 +149,11 @@ class RecordDiff(Shown):
 
     @property
     def first_site(self) -> tuple[LayerDifference, Difference] | None:
-        """The first site that differs, in the order of execution, with its layer; a statistic if no site of the layer
-        differs."""
-        for layer in self.layers:
-            for site in sorted(layer.sites, key=lambda site: site.site in _STATISTICS_OF_ROWS):
-                if site.departs:
-                    return layer, site
-        return None
+        """The first site that differs, in the order of execution, with its layer; a statistic if no site of the layer does."""
+        ordered = (
+            (each, sorted(each.sites, key=lambda site: site.site in _STATISTICS_OF_ROWS)) for each in self.layers
+        )
+        return next(((layer, site) for layer, sites in ordered for site in sites if site.departs), None)
 
     @property
     def first(self) -> Literal["tokens", "ids", "site", "effects"] | None:
@@ -225,9 +170,9 @@ class RecordDiff(Shown):
     @property
     def verdict(self) -> Literal["agree", "differ", "nothing"]:
         """Whether the records agree in everything that both hold; `nothing` if they have nothing in common."""
+        is_known = any(site.status in ("identical", "within") for layer in self.layers for site in layer.sites)
         if self.first is not None:
             return "differ"
-        is_known = any(site.status in ("identical", "within") for layer in self.layers for site in layer.sites)
         return "agree" if is_known else "nothing"
 
     @property
@@ -238,37 +183,34 @@ class RecordDiff(Shown):
         n_changed, n_heads = (sum(len(getattr(each, name)) for each in self.layers) for name in ("heads", "head_pairs"))
         parts = [f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"] if n_heads else []
         parts += [self.changed_effects] if self.effects else []
-        if self.first is not None:
-            return "; ".join([*parts, self._first_text()])
-        n_sites = sum(site.is_compared for layer in self.layers for site in layer.sites)
-        sites = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
-        return "; ".join([f"no difference{sites}", *parts])
+        if self.first is None:
+            sites = [site for layer in self.layers for site in layer.sites if site.seen != "shape"]
+            n_sites = sum(site.status not in ("shape", "skipped") for site in sites)
+            where = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
+            return "; ".join([f"no difference{where}", *parts])
+        words = "the effects"
+        if self.first_site is not None:
+            layer, site = self.first_site
+            words = f"{layer.label} {'the mask' if site.site == 'allowed' else site.site}".strip()
+        if self.first in ("tokens", "ids"):
+            parts.append(f"the first difference is in the {'ids of the ' if self.first == 'ids' else ''}tokens")
+            return "; ".join([*parts, *([f"the first numbers that differ are in {words}"] if self.first_site else [])])
+        return "; ".join([*parts, f"the first difference is in {words}"])
 
     @property
     def changed_effects(self) -> str:
         """The number of changed effects, if there are `effects`: `3 of 72 effects changed`."""
         assert self.effects is not None
-        n_changed, n_compared = len(self.effects["changes"]), self.effects["n_compared"]
-        if not n_compared:
+        changes, n = self.effects["changes"], self.effects["n_compared"]
+        if not n:
             return "no removal is in both, so no effects can be compared"
-        return f"{n_changed or 'none'} of {n_compared} effect{'s' * (n_compared != 1)} changed"
-
-    def _first_text(self) -> str:
-        """Where the records differ first, and the first site whose numbers differ."""
-        words = "the effects"
-        if self.first_site is not None:
-            layer, site = self.first_site
-            words = f"{layer.label} {'the mask' if site.site == 'allowed' else site.site}".strip()
-        if self.first in ("site", "effects"):
-            return f"the first difference is in {words}"
-        text = f"the first difference is in the {'ids of the ' if self.first == 'ids' else ''}tokens"
-        return text + (f"; the first numbers that differ are in {words}" if self.first_site else "")
+        return f"{len(changes) or 'none'} of {n} effect{'s' * (n != 1)} changed"
 
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document that `mha diff --json` prints, of this `command`."""
         site = self.first_site and {"layer": self.first_site[0].label, "site": self.first_site[1].site}
         at = site if site and self.first == "site" else {"layer": "", "site": None}
-        document = {
+        return plain({  # type: ignore[no-any-return]
             "schema": SCHEMA,
             "command": [*command],
             "verdict": self.verdict,
@@ -287,26 +229,24 @@ class RecordDiff(Shown):
             ],
             **self.only,
             "effects": self.effects,
-        }
-        return {name: plain(value) for name, value in document.items()}
+        })  # fmt: skip
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `--csv`: a site of a layer, or a statistic of a head, under the names of the document."""
         rows: list[dict[str, Any]] = []
         for layer in self.to_dict()["layers"]:
-            for site in layer["sites"]:
-                of_site = {name: value for name, value in site.items() if name not in ("heads", "told")}
-                rows.append({"layer": layer["layer"], **of_site})
+            named = {"layer": layer["layer"]}
+            rows += [
+                named | {name: site[name] for name in site if name not in ("heads", "told")} for site in layer["sites"]
+            ]
             for head in layer["heads"]:
-                named = {"layer": layer["layer"], "head": head["head"]}
-                rows += [
-                    {**named, "statistic": each["name"], "a": each["a"], "b": each["b"]} for each in head["statistics"]
-                ]
+                of_head = named | {"head": head["head"]}
+                rows += [of_head | {"statistic": each.pop("name")} | each for each in head["statistics"]]
         return rows
 
 
 def _aligned(x: TokenSequence, y: TokenSequence) -> dict[str, Any]:
-    """What a text of A and one of B have in common, and the changes."""
+    """Runs of equal tokens of a text of A and one of B (`matches`), some with other ids, and the tokens between (`changes`)."""
     parts, is_exact = align(x.tokens, y.tokens)
     matches, changes, n_other_ids, n_replaced = [], [], 0, 0
     for i, j, is_equal in parts:
@@ -366,8 +306,8 @@ def _settings_of(record: Record) -> dict[str, object]:
     )
     settings |= msgspec.to_builtins(model or record.config)
     if module is not None:
-        settings |= {"module": module.target, "called": module.called}
-        settings |= {f"argument {argument.name}": argument.value for argument in module.arguments}
+        arguments = {f"argument {argument.name}": argument.value for argument in module.arguments}
+        settings |= {"module": module.target, "called": module.called, **arguments}
     if decoding is not None:
         settings |= {"cache": decoding.cache, "prompt length": decoding.prompt_len}
     settings["kernel"] = record.survey and record.survey.kernel
@@ -387,21 +327,14 @@ def _word(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-# ------------------------------------------------------------------------------------------------------------- a layer
-
-
 class Difference(msgspec.Struct, frozen=True):
-    """The comparison of one site of one layer.
-
-    `seen` is what was compared: arrays, all numbers of a small tensor in traces, extremes and moments in traces, or
-    shapes. `status` is equal bits, within the tolerance, beyond it, another shape, or not comparable (`why`); a step of
-    user code with another formula is `beyond`. `largest` is the largest |B − A| of numbers finite in both, `magnitude`
-    the largest number of either, to which the tolerance is relative, and `relative` their ratio. `n_different` counts
-    unequal cells, `n_nonfinite` those of them that are non-finite in one, or differently in both. For a mask, `n_only_a`
-    and `n_only_b` count cells that only one record allows. `at` is the place of the largest or first difference: the
-    `axes`, and the indices in `a` and in `b`. Queries and keys count the tokens of their text, and heads have their
-    numbers. `heads` are the largest difference of each head and its sequence. `told` are other formulas, as settings.
-    """
+    """The comparison of one site of one layer: of arrays, of all numbers of a small tensor in traces, of extremes and moments, or
+    of shapes alone (`seen`). `status` is equal bits, within the tolerance, beyond it, another shape or formula, or not
+    comparable (`why`). `largest` is the largest |B − A| of numbers finite in both, `magnitude` the largest number of either, and
+    `relative` their ratio. `n_different` cells are unequal, of which `n_nonfinite` are not finite in one, or differently in
+    both; of a mask one record alone allows `n_only_a` and `n_only_b`. `at` has the `axes` of the largest or first difference,
+    with its indices in `a` and in `b`: tokens of their text, and numbers of heads. `heads` are the largest difference of each
+    head and its sequence, `told` other formulas, as settings."""
 
     site: str
     seen: Literal["array", "numbers", "extremes", "shape"]
@@ -427,18 +360,11 @@ class Difference(msgspec.Struct, frozen=True):
         """Whether the records differ here."""
         return self.status in ("beyond", "shape")
 
-    @property
-    def is_compared(self) -> bool:
-        """Whether numbers were compared."""
-        return self.seen != "shape" and self.status not in ("shape", "skipped")
-
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """One layer of both records (`a` and `b`), or the whole records with an empty `label` if they have no layers.
-
-    `inspected_a` and `inspected_b` describe the layers of checkpoints.
-    """
+    """One layer of both records, or the whole records with an empty `label` if they have no layers. `inspected_a` and
+    `inspected_b` describe the layers of checkpoints."""
 
     label: str
     a: Record
@@ -448,14 +374,10 @@ class LayerDifference:
     tolerance: float
 
     @cached_property
-    def queries(self) -> list[Array]:
-        """The positions of the queries' tokens that correspond, `[2, tokens]` for each sequence."""
-        return [pairs(x.tokens, y.tokens) for x, y in zip(self.a.sequences, self.b.sequences, strict=False)]
-
-    @cached_property
-    def keys(self) -> list[Array]:
-        """The positions of the keys' tokens that correspond, `[2, tokens]` for each sequence."""
-        return [pairs(x.tokens, y.tokens) for x, y in zip(self.a.keys, self.b.keys, strict=False)]
+    def places(self) -> dict[str, list[Array]]:
+        """The positions of the tokens of queries and of keys that correspond, `[2, tokens]` for each sequence."""
+        of = {"query": (self.a.sequences, self.b.sequences), "key": (self.a.keys, self.b.keys)}
+        return {axis: [pairs(x.tokens, y.tokens) for x, y in zip(*both, strict=False)] for axis, both in of.items()}
 
     @cached_property
     def has_same_tokens(self) -> bool:
@@ -470,8 +392,7 @@ class LayerDifference:
 
     @cached_property
     def sites(self) -> list[Difference]:
-        """The sites in the order of execution: arrays that both have, and other steps of their traces. Of user code also
-        steps that one alone has."""
+        """The sites in order: arrays that both have, other steps of their traces, and of user code steps of one alone."""
         is_decoded = self.a.decoding is not None or self.b.decoding is not None
         a, b = ({step.site: step for step in record.trace if not is_decoded} for record in (self.a, self.b))
         of_code = [name for name in a | b if self.is_code or name not in _ORDER]
@@ -499,8 +420,7 @@ class LayerDifference:
 
     @cached_property
     def heads(self) -> list[dict[str, Any]]:
-        """The heads of another type, or of which a statistic changed by more than the tolerance. `size` is the largest
-        change of a weight, None if a number is missing or new."""
+        """The heads that changed; `size` is the largest change of a weight, None if a number is missing or new."""
         heads = []
         for a, b in self.head_pairs:
             statistics, size = [], 0.0
@@ -531,8 +451,7 @@ def change_of(a: float | None, b: float | None) -> float:
 
 
 def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | None) -> Difference:
-    """The comparison of a site of which both have an array or a step: of shapes, of the formulas of user code, and of all
-    numbers if both are known, else of extremes and moments."""
+    """The comparison of a site that both have: of all numbers if both are known, else of extremes and moments, or of shapes."""
     (axes, shape_a, x), (axes_b, shape_b, y) = _tensor(layer.a, name, a), _tensor(layer.b, name, b)
     is_array = name in layer.a.arrays and name in layer.b.arrays
     row = Difference(name, "array" if is_array else "shape", "identical", axes, shape_a, shape_b)
@@ -562,8 +481,7 @@ def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | 
 
 
 def _other_shape(layer: LayerDifference, name: str, a: dict[str, int], b: dict[str, int]) -> str:
-    """Why two shapes differ, empty if they do not. Padding and documents decide whether sequences share positions, so a
-    missing batch is no difference."""
+    """Why two shapes differ, empty if they do not. Padding decides whether sequences share positions, so a batch is excused."""
     if [axis for axis in a if axis != "batch"] != [axis for axis in b if axis != "batch"]:
         return f"axes {' '.join(a)} against {' '.join(b)}"
     excused = {"batch"} if layer.is_code else _MATCHED
@@ -581,9 +499,6 @@ def _tensor(record: Record, name: str, step: Step | None) -> tuple[tuple[str, ..
     return step.axes, step.shape, None if numbers is None else np.array(numbers, float).reshape(step.shape)
 
 
-# --------------------------------------------------------------------------------------------------------------- cells
-
-
 _Places = Sequence[tuple[str, Array]]
 """Along each axis, the indices `[2, cells]` that correspond in A and in B; an axis without a name stands for all heads."""
 _Cells = tuple[int, int | None, _Places, Array, Array, Array]
@@ -598,7 +513,7 @@ def _cells(layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple
     if "head" in axes and not layer.is_code and not is_one_row:
         heads = [head for head in heads_of(layer.a) if head in heads_of(layer.b)]
     has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
-    for sequence in range(len(layer.queries) if "batch" in axes else 1):
+    for sequence in range(len(layer.places["query"]) if "batch" in axes else 1):
         for head in heads:
             sizes = zip(axes, arrays[0].shape, strict=True)
             places = [_place(layer, axis, n, sequence, head) for axis, n in sizes]
@@ -611,15 +526,14 @@ def _cells(layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple
 
 
 def _place(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | None) -> tuple[str, Array]:
-    """The indices that correspond along an axis: positions of tokens, the one sequence and head, and all `n` cells of
-    another axis, or none where they stand for other things."""
+    """The indices along an axis that correspond: of tokens, of the one sequence and head, or of all cells of the same meaning."""
     is_same = True
     if axis == "batch":
         return "sequence", np.array([[sequence]] * 2)
     if axis == "head" and not layer.is_code:
         return "" if head is None else "head", np.array([[head or 0]] * 2)
     if axis in ("query", "key") and not layer.is_code:
-        return axis, (layer.queries if axis == "query" else layer.keys)[sequence]
+        return axis, layer.places[axis][sequence]
     if axis == "span":
         is_same = [span.name for span in layer.a.spans] == [span.name for span in layer.b.spans]
     elif axis in _MADE_OF:
@@ -629,8 +543,7 @@ def _place(layer: LayerDifference, axis: str, n: int, sequence: int, head: int |
 
 
 def _chosen(record: Record, array: Array, places: _Places, side: int) -> Array:
-    """The numbers of an array at the places of a side. Tokens stand behind the padding, and one row may stand for all
-    heads."""
+    """The numbers of an array at the places of a side, behind padding; one row may stand for all heads."""
     indices, sequence = list[Any](), 0
     for axis, both in places:
         index = both[side].tolist()

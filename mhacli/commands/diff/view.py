@@ -244,7 +244,7 @@ def _map(
     title += f" · sequence {sequence}" if len(layer.a.sequences) > 1 else ""
     is_other = (a.block, a.first) != (b.block, b.first) or not layer.has_same_tokens
     if a.block == b.block == 1:
-        rows, columns, is_other = layer.queries[sequence], layer.keys[sequence], False
+        rows, columns, is_other = layer.places["query"][sequence], layer.places["key"][sequence], False
         queries, keys = _common(a.queries, b.queries, rows), _common(a.keys, b.keys, columns)
         of_common = [each.part(rows[side]).part(slice(None), columns[side]) for side, each in enumerate((a, b))]
         a, b = (replace(each, queries=queries, keys=keys) for each in of_common)
