@@ -393,20 +393,18 @@ def _with_masks(attention: UserAttention, seed: int) -> tuple[UserAttention, set
 
 
 def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool) -> bool:
-    """Whether outputs stay when a key changes that a mask hides. Raises what the call raises."""
-    drawer, inputs = drawer_of(attention, seed), _inputs(attention, seed)
-    batch, q_len, k_len = lengths_of(inputs)
+    """Whether texts that differ in a key, which a mask hides, have the same outputs. Raises what the call raises."""
+    alike = map_rows(_inputs(attention, seed), lambda rows: rows[:1].expand_as(rows))
+    batch, q_len, k_len = lengths_of(alike)
     hidden = k_len - 1 if form.kind == "lengths" else 1
-    keep = torch.arange(k_len) != hidden
-    mask: dict[str, Any] = {"allowed": keep.expand(1, 1, q_len, k_len)}
+    inputs, keep = drawer_of(attention, seed).replaced(alike, hidden), torch.arange(k_len) != hidden
     if padding:
-        mask = {"real": keep.expand(batch, k_len)}
-    outs = []
-    for rows in (inputs, drawer.replaced(inputs, hidden)):
-        out = attention(rows._replace(**mask), seed=seed, **{"padding" if padding else "mask": form})
-        outs.append(out if inputs.keys is not None else out[..., keep, :])  # without keys the query changes too
-    first, second = outs
-    return bool(first.isfinite().all()) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
+        out = attention(inputs._replace(real=keep.expand(batch, k_len)), padding=form, seed=seed)
+    else:
+        out = attention(inputs._replace(allowed=keep.expand(1, 1, q_len, k_len)), mask=form, seed=seed)
+    if inputs.keys is None:  # the query of this key changes too
+        out = out[..., keep, :]
+    return bool(out.isfinite().all()) and torch.allclose(out, out[:1].expand_as(out), rtol=1e-4, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- finished
