@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,23 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.arguments import parse_value, stated
-from mhacli.usercode.call.example import (
-    arguments_of_example,
-    attentions_of_example,
-    call_text,
-    example_of,
-    refused,
-    weights_of,
-    working_example,
-)
 from mhacli.usercode.call.signature import (
+    IN_ORDER,
     MASKS,
     ROWS,
     CallParameter,
-    called_function,
     never_read,
     signature_of,
     states_batch_first,
@@ -44,16 +36,18 @@ from mhacli.usercode.call.user_attention import (
     AxisNames,
     CallSizes,
     UserAttention,
+    changed,
+    described,
     drawer_of,
+    example_text,
     leaves,
     mask_in,
     output_in,
     part_of,
-    path_text,
 )
 from mhacli.usercode.inputs import float64_copy, lengths_of, map_rows, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
-from mhacli.usercode.target import TargetRequest
+from mhacli.usercode.target import TargetRequest, find_target
 from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, MaskKind, MaskMeaning
 
 _MOST_CALLS, _MOST_S = 200, 10.0
@@ -96,7 +90,7 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     device, sizes = torch.device(request.device), InputSizes(1, 1, 1, 1, 1)
     like = UserAttention(built, sizes, dtype, device, fixed=fixed, is_forgetful=is_small)
     if request.example is not None:
-        candidates: Iterable[UserAttention] = attentions_of_example(like, example_of(request.example, built))
+        candidates: Iterable[UserAttention] = _attentions_of_example(like, example_of(request.example, built))
     else:
         _refuse_unknown(built, fixed)
         candidates = _usual_calls(like, causal=request.causal)
@@ -177,10 +171,6 @@ _LONGEST, _MAP_CELLS = 4096, 12
 _BATCH_SECOND: AxisNames = ("row", "batch", "width")
 _MAP: AxisNames = ("batch", "width", "row", "column")
 _OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
-_LENGTH_FIRST = re.compile(
-    r"(?im)^\s*(t|l|s|n?_?seq\w*|\w*len\w*|time|steps), *(b|n|bs\w*|batch\w*), *\w+ *= *\w+\.(shape|size\(\))"
-)
-"""Code that calls the first axis of its inputs a length and the second a batch: `T, B, C = x.shape`."""
 _OF_SHAPES = ("rope", "positions", "offset")
 _N_SHAPES = 3
 """The shapes of rotations and positions that are tried."""
@@ -198,20 +188,21 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
     n_heads, width, d_head = (stated(states, role) or 0 for role in ("n_heads", "d_model", "d_head"))
     if n_heads == 0:
         n_heads = width // d_head if width and d_head else _HEADS
-    is_projecting = bool(weights_of(built)) or any(p.role in ("weight", "heads") for p in signature)
-    shapes = range(_N_SHAPES if any(p.required and p.role in _OF_SHAPES for p in free) else 1)
+    shapes = _shapes_of(built)
+    found = [stated(built.arguments, "d_model") or 0, *(shape[1] for shape in shapes), *(shape[0] for shape in shapes)]
+    known = list(dict.fromkeys(size for size in found if size > 1))[:4] or [width or n_heads * _HEAD_WIDTH]
+    is_projecting = bool(shapes) or any(p.role in ("weight", "heads") for p in signature)
+    variants = range(_N_SHAPES if any(p.required and p.role in _OF_SHAPES for p in free) else 1)
     for slots in _slots(free, built):
         is_function = len({part_of(slot) for slot in slots}) == 3 and not is_projecting
-        widths = _widths(built) or [width or n_heads * _HEAD_WIDTH]
-        if is_function:
-            widths = [d_head or width // n_heads or _HEAD_WIDTH]
+        widths = [d_head or width // n_heads or _HEAD_WIDTH] if is_function else known
         pairs = itertools.product(widths, widths) if len(slots) > 1 else zip(widths, widths, strict=True)
-        layouts = _layouts(built, states, is_pair=len(slots) > 1, is_function=is_function)
-        for (d_in, d_context), layout, shape, masks in itertools.product(pairs, layouts, shapes, _open_masks(free)):
+        layouts = _layouts(built, states, shapes, is_pair=len(slots) > 1, is_function=is_function)
+        for (d_in, d_context), layout, variant, masks in itertools.product(pairs, layouts, variants, _open_masks(free)):
             of_head = d_in if is_function else d_head or max(1, d_in // n_heads)
             axes, batch, q_len, k_len = layout
             numbers = {"heads": n_heads, "d_head": of_head, "d_model": n_heads * d_in if is_function else d_in}
-            others = _others(free, numbers, shape, causal=causal) | masks
+            others = _others(free, numbers, variant, causal=causal) | masks
             yield replace(
                 like,
                 slots=slots,
@@ -233,23 +224,25 @@ def _slots(free: Sequence[CallParameter], built: Built) -> list[tuple[CallParame
     needed = [slot for slot in rows if slot.required or part_of(slot) == "queries"]
     if not needed:
         message = f"{built.name} has no parameter for token vectors, such as x, or query, key and value"
-        raise refused(built, message, "name a class or function that computes attention, or give --example")
+        raise _refused(built, message, "name a class or function that computes attention, or give --example")
     return [tuple(rows)] if rows == needed else [tuple(rows), tuple(needed)]
 
 
-def _widths(built: Built) -> list[int]:
-    """The widths of token vectors to try: what is stated, and what the weights take."""
-    shapes = [weight.shape for _, weight in weights_of(built)]
-    found = [stated(built.arguments, "d_model") or 0, *(shape[1] for shape in shapes), *(shape[0] for shape in shapes)]
-    return list(dict.fromkeys(size for size in found if size > 1))[:4]
+def _shapes_of(built: Built) -> list[torch.Size]:
+    """The shapes of the weights of at least two axes that the target holds, or a module in it."""
+    held = [built.module] if built.module is not None else list(getattr(built.call, "__dict__", {}).values())
+    weights = [part for part in held if isinstance(part, Tensor)]
+    for part in held:
+        weights += part.parameters() if isinstance(part, nn.Module) else ()
+    return [weight.shape for weight in weights if not nn.parameter.is_lazy(weight) and weight.ndim > 1]
 
 
 def _layouts(
-    built: Built, states: Mapping[str, int], *, is_pair: bool, is_function: bool
+    built: Built, states: Mapping[str, int], shapes: Sequence[torch.Size], *, is_pair: bool, is_function: bool
 ) -> list[tuple[AxisNames, int, int, int]]:
     """The axes of the inputs with their lengths (batch, queries, keys): lengths that differ come first, because only the right
     axes take them. No length equals another size where that can be."""
-    taken = {*states.values(), *(size for _, weight in weights_of(built) for size in weight.shape)}
+    taken = {*states.values(), *itertools.chain(*shapes)}
     batch, q_len, same, k_len = (next(n for n in numbers if n not in taken) for numbers in _LENGTHS)
     tables = [] if built.module is None else [table.shape for table in built.module.buffers() if table.ndim > 1]
     equal = [2 * size for name, size in states.items() if "window" in name]
@@ -259,11 +252,7 @@ def _layouts(
     for length in dict.fromkeys([*(n for n in equal if 1 < n <= _LONGEST), 8, 16]):
         lengths.append((batch + 1 if batch == length else batch, length, length))
     orders: tuple[AxisNames, ...] = _OF_HEADS if is_function else (ROW_AXES,)
-    try:
-        is_second = _LENGTH_FIRST.search(inspect.getsource(called_function(built.call))) is not None
-    except (OSError, TypeError):  # there is no source
-        is_second = False
-    if not is_function and (is_second or states.get("batch_first", True) is False):
+    if not is_function and states.get("batch_first", True) is False:
         orders = (_BATCH_SECOND, ROW_AXES)
     layouts = [(axes, *each) for each in lengths for axes in orders]
     return layouts if is_function else [*layouts, (_MAP, batch, _MAP_CELLS, _MAP_CELLS)]
@@ -319,6 +308,118 @@ def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
         return shaped.real if "cos" in name.lower() else shaped.imag
     tables = [turns, (whole[None].real, whole[None].imag), torch.view_as_real(turns)]
     return tables[(1, 0, 2)[shape] if "emb" in name.lower() else shape]
+
+
+# ------------------------------------------------------------------------------------------------- the call of an example
+
+
+_SHOWN_LENGTHS = (7, 8, 12, 16, 64)
+"""The lengths to try, until a call works."""
+_UNLIKE = 3
+"""A second length is larger by this, and shows which axes are lengths."""
+
+
+def example_of(text: str, built: Built) -> Callable[..., Any]:
+    """An example as a function: a `lambda` in the user's words knows torch and the names of the target's file; else the name of a
+    function."""
+    if not text.lstrip().startswith("lambda"):
+        return find_target(text)  # type: ignore[no-any-return]
+    module = inspect.getmodule(built.thing)
+    names = {**(vars(module) if module is not None else {}), "torch": torch, "nn": nn, "F": functional}
+    try:
+        return eval(text, names)  # type: ignore[no-any-return]
+    except Exception as fault:
+        raise UsageError(f"--example cannot be read: {exception_text(fault)}") from fault
+
+
+def _attentions_of_example(like: UserAttention, example: Callable[..., Any]) -> Iterator[UserAttention]:
+    """The target, called as the example does, at lengths that may work."""
+    like = replace(like, example=example)
+    for length in _SHOWN_LENGTHS if like.is_resizable else (0,):
+        made = arguments_of_example(like, length)
+        longer = arguments_of_example(like, length + _UNLIKE)
+        yield _attention(like, made, longer)
+
+
+def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
+    """The arguments of the call that an example makes, by name. Raises `MhaError` if it makes none."""
+    built, made = like.built, list[dict[str, Any]]()
+
+    def note(arguments: dict[str, Any]) -> dict[str, Any]:
+        made.append(dict(arguments))
+        return arguments
+
+    problem = f"does not call {built.name}"
+    try:
+        with torch.no_grad():
+            assert like.example is not None
+            like.example(changed(built.call, note), *[length][: like.is_resizable])
+    except Exception as fault:  # the user's code may raise anything; what it was given is known all the same
+        problem = f"raises {exception_text(fault)}"
+    if not made:
+        raise _refused(built, f"--example {problem}")
+    return made[0]
+
+
+def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]) -> UserAttention:
+    """The target with the inputs and the masks that the arguments show; `longer` are those of a longer text."""
+    built, slots = like.built, _vectors_in(made, like.built)
+    if not slots:
+        has_ids = any(map(is_ids, made.values()))
+        hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if has_ids else None
+        raise _refused(built, f"--example gives {built.name} no vectors", hint)
+    parts = {part_of(slot): made[slot.name] for slot in slots}
+    queries = parts.get("queries", made[slots[0].name])
+    is_function = len(parts) == 3 and not _shapes_of(built)
+    is_second = vars(built.module or object).get("batch_first", True) is False
+    axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
+    shape = dict(zip(axes, queries.shape, strict=True))
+    of_keys = dict(zip(axes, parts.get("keys", queries).shape, strict=True))
+    q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
+    return replace(
+        like,
+        slots=slots,
+        axes=axes,
+        is_function=is_function,
+        n_heads=shape.get("head", 1),
+        fixed={},
+        sizes=InputSizes(shape.get("batch", 1), q_len, k_len, shape["width"], of_keys["width"]),
+        is_forgetful=True,
+    )
+
+
+def _vectors_in(made: dict[str, Any], built: Built) -> tuple[CallParameter, ...]:
+    """The arguments that hold token vectors: by name where names tell, else the floating ones in order."""
+    roles = {parameter.name: parameter.role for parameter in signature_of(built.call)}
+    vectors = [name for name, value in made.items() if _is_vectors(value)]
+    found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
+    if not found:
+        unnamed = [name for name in vectors if roles.get(name, "unknown") in ("unknown", "rest")]
+        found = dict(zip(unnamed, IN_ORDER.get(len(unnamed), ("x",)), strict=False))
+    return tuple(CallParameter(name, role, True) for name, role in found.items())
+
+
+def is_ids(value: Any) -> bool:
+    """Whether an argument may be token ids `[batch, token]`."""
+    return isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def _is_vectors(value: Any) -> bool:
+    """Whether an argument may hold token vectors: floats that are no mask."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
+        return False
+    return not bool(((value == 0) | (value == 1) | (value < -1e3)).all())
+
+
+def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second: bool) -> AxisNames:
+    """The axes of the inputs: a length is what differs in a longer text, else it stands where it usually does."""
+    changing = [dim for dim, (size, other) in enumerate(zip(shape, longer, strict=True)) if size != other]
+    if len(shape) == 4 and (len(changing) == 2 or (not changing and not is_function)):
+        return ("batch", "width", "row", "column")
+    usual = 0 if len(shape) == 3 and is_second else len(shape) - 2
+    axes = {2: ["width"], 3: ["batch", "width"], 4: ["batch", "head", "width"]}[len(shape)]
+    axes.insert(changing[0] if changing else usual, "row")
+    return tuple(axes)
 
 
 # ---------------------------------------------------------------------------------------------------------------- masks
@@ -431,31 +532,18 @@ def _finished(attention: UserAttention, seed: int) -> UserAttention:
         exact = wide if wide(_inputs(wide, seed), seed=seed).dtype == torch.float64 else exact
     return replace(
         exact,
-        described=_described(exact),
+        described=described(exact),
         untried=tuple(p.name for p in asked if p.name not in passed and attention.example is None),
         unread=tuple(p.name for p in asked if p.name in never_read(attention.built.call)),
     )
 
 
-def _described(attention: UserAttention) -> str:
-    """The call as one line of Python, with a comment on layouts."""
-    built, (path, axes) = attention.built, attention.output
-    rows = [part_of(slot) if slot.name.startswith("args[") else slot.name for slot in attention.slots]
-    masks = [form.parameter for form in (*attention.mask_forms, *attention.padding_forms)]
-    notes = [] if attention.axes == attention.canonical else [f"rows [{_words(attention.axes)}]"]
-    notes += [] if attention.is_resizable else [f"only at length {attention.sizes.q_len}"]
-    notes += [] if axes == attention.axes else [f"result [{_words(axes)}]"]
-    name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")
-    comment = f"  # {'; '.join(notes)}" if notes else ""
-    return f"{name}({call_text(attention, rows, masks)}){path_text(path)}{comment}"
-
-
-def _words(axes: AxisNames) -> str:
-    of_map = {"width": "d", "row": "height", "column": "width"} if "column" in axes else {"row": "seq", "width": "d"}
-    return ", ".join(of_map.get(axis, axis) for axis in axes)
-
-
 # --------------------------------------------------------------------------------------------------------------- errors
+
+
+def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
+    """The error for a target that cannot be called."""
+    return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
 
 
 def _refuse_unknown(built: Built, fixed: Mapping[str, Any]) -> None:
@@ -465,12 +553,12 @@ def _refuse_unknown(built: Built, fixed: Mapping[str, Any]) -> None:
     for name in fixed if len(names) == len(signature) else ():
         if name not in names:
             message = f"--call-arg {name}: {built.name} has no such parameter"
-            raise refused(built, message, f"it has {', '.join(names) or 'none'}")
+            raise _refused(built, message, f"it has {', '.join(names) or 'none'}")
     unknown = [p.name for p in signature if p.role == "unknown" and p.required and p.name not in fixed]
     if unknown:
         message = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
-        raise refused(built, message, f"give {given}, or a whole call with --example")
+        raise _refused(built, message, f"give {given}, or a whole call with --example")
 
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
@@ -482,10 +570,24 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         message = f"{built.name} needs a CUDA device, which this machine does not have: {message}"
         return MhaError(message, code="no-device", path=built.file)
     if request.example is not None:
-        return refused(built, f"{built.name} could not be called by --example: {message}")
+        return _refused(built, f"{built.name} could not be called by --example: {message}")
     ways = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
-    hint = f"give a call that works: --example {shlex.quote(working_example(attention))}"
+    hint = f"give a call that works: --example {shlex.quote(_working_example(attention))}"
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
-    return refused(built, f"{built.name} could not be called by {ways}: {message}", hint)
+    return _refused(built, f"{built.name} could not be called by {ways}: {message}", hint)
+
+
+def _working_example(attention: UserAttention) -> str:
+    """An example with another shape of the inputs that works, if there is one; else the call that was tried."""
+    for shape in ("torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, 1, T, {})", "torch.randn({}, T)"):
+        vectors = shape.format(attention.sizes.d_in)
+        other = f"lambda m, T: m({', '.join([vectors] * len(attention.slots))})"
+        try:
+            with torch.no_grad():
+                example_of(other, attention.built)(attention.built.call, _SHOWN_LENGTHS[0])
+        except (Exception, SystemExit):  # nor does this one
+            continue
+        return other
+    return example_text(attention)

@@ -355,3 +355,48 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
     tensor = tensor[(..., *[None] * (len(want) - len(kept)))]
     names = [*kept, *(axis for axis in want if axis not in kept)]
     return tensor.permute([names.index(axis) for axis in want])
+
+
+# ------------------------------------------------------------------------------------------------------ the call as text
+
+
+def call_text(attention: UserAttention, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
+    """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
+    texts: dict[str, str] = {}
+    for name in (parameter.name for parameter in signature_of(attention.built.call)):
+        if name in attention.made or isinstance(attention.fixed.get(name), Tensor):
+            texts[name] = "…"
+        elif name in attention.fixed:
+            texts[name] = repr(attention.fixed[name])
+    texts |= dict.fromkeys(masks, "…")
+    return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
+
+
+def example_text(attention: UserAttention) -> str:
+    """The call as an `--example`."""
+    first, rows = signature_of(attention.built.call)[0].name, list[str]()
+    for slot in attention.slots:
+        width = attention.sizes.d_in if part_of(slot) == "queries" else attention.sizes.d_context
+        words = {"batch": 2, "head": attention.n_heads, "width": width}
+        vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in attention.axes)})"
+        is_first = slot.name == first and not rows
+        rows.append(vectors if slot.by_place or is_first else f"{slot.name}={vectors}")
+    return f"lambda m, T: m({call_text(attention, rows)})"
+
+
+def described(attention: UserAttention) -> str:
+    """The call as one line of Python, with a comment on layouts."""
+    built, (path, axes) = attention.built, attention.output
+    rows = [part_of(slot) if slot.name.startswith("args[") else slot.name for slot in attention.slots]
+    masks = [form.parameter for form in (*attention.mask_forms, *attention.padding_forms)]
+    notes = [] if attention.axes == attention.canonical else [f"rows [{_words(attention.axes)}]"]
+    notes += [] if attention.is_resizable else [f"only at length {attention.sizes.q_len}"]
+    notes += [] if axes == attention.axes else [f"result [{_words(axes)}]"]
+    name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")
+    comment = f"  # {'; '.join(notes)}" if notes else ""
+    return f"{name}({call_text(attention, rows, masks)}){path_text(path)}{comment}"
+
+
+def _words(axes: AxisNames) -> str:
+    of_map = {"width": "d", "row": "height", "column": "width"} if "column" in axes else {"row": "seq", "width": "d"}
+    return ", ".join(of_map.get(axis, axis) for axis in axes)
