@@ -362,12 +362,11 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
 
 def call_text(attention: UserAttention, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
     """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
-    texts: dict[str, str] = {}
-    for name in (parameter.name for parameter in signature_of(attention.built.call)):
-        if name in attention.made or isinstance(attention.fixed.get(name), Tensor):
-            texts[name] = "…"
-        elif name in attention.fixed:
-            texts[name] = repr(attention.fixed[name])
+    sizes = CallSizes(attention.sizes.batch, attention.n_heads, attention.sizes.q_len, attention.sizes.k_len)
+    values = {**attention.fixed, **{name: make(sizes) for name, make in attention.made.items()}}
+    names = [parameter.name for parameter in signature_of(attention.built.call) if parameter.name in values]
+    texts = {name: repr(values[name]) for name in names}
+    texts = {name: "…" if "tensor(" in text else text for name, text in texts.items()}
     texts |= dict.fromkeys(masks, "…")
     return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
 
