@@ -69,11 +69,10 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     found = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
     hiding = set().union(*(names for _, names in found))
     modes = []
-    for mode, names in found:  # without the masks that hide keys in the other mode alone
-        masks, paddings = (
-            tuple(form for form in forms if form.parameter not in hiding - names)
-            for forms in (mode.mask_forms, mode.padding_forms)
-        )
+    for mode, names in found:
+        others = hiding - names  # they hide keys in the other mode alone
+        masks = tuple(form for form in mode.mask_forms if form.parameter not in others)
+        paddings = tuple(form for form in mode.padding_forms if form.parameter not in others)
         modes.append(_finished(replace(mode, mask_forms=masks, padding_forms=paddings), request.seed))
     return tuple(modes)
 
