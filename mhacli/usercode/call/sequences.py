@@ -129,7 +129,14 @@ class Sequences:
             source, is_read = self.padded(sources, "right")
             if not bool(is_read.all()):
                 given["attention_mask"] = is_read.long()
-        with nullcontext() if note is None else _watching(self.module, partial(self._note_row, note, real)):
+        row, noted = note or (0, {})
+
+        def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
+            tensors = [self.outputs_in(each, real.shape) for each in (inputs, output)]
+            read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
+            noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
+
+        with nullcontext() if note is None else _watching(self.module, keep):
             _, out = self.call(x, source, training=training, real=real, mask=mask, given=given)
         return self._of_each(out, real)
 
@@ -193,22 +200,6 @@ class Sequences:
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
         real = pad([torch.ones(len(row), dtype=torch.bool) for row in rows])
         return pad(list(rows), padding_value=self.pad), real.to(rows[0].device)
-
-    def _note_row(
-        self,
-        into: tuple[int, Noted],
-        real: Tensor,
-        name: str,
-        _part: nn.Module,
-        inputs: tuple[Any, ...],
-        output: Any,
-    ) -> None:
-        """Notes what a part computes for the real tokens of one row."""
-        row, noted = into
-        tensors = [self.outputs_in(each, real.shape) for each in (inputs, output)]
-        read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
-        count = sum(1 for earlier, _ in noted if earlier == name)
-        noted[name, count] = read, made
 
     def _of_each(self, out: Tensor | None, real: Tensor) -> list[Tensor]:
         if out is None:
@@ -396,13 +387,15 @@ def _padding_masks(
     names.sort(key=lambda name: (name != "attention_mask", name.startswith(("src", "memory"))))
     if of_tokens:
         names = [name for name in _OF_TOKENS if name in others]
-    masks = {}
-    for name in names[:1]:
-        kind = "whole" if name.endswith("attention_mask") else "bool"
-        for true_means in ("keep", "hide") if means is None else (means,):
-            label = f"{name}, in which True {true_means}s" if means is None else name
-            masks[label] = MaskForm(name, ("batch", "key"), kind, true_means)  # type: ignore[arg-type]
-    return masks
+    if not names:
+        return {}
+    form = MaskForm(names[0], ("batch", "key"), "whole" if names[0].endswith("attention_mask") else "bool")
+    if means is not None:
+        return {names[0]: form._replace(true_means="keep" if means == "keep" else "hide")}
+    return {
+        f"{names[0]}, in which True keeps": form,
+        f"{names[0]}, in which True hides": form._replace(true_means="hide"),
+    }
 
 
 def _n_ids_read(sequences: Sequences) -> int | None:
