@@ -571,15 +571,18 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
     ways = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
-    hint = f"give a call that works: --example {shlex.quote(_working_example(attention))}"
+    found = _working_example(attention)
+    hint = f"give a call that works with --example; {example_text(attention)} was tried"
+    if found is not None:
+        hint = f"give a call that works: --example {shlex.quote(found)}"
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
     return _refused(built, f"{built.name} could not be called by {ways}: {message}", hint)
 
 
-def _working_example(attention: UserAttention) -> str:
-    """An example with another shape of the inputs that works, if there is one; else the call that was tried."""
+def _working_example(attention: UserAttention) -> str | None:
+    """An example with another shape of the inputs that works; None if there is none."""
     for shape in ("torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, 1, T, {})", "torch.randn({}, T)"):
         vectors = shape.format(attention.sizes.d_in)
         other = f"lambda m, T: m({', '.join([vectors] * len(attention.slots))})"
@@ -589,4 +592,4 @@ def _working_example(attention: UserAttention) -> str:
         except (Exception, SystemExit):  # nor does this one
             continue
         return other
-    return example_text(attention)
+    return None
