@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from mhacli.commands.check.run import check
     from mhacli.commands.diff.run import diff
     from mhacli.commands.doctor.run import doctor
-    from mhacli.commands.effect.head_study import heads
-    from mhacli.commands.effect.in_memory import effects, removed
+    from mhacli.commands.effect.in_memory import effects, heads, removed
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
     from mhacli.models.inspecting import inspecting
@@ -33,7 +32,7 @@ _MODULES = {
     "diff": "mhacli.commands.diff.run",
     "doctor": "mhacli.commands.doctor.run",
     "effects": "mhacli.commands.effect.in_memory",
-    "heads": "mhacli.commands.effect.head_study",
+    "heads": "mhacli.commands.effect.in_memory",
     "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.models.inspecting",
     "load": "mhacli.record.storage",

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from mhacli.errors import UsageError
-from mhacli.io.device_map import DeviceMap, read_device_map
+from mhacli.io.data import DeviceMap, read_device_map
 from mhacli.text.conditions import INDUCTION, Condition, parse_condition
 from mhacli.text.tokens import AttentionKind, LayerChoice
 
@@ -301,7 +301,14 @@ class Config:
     def resolved(self) -> Config:
         """This config with all derived widths filled in. Raises `UsageError` with the broken rule."""
         require_ranges(self)
-        d_head = _split_evenly(self.d_model, self.n_heads) if self.d_head is None else self.d_head
+        d_head, rest = divmod(self.d_model, self.n_heads) if self.d_head is None else (self.d_head, 0)
+        if rest:
+            width = min(max(1, (self.d_model + self.n_heads // 2) // self.n_heads), MAX_WIDTH // self.n_heads)
+            nearest = as_option("n_heads", _nearest_divisor(self.d_model, self.n_heads))
+            raise UsageError(
+                f"{as_option('n_heads', self.n_heads)} does not divide d_model {self.d_model}",
+                hint=f"try {nearest} or {as_option('d_model', width * self.n_heads)}, or set --d-head",
+            )
         derived = {"d_v": d_head, "d_input": self.d_model, "n_kv_heads": self.n_heads, "scale": d_head**-0.5}
         missing: dict[str, Any] = {name: value for name, value in derived.items() if getattr(self, name) is None}
         full = replace(self, d_head=d_head, prefix=self.prefix or None, sink=self.sink or None, **missing)
@@ -358,17 +365,6 @@ def _require_rules(full: Config) -> None:
         raise UsageError(f"{sink} exempts tokens from a window, and there is none", hint=f"try --window 8 {sink}")
     if full.random is not None and not all(1 <= n <= MAX_RANDOM for n in full.random):
         raise UsageError(f"{as_option('random', full.random)} is no batch and length in the range 1<=x<={MAX_RANDOM}")
-
-
-def _split_evenly(d_model: int, n_heads: int) -> int:
-    """The width of each of `n_heads` equal parts of `d_model`."""
-    if d_model % n_heads == 0:
-        return d_model // n_heads
-    width = min(max(1, (d_model + n_heads // 2) // n_heads), MAX_WIDTH // n_heads) * n_heads
-    choices = f"{as_option('n_heads', _nearest_divisor(d_model, n_heads))} or {as_option('d_model', width)}"
-    raise UsageError(
-        f"{as_option('n_heads', n_heads)} does not divide d_model {d_model}", hint=f"try {choices}, or set --d-head"
-    )
 
 
 def _nearest_divisor(of: int, to: int) -> int:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -108,19 +108,12 @@ class Dims:
 
 def filled_in(template: str, f: Dims) -> str:
     """A template of record/glossary.toml for a run: `<condition:then|else>` is one of two texts, `{name}` a value."""
-    values = _template_values(f)
-    chosen = _CHOICE.sub(lambda choice: choice[2 if values[choice[1]] else 3] or "", template)
-    return chosen.format(config=f.config, dims=f, **values) if "{" in chosen else chosen
-
-
-_CHOICE = re.compile(r"<(\w+):([^|>]*)(?:\|([^>]*))?>")
-
-
-def _template_values(f: Dims) -> Mapping[str, Any]:
-    """What templates name: the settings, the conditions, and what follows from them in words."""
-    config, d_head = f.config, f.config.d_head or 1
+    config, d_head, group = f.config, f.config.d_head or 1, f.config.heads_per_kv_head
+    scaled, c = f"{config.scale or 0:.6g} · qk", config.softcap
+    sharing = f"; each is read by {group} query heads in a row" if group > 1 else ""
+    sharing = "; all query heads read the same one" if group == config.n_heads > 1 else sharing
     slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]
-    return vars(config) | {
+    values = vars(config) | {
         "normal": config.distribution == "normal",
         "learned": config.positions == "learned",
         "adds_positions": f.adds_positions,
@@ -136,26 +129,19 @@ def _template_values(f: Dims) -> Mapping[str, Any]:
         "place": "place of i" if f.has_separate_positions else "i",
         "pair": f"j and j + {d_head // 2}" if config.positions == "rope" else "2j and 2j + 1",
         "slopes": ", ".join(slopes[:4]) + ", …" * (len(slopes) > 4),
-        "scaled": _scaled(config),
+        "scaled": scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})",
         "usual_scale": d_head**-0.5,
         "kept_factor": 1 / (1 - config.dropout),
         "mask": ", ".join(mask_rules(f)) or "every key is visible",
         "prefix": _first(config.prefix),
         "sink": _first(config.sink),
-        "sharing": _sharing(config),
+        "sharing": sharing,
     }
+    chosen = _CHOICE.sub(lambda choice: choice[2 if values[choice[1]] else 3] or "", template)
+    return chosen.format(config=f.config, dims=f, **values) if "{" in chosen else chosen
 
 
-def _scaled(config: Config) -> str:
-    scaled, c = f"{config.scale or 0:.6g} · qk", config.softcap
-    return scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
-
-
-def _sharing(config: Config) -> str:
-    group = config.heads_per_kv_head
-    if group == config.n_heads > 1:
-        return "; all query heads read the same one"
-    return f"; each is read by {group} query heads in a row" if group > 1 else ""
+_CHOICE = re.compile(r"<(\w+):([^|>]*)(?:\|([^>]*))?>")
 
 
 def _first(count: int | None) -> str:
@@ -298,18 +284,9 @@ def _projection(f: Dims, n: int) -> int:
     return n * (2 * f.size("d_input") + f.config.bias)
 
 
-def _output_projection(f: Dims, n: int) -> int:
-    return n * (2 * f.size("head·d_v") + f.config.bias) if f.config.out_proj else 0
-
-
 def _waves(f: Dims, n: int) -> int:
     """A sine or cosine for each number, computed once for all sequences where they count positions alike."""
     return 2 * n if f.config.positions == "sinusoidal" else 0
-
-
-def _context(f: Dims, n: int) -> int:
-    """The positions, and their addition."""
-    return n + _waves(f, n // (1 if f.has_separate_positions else f.batch)) if f.adds_positions else 0
 
 
 def _scores(f: Dims, n: int) -> int:
@@ -327,7 +304,10 @@ _ORDER = (
     Site("embed", "batch query d_input", parameters=("embed",)),
     Site("positions", "batch? query d_input", _waves, ("embed_positions",)),
     Site("x", "batch query d_input", lambda f, n: n * f.adds_positions, sources=("embed", "random")),
-    Site("context", "batch key d_input", _context, ("embed", "embed_positions")),
+    Site(
+        "context", "batch key d_input", parameters=("embed", "embed_positions"),
+        operations=lambda f, n: n * f.adds_positions + _waves(f, n if f.has_separate_positions else n // f.batch),
+    ),
     Site("qkv", f"batch query {_QKV}", _projection, ("q_proj", "k_proj", "v_proj")),
     Site("q_proj", "batch query head·d_head", _projection, ("q_proj",)),
     Site("q_per_head", "batch head query d_head", _projection, ("q_proj",)),
@@ -350,9 +330,12 @@ _ORDER = (
     Site("z", "batch head query d_v", lambda f, n: 2 * n * f.k_len),
     Site("concat", "batch query head·d_v", sources=("z",)),
     Site("head_out", "batch head query d_model", lambda f, n: 2 * n * f.size("d_v"), ("o_proj",)),
-    Site("out", "batch query d_out", _output_projection, ("o_proj",), ("concat",)),
+    Site(
+        "out", "batch query d_out", parameters=("o_proj",), sources=("concat",),
+        operations=lambda f, n: n * f.config.out_proj * (2 * f.size("head·d_v") + f.config.bias),
+    ),
     Site("out_sum", "batch query d_model", lambda f, n: n * (f.config.n_heads - 1 + f.config.bias)),
-)
+)  # fmt: skip
 
 SITES: Mapping[str, Site] = {site.name: site for site in _ORDER}
 """Every site by its name, in the order of execution."""
@@ -374,14 +357,9 @@ def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: Ca
     """The operations of one step's matrix products and their biases. Scale, softmax and positions are few and left out. Without
     a cache all tokens are projected and all cells computed, masked ones included, as in the explicit computation."""
     rows = length if cache == "none" else n_new
-    cells = Dims(config, batch, q_len=rows, k_len=length)
-    return batch * rows * row_flops(config) + SITES["qk"].flops(cells) + SITES["z"].flops(cells)
-
-
-def row_flops(config: Config) -> int:
-    """The operations of projecting one token vector and its result."""
-    row = Dims(config, batch=1, q_len=1, k_len=1)
-    return sum(SITES[name].flops(row) for name in ("q_proj", "k_proj", "v_proj", "out"))
+    row, cells = Dims(config, batch=1, q_len=1, k_len=1), Dims(config, batch, q_len=rows, k_len=length)
+    of_row = sum(SITES[name].flops(row) for name in ("q_proj", "k_proj", "v_proj", "out"))
+    return batch * rows * of_row + SITES["qk"].flops(cells) + SITES["z"].flops(cells)
 
 
 def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:

@@ -172,7 +172,9 @@ def matcher(
     """
     ids = {word: id_of(word) for word in pattern.words}
     is_small = pattern.largest(len(q_tokens) + len(k_tokens)) < 2**24
-    dtype = torch.float32 if is_small else torch.float64  # both hold the numbers exactly
+    dtype = (
+        torch.float32 if is_small or q_tokens.device.type == "mps" else torch.float64
+    )  # both hold the numbers exactly
     texts = {}
     for axis, tokens in (("q", q_tokens), ("k", k_tokens)):  # all places outside of a text lead to its border
         texts[axis] = torch.nn.functional.pad(tokens.to(dtype).where(tokens >= 0, torch.nan), (1, 1), value=torch.nan)

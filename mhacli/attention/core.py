@@ -6,7 +6,7 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1, with the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,12 +19,9 @@ True means that the query may attend to the key. See `mhacli.attention.masks`.
 """
 
 
-@runtime_checkable
-class Tap(Protocol):
-    """A callback that receives the tensors of a computation. It observes and never changes them."""
-
-    def __call__(self, site: str, tensor: Tensor, **where: Any) -> None:
-        """Called once per site of `mhacli.sites.SITES`, in the order of execution."""
+Tap = Callable[..., None]
+"""A callback that receives the tensors of a computation: `tap(site, tensor, **where)`, once per site of `mhacli.sites.SITES`, in
+the order of execution. It observes and never changes them."""
 
 
 def no_tap(site: str, tensor: Tensor, **where: Any) -> None:

@@ -100,7 +100,10 @@ def head_statistics(
         top = divmod(int(own_scores.nan_to_num(nan=-torch.inf).argmax()), own_scores.shape[1])
         score = finite(own_scores[top].item())
         visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
-        lifted = _most_lifted(reduced, visible, index)
+        # the best of all cells relative to uniform stand in the rows with the best cells
+        lift = torch.where(visible > 1, statistics["peak"][:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
+        best = lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
+        lifted = [divmod(place, lift.shape[1]) for place in best]
         rows = _rows_again(reduced, index, [*lifted, top], check_z)
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
         of_head = HeadStatistics(
@@ -187,15 +190,6 @@ def distances_folded(profile: Float[Tensor, "head distance"], zero: int) -> Floa
     return folded
 
 
-def _most_lifted(reduced: Reduced, visible: Float[Tensor, "batch query"], index: int) -> list[tuple[int, int]]:
-    """The sequences and queries with the greatest weight relative to their uniform one. The best of all cells stand in the rows
-    whose own best is best."""
-    peak = reduced.statistics["peak"][:, index].exp()
-    lift = torch.where(visible > 1, peak * visible, 0.0).nan_to_num(nan=0.0)
-    best = lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
-    return [divmod(place, lift.shape[1]) for place in best]
-
-
 def _rows_again(
     reduced: Reduced, index: int, places: Sequence[tuple[int, int]], check_z: CheckOfZ | None
 ) -> dict[tuple[int, int], Float[Tensor, " key"]]:
@@ -232,23 +226,15 @@ def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes:
             share, uniform_share = received[key].item() / total, uniform_received[batch, key].item() / total
             sink = Sink(batch, key - axes.first_key(batch), share, uniform_share)
             if is_sink(sink, least):
-                often, n_queries = _attending(reduced, baseline, (batch, index), key)
-                sink = replace(sink, often=often, n_queries=n_queries)
+                queries, column = torch.arange(reduced.lse.shape[2]).to(reduced.lse.device), reduced.keys[key : key + 1]
+                weights = reduced.weights_of(batch, index, queries, column).squeeze(1)
+                cells = own_cells(reduced.attention.visible(queries, column), batch, reduced.heads[index])
+                sees, visible = cells.expand(len(queries), 1).squeeze(1), own_cells(baseline.visible, batch, index)
+                n_queries = int(sees.sum())
+                n_often = int((sees & (weights * visible >= SINK_LIFT)).sum())
+                sink = replace(sink, often=n_often / max(1, n_queries), n_queries=n_queries)
                 sinks += [sink] if is_sink(sink, least) else []
     return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
-
-
-def _attending(reduced: Reduced, baseline: Baseline, place: tuple[int, int], key: int) -> tuple[float, int]:
-    """The fraction of the queries that see a key which give it at least `SINK_LIFT` times their uniform weight, and the number
-    of queries that see it."""
-    (batch, index), device = place, reduced.lse.device
-    queries, column = torch.arange(reduced.lse.shape[2], device=device), torch.tensor([key], device=device)
-    weights = reduced.weights_of(batch, index, queries, column).squeeze(1)
-    cells = reduced.attention.visible(queries, column)
-    sees = own_cells(cells, batch, reduced.heads[index]).expand(len(queries), 1).squeeze(1)
-    n_queries = int(sees.sum())
-    visible = own_cells(baseline.visible, batch, index)
-    return int((sees & (weights * visible >= SINK_LIFT)).sum()) / max(1, n_queries), n_queries
 
 
 def _largest(
@@ -281,9 +267,8 @@ def statistics_of(
     """The statistics of the chosen heads, the arrays `[batch, head, …]` that are kept and those of uniform attention, on the CPU,
     and how they were computed: of each check the result that came nearest to its tolerance, or passed it most.
 
-    On a CPU every thread takes some of the heads. The `baseline` is that of all heads; `report_progress` receives numbers of
-    reduced cells. Raises `MhaError` where scores overflow.
-    """
+    Threads of a CPU share the heads. The `baseline` is that of all heads; `report_progress` receives numbers of reduced cells.
+    Raises `MhaError` where scores overflow."""
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
     chosen = run.statistics.heads
     reduce = partial(_of_some, attention, axes, request, baseline, run, report_progress)

@@ -136,30 +136,34 @@ def print_result(
     """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of the files. `run` has the
     weights to save, `view` prints in place of the usual view of the terminal, `check` is by default the self-check, and `after`
     suggests what to type next on a terminal. Raises `MhaError` for a file that cannot be written."""
+    from mhacli.record.record import NOT_SEEN
+    from mhacli.render.json import nonfinite
+
     if output.save_weights is not None and run is not None:
         from mhacli.layer.run import weights_content
 
         write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
-
-    def drawn_page() -> str:
-        from mhacli.render.page.document import page
-
-        return page(record, options)
-
-    def drawn_figure() -> str:
-        from mhacli.render.figures.document import figure
-
-        return figure(record, options)
-
-    write_pictures(output, drawn_page, drawn_figure)
+    write_pictures(
+        output,
+        lambda: import_module("mhacli.render.page.document").page(record, options),
+        lambda: import_module("mhacli.render.figures.document").figure(record, options),
+    )
     if view is not None and output.format is None:
         view()
     else:
         print_record(record, options, output)
     (check or require_self_check)(record)
-    _print_notes(record, notes)
+    for text in notes:  # after the checks, so that an error is printed alone
+        note(text)
+    for name, n_bad in nonfinite(record).items():
+        note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
+    unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
+    beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
+    for reason, names in (("beyond --keep-limit", beyond), ("because the model does not expose it", unseen)):
+        if names:
+            note(f"not kept, {reason}: {', '.join(names)}")
     note_written(output)
     if after is not None and output.format is None and sys.stdout.isatty() and not options.brief:
         after(record, options)
@@ -194,17 +198,12 @@ def print_report(
 def write_report(output: Output, name: str, view: Callable[[Screen], RenderableType], command: Sequence[str]) -> None:
     """Writes the page and the pictures of a report that is no record, under its `name`, and names the files."""
 
-    def page() -> str:
-        from mhacli.render.report import report_page
+    def drawn(by: str) -> str:
+        report = import_module("mhacli.render.report")
+        content: str = getattr(report, by)(view, name, command)
+        return content
 
-        return report_page(view, name, command)
-
-    def figure() -> str:
-        from mhacli.render.report import report_figure
-
-        return report_figure(view, name, command)
-
-    write_pictures(output, page, figure)
+    write_pictures(output, lambda: drawn("report_page"), lambda: drawn("report_figure"))
     note_written(output)
 
 
@@ -246,23 +245,6 @@ def note_written(output: Output, *also: str | None) -> None:
         for path in filter(None, (*also, *output.files.values())):
             with suppress(OSError):
                 note(f"saved {path}, {shown(os.path.getsize(path), 'bytes')}")
-
-
-def _print_notes(record: Record, notes: Sequence[str]) -> None:
-    """Prints the notes of a successful run on stderr. It follows the checks, so that an error is printed alone."""
-    from mhacli.record.record import NOT_SEEN
-    from mhacli.render.json import nonfinite
-
-    for text in notes:
-        note(text)
-    for name, n_bad in nonfinite(record).items():
-        note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
-    unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
-    beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
-    if beyond:
-        note(f"not kept, beyond --keep-limit: {', '.join(beyond)}")
-    if unseen:
-        note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

@@ -151,7 +151,15 @@ def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
     kinds, annotation = {hint, *get_args(hint)}, hint | None
     if option.is_number or option.parse is not None:
         annotation = str | None
-        how["parser"] = _parser(option.name(name), option.parse or partial(_number, option, is_real=float in kinds))
+        parse = option.parse or partial(_number, option, is_real=float in kinds)
+
+        def parsed(word: str) -> Any:
+            try:
+                return parse(word)
+            except ValueError as fault:
+                raise UsageError(f"{option.name(name)} {fault}") from None
+
+        how["parser"] = parsed
     if option.many:
         annotation = list[str] | None
     if option.words:
@@ -162,18 +170,6 @@ def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
         names = option.names or ((option.name(name),) if bool in kinds else ())
         declared = typer.Option(None, *names, rich_help_panel=option.panel, **how)
     return option, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=annotation)
-
-
-def _parser(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser of Typer for an option of that name; a `ValueError` becomes the sentence of an error."""
-
-    def parsed(word: str) -> Any:
-        try:
-            return parse(word)
-        except ValueError as fault:
-            raise UsageError(f"{name} {fault}") from None
-
-    return parsed
 
 
 def _number(option: Option, word: str, *, is_real: bool) -> float:

@@ -148,15 +148,6 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     return checkpoint
 
 
-def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
-    """The checkpoint of a run in memory with its inputs, and notes for the user. Raises `MhaError`."""
-    with loading_torch():
-        from mhacli.models.run import prepare_checkpoint
-    with show_activity("loading the checkpoint"), gc_paused():
-        _, prepared, notes = prepare_checkpoint(run)
-        return prepared, notes
-
-
 def start(run: Run, options: ViewOptions) -> tuple[CheckpointRun | None, tuple[str, ...]]:
     """The checkpoint of a run in memory with its inputs, None for a layer of mha, whose code is loaded; and notes for the user.
 
@@ -166,7 +157,10 @@ def start(run: Run, options: ViewOptions) -> tuple[CheckpointRun | None, tuple[s
 
     require_heads(options.heads, run)
     if run.model.path is not None:
-        return load_checkpoint(run)
+        with loading_torch():
+            from mhacli.models.run import prepare_checkpoint
+        with show_activity("loading the checkpoint"), gc_paused():
+            return prepare_checkpoint(run)
     require_memory(run)
     require_choices(run.config.n_heads, len(run.sequences), options)
     with loading_torch():

@@ -44,26 +44,18 @@ def explain(
         each = [_named(word) for word in term]
         matching = tuple(dict.fromkeys(chain.from_iterable(each))) if all(each) else ()
     if not matching:
-        raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=_hint(term))
+        names = {_plain(name): name for each_term in terms() for name in (*each_term.also, each_term.name)}
+        near = [names[name] for name in get_close_matches(_plain(" ".join(term)), names, n=3)]
+        hint = f"try mha explain {', or '.join(near)}" if near else "mha explain lists every term"
+        if len(term) > 1 and all(map(os.path.lexists, term)):
+            hint = "the shell puts file names in place of *: mha explain star"
+        raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=hint)
     is_list = not term or len(matching) > _MOST_EXPLAINED
     listed = [{name: getattr(each, name) for name in _FIELDS} for each in matching]
     print_report(
         output,
         json=lambda: json_document({"schema": SCHEMA, "terms": listed}),
         view=lambda on: _list_view(matching, on.width) if is_list else _terms_view(matching),
-    )
-
-
-def _hint(words: Sequence[str]) -> str:
-    """The terms with the most similar spelling."""
-    if len(words) > 1 and all(map(os.path.lexists, words)):
-        return "the shell puts file names in place of *: mha explain star"
-    names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
-    similar = get_close_matches(_plain(" ".join(words)), names, n=3)
-    return (
-        f"try mha explain {', or '.join(names[name] for name in similar)}"
-        if similar
-        else "mha explain lists every term"
     )
 
 

@@ -124,22 +124,16 @@ def _of_checkpoint(
 ) -> tuple[Record, tuple[str, ...]]:
     """The record of a checkpoint, and the notes to print. Queries and keys are kept in every layer. Layers of several kinds read
     different texts: then they are positions of the shortest."""
-    from mhacli.cli.source import load_checkpoint
-
     with loading_torch():
-        from mhacli.commands.effect.head_study import head_table
+        from mhacli.commands.effect.in_memory import head_table
         from mhacli.models.run import prepare_checkpoint
-    if effect or control:
-        with show_activity("loading the checkpoint"), gc_paused():
-            loaded, prepared, notes = prepare_checkpoint(run, "predict" if effect else None)
-    else:
-        prepared, notes = load_checkpoint(run)
-        loaded = prepared.loaded
+    with show_activity("loading the checkpoint"), gc_paused():
+        prepared, notes = prepare_checkpoint(run, "predict" if effect else None)
     axes = [prepared.axes(kind) for kind in kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)]
     is_shifted = any(a.side == "left" and len({len(text.ids) for text in (*a.queries, *a.keys)}) > 1 for a in axes)
     q_len, k_len = min((a.q_len for a in axes), default=0), min((a.k_len for a in axes), default=0)
     kept = cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)
     prepared.request = replace(prepared.request, kept=kept)
     with progress() as report_progress:
-        record = head_table(loaded, prepared, effect=effect, control=control, report_progress=report_progress)
+        record = head_table(prepared, effect=effect, control=control, report_progress=report_progress)
     return record, notes

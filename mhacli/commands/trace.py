@@ -141,7 +141,15 @@ def trace(
         require_one_layer(what.model, "mha trace")
         run = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
-            _draw_mask(run, output)
+            from mhacli.render.run.mask import mask_document, mask_view
+
+            with loading_torch():
+                from mhacli.layer.steps import masks_of
+            masks = masks_of(run)
+            document = [mask_document(run, masks, record_command())]
+            print_report(output, view=partial(mask_view, run, masks), json=lambda: document)
+            for text in run.notes:
+                note(text)
             return
         record, notes = _walked(run, walk)
     view = partial(_print_steps, record, output.screen, walk)
@@ -162,18 +170,6 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
         from mhacli.models.steps import walk_checkpoint
 
         return walk_checkpoint(prepared, values=walk.values, place=place), notes
-
-
-def _draw_mask(run: Run, output: Output) -> None:
-    from mhacli.render.run.mask import mask_document, mask_view
-
-    with loading_torch():
-        from mhacli.layer.steps import masks_of
-    masks = masks_of(run)
-    document = [mask_document(run, masks, record_command())]
-    print_report(output, view=partial(mask_view, run, masks), json=lambda: document)
-    for text in run.notes:
-        note(text)
 
 
 def _print_steps(record: Record, on: Screen, walk: Walk) -> None:

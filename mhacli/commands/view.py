@@ -27,21 +27,20 @@ _MOST = 1_000_000
 
 def _record_path(typed: Sequence[str]) -> str | None:
     """The path of a record or of the folder of a scan; None if the words are texts, as all are after `--`."""
-    if are_literal() or not any(map(_is_record, typed)):
+    if are_literal():
+        return None
+    for word in typed:  # judged by its name or header
+        is_record = word.endswith(".safetensors") or is_scan(word)
+        if not is_record and os.path.isfile(word):
+            with suppress(OSError), open(word, "rb") as file:
+                is_record = b"mha.record/" in file.read(4096)
+        if is_record:
+            break
+    else:
         return None
     if len(typed) > 1:
         raise UsageError("mha view opens one record, and nothing else with it; -- stands before texts")
     return typed[0]
-
-
-def _is_record(word: str) -> bool:
-    """Whether a word is the path of a record, judged by its name or header, or of the folder of a scan."""
-    is_named = word.endswith(".safetensors")
-    if is_named or not os.path.isfile(word):
-        return is_named or is_scan(word)
-    with suppress(OSError), open(word, "rb") as file:
-        return b"mha.record/" in file.read(4096)
-    return False
 
 
 def _mode(given: Mapping[str, Any]) -> Mode:
@@ -70,7 +69,12 @@ def view(
     from mhacli.record import storage
     from mhacli.record.storage import require_agreement
 
-    _require_terminal()
+    has_keys = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    if not (has_keys and is_interactive()):  # textual draws on stderr
+        message = "mha view needs a terminal: stdin, stdout or stderr is redirected, or TERM is dumb"
+        raise MhaError(message, hint="mha show RECORD prints a record", code="no-terminal")
+    if find_spec("textual") is None:
+        raise missing_library("textual", "mha view")
     layers, path, notes, run = what.model.layers, _record_path(what.typed), tuple[str, ...](), None
     options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
     if path is not None:
@@ -95,13 +99,3 @@ def view(
         require_agreement(record)
     else:
         print_result(record, notes, options=options, output=output, run=run, view=show)
-
-
-def _require_terminal() -> None:
-    """Raises `MhaError` if there is no terminal to draw on and read keys from, or no textual. Textual draws on stderr."""
-    has_keys = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
-    if not (has_keys and is_interactive()):
-        message = "mha view needs a terminal: stdin, stdout or stderr is redirected, or TERM is dumb"
-        raise MhaError(message, hint="mha show RECORD prints a record", code="no-terminal")
-    if find_spec("textual") is None:
-        raise missing_library("textual", "mha view")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors.torch import load
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -21,10 +22,9 @@ from mhacli.attention.axes import Axes, make_statistics_request
 from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_cells
 from mhacli.attention.devices import choose_device, environment, free_bytes
 from mhacli.attention.head_statistics import head_statistics, statistics_of
-from mhacli.attention.layer import KeyRows, Places, TokenVectors, merge_heads, run_route
+from mhacli.attention.layer import KeyRows, Places, TokenVectors, merge_heads, run_route, sinusoidal
 from mhacli.attention.masks import Mask
 from mhacli.attention.memory import require_memory
-from mhacli.attention.positions import sinusoidal
 from mhacli.attention.scores import (
     GivenAttention,
     ScoredAttention,
@@ -48,8 +48,8 @@ from mhacli.attention.weights_file import read_bias_file
 from mhacli.errors import UsageError, bad_file
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import TOLERANCES, SelfCheck
+from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step
-from mhacli.record.tables import HeadTable
 from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.sites import Dims
@@ -105,7 +105,12 @@ class Setup:
             drawn = draw(shape, generator=generator, dtype=torch.float64)
             self.random = drawn.to(device=device, dtype=getattr(torch, config.dtype))
         if config.score_bias is not None:
-            self.bias = _bias(config.score_bias, dims, device, request.allow_nonfinite)
+            file, name = read_bias_file(config.score_bias, dims)
+            stored = load(file.data)[name]
+            bias = stored.to(torch.promote_types(getattr(torch, config.dtype), torch.float32))
+            if not request.allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
+                weights.require_finite({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
+            self.bias = bias.to(device)
 
     def record(self, request: Run, **found: Any) -> Record:
         """The record of a request, which says what was requested and where it ran. `found` are the fields of the results."""
@@ -216,18 +221,6 @@ def _tokens(
     """The tokens on an axis, which `padded` fills up. There is one row of positions for all texts if they begin together."""
     ids, places = padded([text.ids for text in texts], -1), padded([text.places for text in texts], 0)
     return Tokens(ids, places if dims.has_separate_positions else torch.arange(ids.shape[1], device=ids.device))
-
-
-def _bias(where: str, dims: Dims, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
-    """The score bias of a file, in the dtype of scores. −∞ in it means masked; NaN and +∞ are refused."""
-    from safetensors.torch import load
-
-    file, name = read_bias_file(where, dims)
-    stored = load(file.data)[name]
-    bias = stored.to(torch.promote_types(getattr(torch, dims.config.dtype), torch.float32))
-    if not allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
-        weights.require_finite({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
-    return bias.to(device)
 
 
 def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
@@ -387,12 +380,9 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
 
 @torch.no_grad()
 def inspect_heads(request: Run, report_progress: Progress = no_progress) -> Record:
-    """The record of the exact statistics of every head of a long text, without a matrix of queries × keys: the scores of a block
-    of queries become weights, z and statistics. `report_progress` receives the completed fraction.
-
-    Raises `MhaError` where the run cannot fit, before the first large tensor; where the device is missing; and for numbers that
-    overflow.
-    """
+    """The record of the exact statistics of every head of a long text, without a matrix of queries × keys. `report_progress`
+    receives the completed fraction. Raises `MhaError` where the run cannot fit, before the first large
+    tensor; where the device is missing; and for numbers that overflow."""
     config, chosen = request.config, request.statistics
     on_gpu = choose_device(config.device).type != "cpu"
     peak_bytes = require_memory(request, free_bytes(config.device), has_matrices=False, on_gpu=on_gpu)
@@ -415,8 +405,7 @@ def inspect_heads(request: Run, report_progress: Progress = no_progress) -> Reco
         nonlocal n_done
         with lock:
             n_done += n_cells
-            fraction = n_done / max(1, batch * of_head * n_heads)
-            report_progress(min(1.0, fraction), "1 head" if n_heads == 1 else f"{n_heads} heads")
+            report_progress(n_done / (batch * of_head * n_heads), "1 head" if n_heads == 1 else f"{n_heads} heads")
 
     heads, arrays, survey = statistics_of(
         attention,

@@ -189,8 +189,12 @@ class Watch(TorchFunctionMode):
         if func in _SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):
-                self._softmax(running[-1], scores, result)
+            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):  # kept until its product with the values
+                self._give_pending()
+                n, self._held = self._count(scores), [result]
+                seen = {"scores": _by_head(scores, n), "pattern": _by_head(result, n)}
+                self._n_sequences = n
+                self._pending = self._call(running[-1], "softmax", kernel="softmax", **seen)
         elif func is torch.einsum:
             return self._einsum(args, result)
         elif args and self._pending is not None and self._is_pattern(args[0]) and isinstance(result, Tensor):
@@ -233,13 +237,6 @@ class Watch(TorchFunctionMode):
             self.batch, self.may_lack_batch, functional.has_torch_function = before  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------------------------------------- attention written out
-
-    def _softmax(self, module: nn.Module, scores: Tensor, pattern: Tensor) -> None:
-        """Keeps a softmax over the keys until its product with the values."""
-        self._give_pending()
-        self._n_sequences, self._held = self._count(scores), [pattern]
-        by_head = {name: _by_head(part, self._n_sequences) for name, part in (("scores", scores), ("pattern", pattern))}
-        self._pending = self._call(module, "softmax", kernel="softmax", **by_head)
 
     def _is_pattern(self, value: Any) -> bool:
         """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""

@@ -20,8 +20,8 @@ from mhacli.models.layer_names import LayerKey, config_of, entry_of
 from mhacli.models.layers import KEPT, PassInspection, layer_words, nothing_seen, unfit_words
 from mhacli.models.load import ModelTokenizer, device_of, own_tokenizer
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
+from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record
-from mhacli.record.tables import HeadTable
 from mhacli.record.totals import WINDOWS, HeadTotals
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
@@ -201,7 +201,7 @@ class Seen:
         if not is_whole:
             self._chain = None
             self._notes["a pass that raised is in no record"] = None
-        elif self._chain is not None and not self._chain.may_go_on:
+        elif self._chain is not None and not (self._chain.last.is_cached or self._chain.is_encoded):
             self.finish()
 
     def finish(self) -> None:
@@ -217,7 +217,7 @@ class Seen:
         self._unfit |= inspection.unfit
         self._met |= {*inspection.found, *inspection.unfit}
         if inspection.results:
-            record = inspection.record(self._entry, {"pass and statistics": perf_counter() - chain.began})
+            record = inspection.record_of(self._entry, {"pass and statistics": perf_counter() - chain.began})
             for number in range(len(record.layers)):  # a mean counts by the queries that see a key, or more than one
                 layer = record.of_layer(number)
                 n_keys = np.asarray(layer.arrays["visible"])
@@ -274,13 +274,13 @@ class TextPasses:
         return self.passes[-1]
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether another pass may belong to the same text."""
-        return self.last.is_cached or self.last.halves.keys() == {"encoder"}
+    def is_encoded(self) -> bool:
+        """Whether the last pass was that of an encoder alone, whose decoder may follow."""
+        return self.last.halves.keys() == {"encoder"}
 
     def goes_on(self, began: ModelPass) -> bool:
         """Whether a new pass continues this text: it reads the cache as filled so far, or the output of the encoder."""
-        is_answer = self.last.halves.keys() == {"encoder"} and "encoder" not in began.halves
+        is_answer = self.is_encoded and "encoder" not in began.halves
         is_next = began.n_past > 0 and began.n_past == self.n_tokens
         return began.batch == self.last.batch and (is_answer or is_next)
 
@@ -324,20 +324,18 @@ class TextPasses:
         context = self._texts.get("encoder")
         sequences = self._texts.get("decoder", context or ())
         self.inspection.inputs = ModelInputs(sequences, context, self._side)
-        try:
-            self.inspection.take(self._without_padding(call))
-        except (MhaError, torch.OutOfMemoryError) as fault:
-            self.inspection.unfit[call.kind, call.layer] = f"attention that could not be inspected: {fault}"
-
-    def _without_padding(self, call: Call) -> Call:
-        """The attention without columns that no text reaches: a batch may be padded further than its longest text."""
         parts, is_cut = [], False
-        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
+        for half, n in zip(
+            _halves(call.kind), call.shape[2:], strict=True
+        ):  # a batch may be padded beyond its longest text
             read, longest = self._read.get(half), max(len(text.ids) for text in self._texts[half])
             n_real = longest if read is not None and read.ids.shape[1] == n else n
             parts.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
             is_cut |= n_real < n
-        return call.cropped(*parts) if is_cut else call
+        try:
+            self.inspection.take(call.cropped(*parts) if is_cut else call)
+        except (MhaError, torch.OutOfMemoryError) as fault:
+            self.inspection.unfit[call.kind, call.layer] = f"attention that could not be inspected: {fault}"
 
     @property
     def _side(self) -> PaddingSide:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhacli.attention.axes import Axes, StatisticsRequest, make_statistics_request
 from mhacli.attention.devices import environment
@@ -26,6 +27,7 @@ from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, config_of, dtype_of, rope_theta_of, without_attention
 from mhacli.models.load import device_of
 from mhacli.record.checks import TOLERANCES, SelfCheck
+from mhacli.record.exports import HeadTable
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import (
     NOT_SEEN,
@@ -36,7 +38,6 @@ from mhacli.record.record import (
     layer_prefix,
     texts_of,
 )
-from mhacli.record.tables import HeadTable
 from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.text.tokens import AttentionKind, LayerChoice
@@ -54,14 +55,14 @@ LayerResults = tuple[InspectedLayer, tuple[HeadStatistics, ...], Mapping[str, Te
 
 @dataclass
 class PassInspection:
-    """The attentions of one pass of `model` over the texts of `inputs`. `take` inspects each; `record` has the finished ones.
+    """The attentions of one pass of `model` over the texts of `inputs`. `take` inspects each; `record_of` has the finished ones.
 
     `n_layers` is the expected number of attentions. `on_layer` is called with every requested attention before it is reduced.
     With `any_length`, an attention over something else than the texts is shown by positions. `found` are the attentions of the
     texts, requested or not; `unfit` has the reasons for the others.
     """
 
-    model: nn.Module
+    model: Any
     inputs: ModelInputs
     request: Run
     n_layers: int = 1
@@ -125,7 +126,15 @@ class PassInspection:
         if keeps:
             arrays |= self._matrices(call, attention)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in heads)
-        return _layer(call, attention, mask=_mask_words(baseline, axes), survey=survey), heads, arrays
+        n, first = len(axes.queries[0].ids), axes.first_query(0)
+        counts = (
+            baseline.visible[0, 0, first : first + n].long().tolist()
+        )  # the keys that each query of the first text sees
+        most, n_keys, n_before = max(counts), len(axes.keys[0].ids), first - axes.first_key(0)
+        mask = "all keys" if counts == [n_keys] * n else f"at most {most} keys"
+        if counts == [min(n_before + i + 1, most) for i in range(n)]:
+            mask = "causal" if most == n_before + n else f"causal, window {most}"
+        return _layer(call, attention, mask=mask, survey=survey), heads, arrays
 
     def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Baseline]:
         """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
@@ -162,7 +171,7 @@ class PassInspection:
         kept = {name: made[name] for name in (*keep, "allowed", "strongest_key") if name in made}
         return {name: (full if full.shape[1] == 1 else full[:, heads]).cpu() for name, full in kept.items()}
 
-    def record(self, model: Model, seconds: Mapping[str, float], *, device: str | None = None) -> Record:
+    def record_of(self, model: Model, seconds: Mapping[str, float], *, device: str | None = None) -> Record:
         """The record of the finished layers, of which there must be one at least, with the entry of the `model`; `device` is as
         the user named it."""
         layers, on = tuple(layer for layer, *_ in self.results), device_of(self.model)
@@ -343,13 +352,3 @@ def _reasons(call: Call, attention: Attention, survey: HeadsSummary) -> list[str
     elif attention.v is None:
         reasons.append("only the pattern was captured, not the values")
     return reasons
-
-
-def _mask_words(baseline: Baseline, axes: Axes) -> str:
-    """The mask in words, judged by the number of keys that each query of the first text sees."""
-    n, first = len(axes.queries[0].ids), axes.first_query(0)
-    counts = baseline.visible[0, 0, first : first + n].long().tolist()
-    most, n_keys, n_before = max(counts), len(axes.keys[0].ids), first - axes.first_key(0)
-    if counts == [min(n_before + i + 1, most) for i in range(n)]:
-        return "causal" if most == n_before + n else f"causal, window {most}"
-    return "all keys" if counts == [n_keys] * n else f"at most {most} keys"

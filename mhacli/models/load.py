@@ -24,7 +24,7 @@ from mhacli.attention.core import is_finite
 from mhacli.attention.devices import choose_device
 from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, guarded, installing, missing_library
 from mhacli.io import memory
-from mhacli.io.device_map import DeviceMap
+from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
 from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
 from mhacli.models.layer_names import n_vocabulary_of
@@ -357,14 +357,6 @@ class ModelTokenizer(LibraryTokenizer):
             f"the text begins without the beginning-of-text token (id {self.bos_id}), which the model's tokenizer defines "
             "and usually begins with: heads that usually attend to it will attend elsewhere"
         ]
-
-    def pair_warnings(self, sequence: TokenSequence) -> list[str]:
-        """A warning about a text that has the separator of two texts inside, but no token types."""
-        separator = getattr(self.template, "sep_token_id", None)
-        if separator is None or separator not in sequence.ids[:-1]:
-            return []
-        name = self.token(separator)[0].name
-        return [f"the text has {name} inside, and is read as one text: --pair TEXT gives a second text its token types"]
 
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
         """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the

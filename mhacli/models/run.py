@@ -7,7 +7,7 @@ Each layer is reduced to statistics, or its matrices are kept, before the next o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -18,10 +18,8 @@ import torch
 from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import FLOAT32_BYTES, require_room, statistics_bytes
-from mhacli.attention.scores import Attention
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, are_identical, make_inputs, outputs_of, run_model
 from mhacli.models.layer_names import entry_of, most_positions, n_vocabulary_of, places_of
@@ -36,9 +34,9 @@ from mhacli.text.tokens import AttentionKind, TokenSequence
 
 
 @torch.no_grad()
-def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[Loaded, CheckpointRun, tuple[str, ...]]:
-    """The checkpoint with its model, with a language `head` if requested; its run of the texts without the head; and notes for
-    the user. Raises `MhaError` for requests that cannot work, if possible before the weights are loaded."""
+def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[CheckpointRun, tuple[str, ...]]:
+    """The run of a checkpoint, whose model has a language `head` if requested and runs without it; and notes for the user.
+    Raises `MhaError` for requests that cannot work, if possible before the weights are loaded."""
     began, generated = perf_counter(), None
     head = "generate" if request.n_generated else head
     found = find(request.model, request.checkpoint)
@@ -47,10 +45,15 @@ def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[
     inputs = inputs_of(loaded, texts, request.model)
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, request.n_generated)
-    base = loaded if head is None else replace(loaded, model=loaded.model.base_model)
-    run = CheckpointRun(base, inputs, request, generated)
+    model = loaded.model if head is None else loaded.model.base_model
+    run = CheckpointRun(model, inputs, request, loaded=loaded, generated=generated)
     run.seconds["loading"] = perf_counter() - began
-    return loaded, run, (*loaded.notes, *inputs.notes)
+    return run, (*loaded.notes, *inputs.notes)
+
+
+def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
+    """The run of texts by a checkpoint without its head."""
+    return CheckpointRun(loaded.model.base_model, inputs_of(loaded, texts, request.model), request, loaded=loaded)
 
 
 # ------------------------------------------------------------------------------------------------------------ the texts
@@ -73,8 +76,6 @@ def make_texts(request: Run, found: Loaded) -> ModelInputs:
     ]
     sequences = [_started(tokenizer, config, text) if is_answer else text for text, _ in begun]
     notes = [note for text in sequences for note in tokenizer.begin_warnings(text)]
-    if (getattr(config, "type_vocab_size", 0) or 0) > 1 and not (request.pair or request.chat):
-        notes += [note for text in sequences for note in tokenizer.pair_warnings(text)]
     notes += [
         f"only the first {limit:,} of the {len(text.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
         for i, (text, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
@@ -201,28 +202,20 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
 
 
 @dataclass
-class CheckpointRun:
-    """A run of a checkpoint with inspection, started by `run`, after which `layers` and `record` have the finished layers."""
+class CheckpointRun(PassInspection):
+    """The inspection of one pass of a checkpoint, started by `run`, after which `record` has the finished layers. The `model` is
+    that of `loaded`, or what is below its language head."""
 
-    loaded: Loaded
-    inputs: ModelInputs
-    request: Run
+    loaded: Loaded = field(kw_only=True)
     generated: Generated | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     identical: bool | None = None
     compared_len: int = 0
-    layers: PassInspection = field(init=False)
 
     @property
     def length(self) -> int:
         """The number of tokens of the longest text."""
         return max(len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ())))
-
-    @property
-    def n_layers(self) -> int:
-        """The expected number of attentions, according to the config."""
-        chosen = self.request.model
-        return max(1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config)))
 
     # ------------------------------------------------------------------------------------------------------- its memory
 
@@ -235,56 +228,43 @@ class CheckpointRun:
         """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
         assembled."""
         n_heads, d_model, d_inner = map(self._size, ("num_attention_heads", "hidden_size", "intermediate_size"))
-        item, cells, keep = int(self.loaded.model.dtype.itemsize), batch * length * length, self.request.keep
+        item, cells, keep = int(self.model.dtype.itemsize), batch * length * length, self.request.keep
         n_kept = self.n_layers * len(KEPT if keep is None else keep)
         kept_bytes = min(self.request.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
         builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
         matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
         rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
-        on_gpu = device_of(self.loaded.model).type != "cpu"
+        on_gpu = device_of(self.model).type != "cpu"
         statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
         return rows + matrices + 3 * cells + kept_bytes + statistics
 
     def require_room(self, batch: int) -> int:
         """The peak of a pass over `batch` texts in bytes. Raises `MhaError`, with the longest text that fits, if it does not fit
         in memory."""
-        available, n_heads = free_bytes(str(device_of(self.loaded.model))), self._size("num_attention_heads")
+        chosen, n_heads = self.request.model, self._size("num_attention_heads")
+        self.n_layers = max(1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config)))
         what = f"{self.length} tokens, {n_heads} heads, batch {batch}"
-        return require_room(partial(self.pass_bytes, batch), self.length, available, what=what)
+        return require_room(
+            partial(self.pass_bytes, batch), self.length, free_bytes(str(device_of(self.model))), what=what
+        )
 
     # --------------------------------------------------------------------------------------------------------- the pass
 
     @torch.no_grad()
-    def run(
-        self,
-        report_progress: Progress = no_progress,
-        *,
-        verify: bool = False,
-        on_layer: Callable[[Call, Attention], None] | None = None,
-    ) -> None:
-        """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits. `on_layer`
-        gets each requested attention before it is reduced. Raises `MhaError` if it does not fit into memory."""
-        began, model, keywords = perf_counter(), self.loaded.model, self.inputs.keywords
+    def run(self, report_progress: Progress = no_progress, *, verify: bool = False) -> None:
+        """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits. Raises
+        `MhaError` if it does not fit into memory."""
+        began, model, keywords, chosen = perf_counter(), self.model, self.inputs.keywords, self.request.model
         batch = len(self.inputs.sequences)
-        peak_bytes = self.require_room(batch)
-        self.layers = PassInspection(
-            model,
-            self.inputs,
-            self.request,
-            self.n_layers,
-            on_layer=on_layer,
-            report_progress=report_progress,
-            peak_bytes=peak_bytes,
-        )
+        self.peak_bytes, self.report_progress = self.require_room(batch), report_progress
         report_progress(0.0, "the first layer")
-        with captured(model, self.layers.take, batch=batch):
+        with captured(model, self.take, batch=batch):
             outputs = outputs_of(model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
-        if not self.layers.results:
-            chosen, unfit = self.request.model, self.layers.unfit
-            of_chosen = {(kind, n): reason for (kind, n), reason in unfit.items() if chosen.includes(n, kind)}
-            raise nothing_seen(self.loaded.config.model_type, chosen.layers, self.layers.found, of_chosen)
-        if verify or self.request.model.verify_outputs:
+        if not self.results:
+            unfit = {(kind, n): reason for (kind, n), reason in self.unfit.items() if chosen.includes(n, kind)}
+            raise nothing_seen(self.loaded.config.model_type, chosen.layers, self.found, unfit)
+        if verify or chosen.verify_outputs:
             began = perf_counter()
             self.compared_len = max(tensor.shape[1] for tensor in keywords.values())
             self.identical = are_identical(outputs, outputs_of(model, keywords))
@@ -292,17 +272,17 @@ class CheckpointRun:
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
-        return axes_of(self.inputs, kind, self.loaded.dtype, device_of(self.loaded.model))
+        return axes_of(self.inputs, kind, self.loaded.dtype, device_of(self.model))
 
     def record(self) -> Record:
         """The record of the finished layers, at least one."""
-        loaded, checkpoint = self.loaded, self.loaded.checkpoint
+        checkpoint = self.loaded.checkpoint
         model = replace(
-            entry_of(loaded.model, loaded.source, loaded.revision),
+            entry_of(self.model, self.loaded.source, self.loaded.revision),
             identical_outputs=self.identical,
             compared_len=self.compared_len,
             generated=self.generated,
         )
-        record = self.layers.record(model, self.seconds, device=self.request.model.device)
+        record = self.record_of(model, self.seconds, device=self.request.model.device)
         config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
         return replace(record, config=config, weights=checkpoint.path)

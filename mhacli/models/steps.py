@@ -28,6 +28,7 @@ from mhacli.models.inputs import outputs_of, run_model
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.models.run import CheckpointRun
 from mhacli.record.checks import TOLERANCES, SelfCheck
+from mhacli.record.exports import HeadTable
 from mhacli.record.record import (
     CacheStep,
     Cell,
@@ -39,7 +40,6 @@ from mhacli.record.record import (
     WeightShape,
     layer_prefix,
 )
-from mhacli.record.tables import HeadTable
 from mhacli.run import CellIndex, require_inside
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind
@@ -66,8 +66,9 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
         if not taken:
             taken.append((call, attention, len(heard)))
 
-    with _listening(run.loaded.model, kind, heard, taken):
-        run.run(on_layer=take)
+    run.on_layer = take
+    with _listening(run.model, kind, heard, taken):
+        run.run()
     call, attention, n_before = taken[0]
     record = run.record()
     layer, model = record.layers[0], record.model
@@ -77,12 +78,19 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}
     steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in heard]
     steps[n_before:n_before] = _inside(call, attention, layer, theta)
+    owners, trace = dict[int, str](), list[Step]()
+    for tensor, step in steps:  # each is a view of the first whose memory it shares
+        address = tensor.untyped_storage().data_ptr()
+        owner, layout = owners.get(address), "copy" if address not in owners else "view"
+        owners.setdefault(address, step.site)
+        summary = summarise(tensor) if values else None
+        trace.append(replace(step, layout=layout, view_of=owner, values=summary))  # type: ignore[arg-type]
     return replace(
         record,
         layers=(layer,),
         heads=HeadTable(head for head in record.heads if head.attention == layer.name),
         arrays={name: array for name, array in record.arrays.items() if name.startswith("layers.0.")},
-        trace=tuple(_with_memory(steps, values=values)),
+        trace=tuple(trace),
         cell=None if place is None else follow_call(call, attention, place, run.axes(layer.kind)),
         timings={name: timing for name, timing in record.timings.items() if name != "total"},  # it includes other work
     )
@@ -118,17 +126,6 @@ def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken
         hooks.callback(register_module_forward_pre_hook(enter).remove)
         hooks.callback(register_module_forward_hook(leave).remove)
         yield
-
-
-def _with_memory(steps: list[tuple[Tensor, Step]], *, values: bool) -> Iterator[Step]:
-    """The steps, each as a view of the first whose memory it shares; with `values`, with a summary of their numbers."""
-    owners: dict[int, str] = {}
-    for tensor, step in steps:
-        address = tensor.untyped_storage().data_ptr()
-        owner = owners.get(address)
-        owners.setdefault(address, step.site)
-        layout: Any = "copy" if owner is None else "view"
-        yield replace(step, layout=layout, view_of=owner, values=summarise(tensor) if values else None)
 
 
 # ---------------------------------------------------------------------------------------------------------- the modules
@@ -267,7 +264,7 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     """
     record = _recorded(run, prompt_len)
     assert record.model is not None
-    began, model, layer, n_layers = perf_counter(), run.loaded.model, record.layers[0], record.model.n_layers
+    began, model, layer, n_layers = perf_counter(), run.model, record.layers[0], record.model.n_layers
     full = _last(outputs_of(model, run.inputs.keywords))
     pattern = torch.zeros(full.shape[0], layer.n_heads, full.shape[1], full.shape[1])
     steps, cache = _decoded(run, layer, prompt_len, full, pattern)
@@ -352,7 +349,7 @@ def _passes(
 ) -> Iterator[tuple[tuple[int, int], Call, Mapping[str, Any], float]]:
     """For each step its span, the attention of the layer, the outputs of the model, and the seconds. An encoder runs once.
     Raises `MhaError` for a model without a cache."""
-    model, given, taken, cache = run.loaded.model, run.inputs.keywords, list[Call](), None
+    model, given, taken, cache = run.model, run.inputs.keywords, list[Call](), None
     name, others = "input_ids", dict[str, Any]()
     if "decoder_input_ids" in given:
         name, masks = "decoder_input_ids", {key: mask for key, mask in given.items() if key == "attention_mask"}

@@ -22,11 +22,9 @@ from mhacli.io.files import write_whole
 from mhacli.record.arrays import Array, checksum, under
 from mhacli.record.checks import SelfCheck
 from mhacli.record.corpus import CorpusSummary
-from mhacli.record.display import Page, Shown, renderers
 from mhacli.record.effect import Effect, EffectSummary
+from mhacli.record.exports import EffectTable, HeadTable, Page, Pattern, Shown, pattern_of_layer, renderers, stacked
 from mhacli.record.heads import HeadsSummary, HeadStatistics
-from mhacli.record.pattern import Pattern, pattern_of_layer, stacked
-from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
 from mhacli.sites import Dims
 from mhacli.text.escape import visible

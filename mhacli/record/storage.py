@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -48,7 +48,18 @@ def load_late(path: str) -> Record:
             hint = "the same mha scan command resumes the scan"
             raise MhaError(f"{scan} has no summary: its scan is not finished", hint=hint, code="unfinished", path=scan)
     file = read_tensor_header(path)
-    sums = _require_unchanged(file)
+    document = file.metadata if isinstance(file.metadata, dict) else {}
+    if document.get("schema") != SCHEMA:
+        found = document.get("schema") or document.get("format") or "no schema"
+        hint = "mha run TEXT --save FILE writes a record"
+        raise bad_file(path, f"{path} is not a record of schema {SCHEMA}: it has {found}", hint=hint)
+    written = {name: value for name, value in document.items() if name != "checksum"}
+    if document.get("checksum") not in (None, json_checksum(written)):
+        raise bad_file(path, f"{path}: its JSON {_CHANGED}")
+    sums = decode(dict[str, str], document.get("array_checksums", {}), path)
+    for name in sums:
+        if name not in file.tensors:
+            raise bad_file(path, f"{path}: it lacks the array {name}")
     record = decode(Record, with_earlier_config(file.metadata), file.path)
     try:
         record = replace(record, config=record.config.resolved())
@@ -61,24 +72,6 @@ def load_late(path: str) -> Record:
 def is_scan(path: str) -> bool:
     """Whether `path` is the folder of a scan, finished or not."""
     return "\0" not in path and os.path.isfile(os.path.join(path, MANIFEST))
-
-
-def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
-    """The checksums of the arrays, empty in files of earlier versions. Raises `MhaError` if the JSON of the file is not
-    that of a record, or not what was written."""
-    document = file.metadata if isinstance(file.metadata, dict) else {}
-    if document.get("schema") != SCHEMA:
-        found = document.get("schema") or document.get("format") or "no schema"
-        hint = "mha run TEXT --save FILE writes a record"
-        raise bad_file(file.path, f"{file.path} is not a record of schema {SCHEMA}: it has {found}", hint=hint)
-    written = {name: value for name, value in document.items() if name != "checksum"}
-    if document.get("checksum") not in (None, json_checksum(written)):
-        raise bad_file(file.path, f"{file.path}: its JSON {_CHANGED}")
-    sums = decode(dict[str, str], document.get("array_checksums", {}), file.path)
-    for name in sums:
-        if name not in file.tensors:
-            raise bad_file(file.path, f"{file.path}: it lacks the array {name}")
-    return sums
 
 
 def _array(file: TensorFile, name: str, expected: str | None) -> Array:

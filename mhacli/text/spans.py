@@ -136,7 +136,13 @@ def find_spans(
         if value is None:
             spans[name] = chat[name]
         elif _is_expression(value):
-            spans[name] = _matches(name, value, text, ends)
+            try:
+                found = _compiled(name, value).finditer(text, timeout=max(1e-3, ends - process_time()))
+                spans[name] = tuple(match.span() for match in found if match.end() > match.start())
+            except TimeoutError:
+                message = f"--span {name}={value} takes longer than {LIMIT_S:g} seconds to search"
+                hint = "nested repetitions such as (a+)+ can take forever"
+                raise MhaError(message, hint=hint, code="too-slow") from None
         else:
             match = _RANGE.fullmatch(value)
             start, end = (int(match[1] or 0), int(match[2] or len(text))) if match else (0, 0)
@@ -190,16 +196,6 @@ def _compiled(name: str, value: str) -> regex.Pattern[str]:
             return regex.compile(value[1:-1], regex.VERSION0)
     except (regex.error, OverflowError, RecursionError, MemoryError) as fault:
         raise UsageError(f"--span {name}={value} is not a regular expression: {fault}") from None
-
-
-def _matches(name: str, value: str, text: str, ends: float) -> Ranges:
-    """The ranges of all non-empty matches of an expression. Raises `MhaError` if processor time passes `ends`."""
-    try:
-        found = _compiled(name, value).finditer(text, timeout=max(1e-3, ends - process_time()))
-        return tuple(match.span() for match in found if match.end() > match.start())
-    except TimeoutError:
-        message = f"--span {name}={value} takes longer than {LIMIT_S:g} seconds to search"
-        raise MhaError(message, hint="nested repetitions such as (a+)+ can take forever", code="too-slow") from None
 
 
 def tokens_of(ranges: Ranges, sequence: TokenSequence) -> tuple[int, ...]:

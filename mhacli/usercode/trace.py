@@ -16,8 +16,8 @@ from mhacli.attention.devices import environment
 from mhacli.attention.taps import step_of, summarise
 from mhacli.io.data import decode
 from mhacli.record.checks import SelfCheck
+from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step, TensorSummary, UserModule, WeightShape
-from mhacli.record.tables import HeadTable
 from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import places

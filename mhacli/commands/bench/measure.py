@@ -91,20 +91,17 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     where |= {"driver": driver() if device.type == "cuda" else None, "load_average": os.getloadavg()[0]}
     rows: list[BenchRow] = []
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        rate = max(_product_rate(dtype, device) for dtype in {"float32", *full.dtypes})  # a kernel may widen to float32
+        rate, n = 0.0, 512 if device.type == "cpu" else 4096  # operations per second of a square matrix product
+        for dtype in {"float32", *full.dtypes}:  # a kernel may widen to float32
+            numbers = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
+            fastest = min(seconds_of(partial(torch.mm, numbers, numbers), 1, device) for _ in range(4))
+            rate = max(rate, 2 * n**3 / fastest)
         for place, planned in enumerate(sizes):
             report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
             available = free_bytes(str(device))
             admitted = {row.backend: _admitted(row, rate * sweep.call_limit, available) for row in planned}
             rows += _measured(admitted, device, sweep)
     return Benchmark((), sweep.seed, where, full, tuple(rows))
-
-
-def _product_rate(dtype: str, device: torch.device) -> float:
-    """Operations per second of a square matrix product."""
-    n = 512 if device.type == "cpu" else 4096
-    numbers = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
-    return 2 * n**3 / min(seconds_of(partial(torch.mm, numbers, numbers), 1, device) for _ in range(4))
 
 
 def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
@@ -197,7 +194,12 @@ def _first_calls(
         reason = "results are not finite" if mean is None else None
         row = replace(row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason)
     if row.direction == "backward":
-        return replace(row, n_calls=1), partial(_backward_seconds, call, leaves, device)
+
+        def backward_seconds() -> float:
+            out = call()
+            return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
+
+        return replace(row, n_calls=1), backward_seconds
     n_calls = 1 if device.type == "cuda" else calls_of(seconds_of(whole, 1, device))
     return replace(row, n_calls=n_calls), partial(seconds_of, whole, n_calls, device)
 
@@ -206,12 +208,6 @@ def _results(call: Callable[[], Tensor], leaves: Leaves, direction: Direction) -
     """The output of a call, or the gradients of half the sum of its squares."""
     out = call()
     return (out,) if direction == "forward" else grad(out, leaves, out.detach())
-
-
-def _backward_seconds(call: Callable[[], Tensor], leaves: Leaves, device: torch.device) -> float:
-    """The seconds of a pass backward alone."""
-    out = call()
-    return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
 
 
 def median_interval(samples: Iterable[float]) -> Interval:
@@ -270,8 +266,18 @@ def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> 
 def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
     """The call to time. Raises `NotImplementedError` for what the backend cannot do."""
     device, compiled = leaves[0].device, partial[Any](torch.compile, fullgraph=True, dynamic=False)
-    if row.backend in LAYERS:
-        return _layer_call(row, leaves[0])
+    if row.backend in LAYERS:  # whose weights keep the size of normal rows
+        if row.n_kv_heads != row.n_heads or row.q_len != row.k_len:
+            raise NotImplementedError("nn.MultiheadAttention has no shared kv heads, and no cache to decode with")
+        x, generator = leaves[0], torch.Generator().manual_seed(0)
+        width = x.shape[-1]
+        layer = nn.MultiheadAttention(width, row.n_heads, batch_first=True, device="cpu", dtype=torch.float32).eval()
+        for parameter in layer.parameters():
+            parameter.data.normal_(std=width**-0.5, generator=generator)
+        layer = layer.to(getattr(torch, row.dtype)).to(x)
+        mask = nn.Transformer.generate_square_subsequent_mask(row.q_len, x.device, x.dtype) if row.is_masked else None
+        call = partial(layer, x, x, x, attn_mask=mask, is_causal=row.is_masked, average_attn_weights=False)
+        return lambda: call(need_weights=row.backend == "torch-mha-weights")[0]
     if row.backend in ("explicit", "compiled"):
         function = attend if row.backend == "explicit" else compiled(attend)
         return partial(function, *leaves, allowed=masks.causal() if row.is_masked else None)
@@ -286,20 +292,6 @@ def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
         create: Any = torch.compile(create_block_mask)  # uncompiled it would ask every cell at once
         blocks = create(lambda b, h, q_idx, k_idx: q_idx >= k_idx, None, None, row.q_len, row.k_len, device=device)
     return partial(compiled(flex_attention), *leaves, block_mask=blocks, enable_gqa=row.n_kv_heads != row.n_heads)
-
-
-def _layer_call(row: BenchRow, x: Tensor) -> Callable[[], Tensor]:
-    """A call of `nn.MultiheadAttention` for rows like x, with weights that keep the size of normal rows."""
-    if row.n_kv_heads != row.n_heads or row.q_len != row.k_len:
-        raise NotImplementedError("nn.MultiheadAttention has no shared kv heads, and no cache to decode with")
-    width, generator = x.shape[-1], torch.Generator().manual_seed(0)
-    layer = nn.MultiheadAttention(width, row.n_heads, batch_first=True, device="cpu", dtype=torch.float32).eval()
-    for parameter in layer.parameters():
-        parameter.data.normal_(std=width**-0.5, generator=generator)
-    layer = layer.to(getattr(torch, row.dtype)).to(x)
-    mask = nn.Transformer.generate_square_subsequent_mask(row.q_len, x.device, x.dtype) if row.is_masked else None
-    call = partial(layer, x, x, x, attn_mask=mask, is_causal=row.is_masked, average_attn_weights=False)
-    return lambda: call(need_weights=row.backend == "torch-mha-weights")[0]
 
 
 def _watched(row: BenchRow, call: Callable[[], Leaves], device: torch.device) -> tuple[Leaves, str, int | None]:
@@ -366,15 +358,13 @@ def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[f
                     del samples[name]
                 else:
                     samples[name].append(seconds)
-            is_over = perf_counter() - began > sweep.budget or (n_rounds in CHECKPOINTS and _is_precise(samples))
+            is_over = perf_counter() - began > sweep.budget
+            if n_rounds in CHECKPOINTS:
+                intervals = map(median_interval, samples.values())
+                is_over |= all(max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals)
             if sweep.repeat is None and n_rounds >= MIN_ROUNDS and is_over:
                 break
     return samples
-
-
-def _is_precise(samples: Mapping[str, Sequence[float]]) -> bool:
-    intervals = map(median_interval, samples.values())
-    return all(max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals)
 
 
 # ------------------------------------------------------------------------------------------------------ fused attention

@@ -13,7 +13,7 @@ import msgspec
 from mhacli.errors import UsageError
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
-from mhacli.record.display import Shown
+from mhacli.record.exports import Shown
 from mhacli.settings import MAX_LENGTH, MAX_SECONDS, Config, Dtype, counts, like, require_ranges, setting, words_of
 
 Direction = Literal["forward", "backward", "both"]

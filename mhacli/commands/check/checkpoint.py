@@ -322,10 +322,10 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     is_left = not loaded.config.is_encoder_decoder and asker.is_causal is not False
     made = make_inputs(model, inputs, "left" if is_left else "right", loaded.pad_id)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
-    run = CheckpointRun(replace(loaded, model=model), made, settings)
+    run = CheckpointRun(model, made, settings, loaded=loaded)
     asker.stage("row-sums")
     guarded("the model", loaded.source, run.run)
-    layers = [layer for layer, *_ in run.layers.results]
+    layers = [layer for layer, *_ in run.results]
     asker.inside = _attention_inside(model, layers)
     layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
     checks = [(check, layer) for layer in layers for check in layer.survey.checks]

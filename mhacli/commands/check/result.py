@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from mhacli.errors import UsageError
 from mhacli.io.data import plain
-from mhacli.record.display import Shown
+from mhacli.record.exports import Shown
 from mhacli.record.record import Argument
 from mhacli.settings import (
     ARG,

@@ -20,7 +20,7 @@ from msgspec.structs import replace as changed
 from mhacli.commands.diff.result import SCHEMA
 from mhacli.io.data import finite, plain
 from mhacli.record.arrays import Array
-from mhacli.record.display import Shown
+from mhacli.record.exports import Shown
 from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, Step
 from mhacli.sites import SITES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from mhacli.io.data import plain
-from mhacli.record.display import Shown
+from mhacli.record.exports import Shown
 
 if TYPE_CHECKING:
     from mhacli.models.compare import Comparison, Difference

@@ -17,7 +17,7 @@ from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.record.display import Shown
+from mhacli.record.exports import Shown
 from mhacli.settings import Dtype, ModelSettings
 
 if TYPE_CHECKING:

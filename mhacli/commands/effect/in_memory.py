@@ -1,39 +1,48 @@
-"""`mhacli.effects` and `mhacli.removed`: the measurements of `mha effect` on a model in memory, and its removals in calls of a
-user."""
+"""`mhacli.heads`, `mhacli.effects` and `mhacli.removed`: the measurements of `mha heads` and `mha effect` on a model in memory,
+and its removals in calls of a user."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from operator import index
+from statistics import fmean
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.metric import GivenMetric
 from mhacli.commands.effect.removal import Removal, without
-from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import EffectStudy, verified
+from mhacli.commands.effect.study import EffectStudy, study_of, verified
 from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.calls import Call
-from mhacli.models.inputs import run_model
+from mhacli.models.folder import Checkpoint
+from mhacli.models.inputs import ModelInputs, run_model
 from mhacli.models.inspecting import inspecting
-from mhacli.models.layer_names import LayerKey, is_pair
-from mhacli.models.load import device_of, own_tokenizer
+from mhacli.models.layer_names import LayerKey, is_pair, n_vocabulary_of
+from mhacli.models.load import Loaded, device_of, own_tokenizer
 from mhacli.models.passes import ModelPass, followed, require_open
-from mhacli.record.effect import REPLACEMENTS
+from mhacli.models.run import CheckpointRun, make_texts, prepare_checkpoint, run_of
+from mhacli.record.effect import REPLACEMENTS, Effect
+from mhacli.record.exports import HeadTable
+from mhacli.record.heads import Kept
 from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, options_of
-from mhacli.text.tokens import AttentionKind, LayerChoice
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
 
 _EFFECTS, _REMOVED = "mhacli.effects", "mhacli.removed"
 
 
-# ---------------------------------------------------------------------------------------------------------------- effects
+# -------------------------------------------------------------------------------------------------------------- effects
 
 
 def effects(
@@ -142,7 +151,7 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     return inputs
 
 
-# ---------------------------------------------------------------------------------------------------------------- removed
+# -------------------------------------------------------------------------------------------------------------- removed
 
 
 @contextmanager
@@ -261,32 +270,33 @@ class _Removing:
         raise MhaError(message, hint=f"give {_REMOVED} the module that is called", code="not-called")
 
     def take(self, call: Call) -> Tensor | None:
-        """`z` after the removals in this attention."""
+        """`z` after the removals in this attention. Raises `MhaError` for a head that does not exist, and if nothing can be
+        removed."""
         if call.part != 0:
             return None
         key: LayerKey = (call.kind, call.layer)
         self._layers.setdefault(key)
-        here = [removal for removal in self._wanted if removal.layer == key and self._runs(removal, call)]
+        first, here, (_, n_heads, n_queries, n_keys) = self._pass.n_past, list[Removal](), call.shape
+        last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
+        for removal in self._wanted:
+            if removal.layer != key:
+                continue
+            if any(head >= n_heads for head in removal.heads):
+                raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], n_heads)}")
+            if call.z is None or (call.has_dropout and removal.keys is not None):
+                reason = (
+                    "drops weights by chance" if call.z is not None else "gives no head outputs that could be replaced"
+                )
+                raise MhaError(f"{call.name} {reason}: nothing can be removed", code="no-attention")
+            is_here = removal.keys is None or first <= removal.queries[0] < first + n_queries
+            if is_here and (removal.keys is None or removal.keys[0] < last_key):
+                here.append(removal)
         if not here:
             return None
         self._done.update(here)
         real = self._real(call) if any(removal.replace == "mean" for removal in here) else None
         with torch.autocast(call.device.type, enabled=False):
             return without(call, dict.fromkeys(range(call.shape[0]), here), start=self._pass.n_past, real=real)[0]
-
-    def _runs(self, removal: Removal, call: Call) -> bool:
-        """Whether this call computes what is removed: of an edge, it has the query, and its keys reach the key. Raises `MhaError`
-        for a head that does not exist, and if nothing can be removed."""
-        if any(head >= call.shape[1] for head in removal.heads):
-            raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], call.shape[1])}")
-        if call.z is None or (call.has_dropout and removal.keys is not None):
-            reason = "gives no head outputs that could be replaced" if call.z is None else "drops weights by chance"
-            raise MhaError(f"{call.name} {reason}: nothing can be removed", code="no-attention")
-        if removal.keys is None:
-            return True
-        first, n_queries, n_keys = self._pass.n_past, *call.shape[2:]
-        last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
-        return first <= removal.queries[0] < first + n_queries and removal.keys[0] < last_key
 
     def _real(self, call: Call) -> Tensor | None:
         """The positions of each sequence that are not padding; None if all are. Raises `MhaError` if the call does not have all
@@ -301,3 +311,98 @@ class _Removing:
             message = f"{call.name} reads no ids at its positions, and which of them are padding is not known"
             raise MhaError(message, hint="call the model with input_ids, or without padding", code="not-removed")
         return read.real.to(call.device)
+
+
+# ------------------------------------------------------------------------------------------------------- table of heads
+
+_NAME, _SEED = "mhacli.heads", 0
+_CHANGES = ("d_logit", "d_output")
+
+
+def heads(
+    model: Any, texts: str | Sequence[str], tokenizer: Any = None, *, effect: bool = False, control: bool = False
+) -> Record:
+    """The record of a table of heads, `record.heads`: the type and the statistics of every head of every layer over the texts.
+
+    With `effect`, `d_logit` and `d_output` are the means over the texts of what the removal of a head changes, measured as
+    `mhacli.effects` does, with the noise `floor`; with `control`, `control_kind` and others are the statistics on random tokens
+    of the same number, so that a type which only positions make is seen as such. `model` is the folder or the id of a checkpoint,
+    or a model of transformers in evaluation mode with its `tokenizer`. Raises `MhaError`, also if the verification of a removal
+    fails.
+    """
+    given = (texts,) if isinstance(texts, str) else tuple(texts)
+    if not given:
+        raise UsageError("no text is given", hint=f'{_NAME}(model, "the cat sat on the mat")')
+    if isinstance(model, str | os.PathLike):
+        request = Run(model=ModelSettings(path=os.fspath(model)), texts=given, keep=())
+        run, _ = prepare_checkpoint(request, "predict" if effect else None)
+    else:
+        require_open(model, _NAME)
+        if not hasattr(model, "base_model") or tokenizer is None:
+            hint = "mhacli.inspecting and mhacli.effects take other modules"
+            raise UsageError(f"{_NAME} takes a folder, or a model of transformers and its tokenizer", hint=hint)
+        if model.training:
+            raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
+        name, device = type(model).__name__, device_of(model)
+        request = Run(model=ModelSettings(path=name, device=str(device)), texts=given, keep=())
+        loaded = Loaded(
+            source=name,
+            checkpoint=Checkpoint(name),
+            config=model.config,
+            target=device,
+            tokenizer=own_tokenizer(tokenizer),
+            model=model,
+        )
+        run = run_of(loaded, make_texts(request, loaded), request)
+    return head_table(run, effect=effect, control=control)
+
+
+@torch.no_grad()
+def head_table(run: CheckpointRun, *, effect: bool, control: bool, report_progress: Progress = no_progress) -> Record:
+    """The record of a run over all texts, whose heads have the requested numbers. For `effect` its checkpoint has the
+    language head. Raises `MhaError` if a second computation of removals disagrees."""
+    request, texts = replace(run.request, kept=Kept()), run.inputs
+    n_parts = 1 + control + (len(texts.sequences) if effect else 0)
+    floors, controls, effects_of = list[float](), None, dict[tuple[Any, ...], list[Effect]]()
+
+    def part(number: int) -> Progress:
+        return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
+
+    run.run(part(0))
+    record = run.record()
+    if control:
+        of_random = run_of(run.loaded, _random_texts(run.loaded, texts), request)
+        of_random.run(part(1))
+        controls = of_random.record().heads
+    for number, sequence in enumerate(texts.sequences if effect else ()):
+        text = ModelInputs((sequence,), None if texts.context is None else (texts.context[number],))
+        of_text = replace(record, sequences=text.sequences, context=text.context)
+        study = study_of(run_of(run.loaded, text, request), EffectSettings(), of_text)
+        studied = verified(study.run(part(1 + control + number)))
+        floors += [] if studied.effect is None else [studied.effect.floor]
+        for of_head in studied.effects:
+            effects_of.setdefault((of_head.kind, of_head.layer, of_head.head), []).append(of_head)
+    kinds = {(layer.layer, layer.name): layer.kind for layer in record.layers if layer.call == 1}
+    heads = []
+    for number, head in enumerate(record.heads):
+        measured = effects_of.get((kinds.get((head.layer, head.attention)), head.layer, head.head), [])
+        changes = {name: [getattr(each, name) for each in measured] for name in _CHANGES if measured}
+        means: dict[str, Any] = {name: fmean(values) for name, values in changes.items() if None not in values}
+        of_control = None if controls is None else controls[number]
+        heads.append(replace(head, **means, floor=max(floors) if measured else None, control=of_control))
+    return replace(record, heads=HeadTable(heads))
+
+
+def _random_texts(loaded: Loaded, texts: ModelInputs) -> ModelInputs:
+    """The texts with a random token in place of each that is not special."""
+    random, tokenizer = np.random.default_rng(_SEED), loaded.tokenizer
+    assert tokenizer is not None
+    known = sorted({*range(n_vocabulary_of(loaded.config))} - tokenizer.special)
+
+    def drawn(text: TokenSequence) -> TokenSequence:
+        ids = random.choice(known, len(text.ids)).tolist()
+        ids = [old if piece.special else new for old, piece, new in zip(text.ids, text.pieces, ids, strict=True)]
+        return replace(tokenizer.of_ids(ids), token_type_ids=text.token_type_ids)
+
+    sequences = tuple(map(drawn, texts.sequences))
+    return ModelInputs(sequences, None if texts.context is None else tuple(map(drawn, texts.context)))

@@ -247,7 +247,16 @@ def _remove(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
             _edit(stack, parts.modules, layer, partial(_masked, removal, parts, name))
         return name is not None
     if layer in parts.projections:
-        _edit(stack, parts.projections, layer, partial(_replaced, removal, z))
+
+        def replaced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+            """The input of the projection in which the part of the heads is replaced, at some positions or at all."""
+            x = args[0].clone()
+            by_head = x.unflatten(-1, (z.shape[1], z.shape[3]))
+            for head in removal.heads:
+                by_head[..., [*removal.queries] or slice(None), head, :] = stand_in(z[0, head], removal.replace)
+            return (x, *args[1:]), kwargs
+
+        _edit(stack, parts.projections, layer, replaced)
         return True
     is_of_torch = isinstance(module, nn.MultiheadAttention)
     if not is_of_torch or removal.replace != "zero" or removal.queries:
@@ -267,15 +276,6 @@ def _edit(stack: ExitStack, modules: Mapping[LayerKey, nn.Module], layer: LayerK
         return edited(args, kwargs) if len(sharing) == 1 or next(runs) == sharing.index(layer) else None
 
     stack.callback(modules[layer].register_forward_pre_hook(hook, with_kwargs=True).remove)
-
-
-def _replaced(removal: Removal, z: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The input of an output projection in which the part of the heads is replaced, at some positions or at all."""
-    x = args[0].clone()
-    by_head = x.unflatten(-1, (z.shape[1], z.shape[3]))
-    for head in removal.heads:
-        by_head[..., [*removal.queries] or slice(None), head, :] = stand_in(z[0, head], removal.replace)
-    return (x, *args[1:]), kwargs
 
 
 def _masked(removal: Removal, parts: Parts, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -14,23 +14,22 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, read, values
 from mhacli.commands.effect.removal import Parts, Removal, finding, removed_otherwise, repeated, stand_in, without
-from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
-from mhacli.models import run as checkpoints
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
-from mhacli.models.inputs import TIMES_SHAKEN, ModelInputs, shaken_parts
+from mhacli.models.inputs import TIMES_SHAKEN, shaken_parts
 from mhacli.models.layer_names import LayerKey, dtype_of
-from mhacli.models.load import Loaded, ModelTokenizer
-from mhacli.models.run import CheckpointRun
+from mhacli.models.load import ModelTokenizer
+from mhacli.models.run import CheckpointRun, prepare_checkpoint
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
+from mhacli.record.exports import EffectTable
 from mhacli.record.record import Record
-from mhacli.record.tables import EffectTable
 from mhacli.run import Run
 
 LEAST_ROWS = 2
@@ -48,28 +47,22 @@ _PART_OF_CHANGE = 0.5
 _MASKS = ("[MASK]", "<mask>")
 
 
-def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
-    """The run of texts by a checkpoint without its head."""
-    base = replace(loaded, model=loaded.model.base_model)
-    return CheckpointRun(base, checkpoints.inputs_of(loaded, texts, request.model), request)
-
-
-def study_of(loaded: Loaded, run: CheckpointRun, settings: EffectSettings, record: Record) -> EffectStudy:
+def study_of(run: CheckpointRun, settings: EffectSettings, record: Record) -> EffectStudy:
     """The study of one text of a checkpoint with its head, whose layers a run has inspected."""
-    inputs = run.inputs.keywords
+    loaded, inputs = run.loaded, run.inputs.keywords
     return EffectStudy(loaded.model, inputs, settings, run.request, record, loaded.tokenizer, run)
 
 
 @torch.no_grad()
 def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user."""
-    loaded, run, notes = checkpoints.prepare_checkpoint(request, "predict")
+    run, notes = prepare_checkpoint(request, "predict")
     _require_one_text(len(run.inputs.sequences))
     run.request = replace(request, model=replace(request.model, layers=None), keep=())
     run.run()
     record = run.record()
     run.request = request
-    return study_of(loaded, run, settings, record), notes
+    return study_of(run, settings, record), notes
 
 
 @torch.no_grad()
@@ -153,9 +146,11 @@ class EffectStudy:
         if self.settings.screen is not None:
             self._estimate()
             items = sorted(_largest_and_others(self.estimates, 2 * self.settings.screen))
-        for batch in self._batches(items):
-            self._run_batch(batch)
-            report_progress(min(1.0, len(self.results) / len(items)), "removing")
+        n_items = max(1, self.most_rows - 1 - (self.start > 0)) if self.has_batches else 1
+        for _, alike in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
+            while batch := list(islice(alike, n_items)):  # all begin at the same layer
+                self._run_batch(batch)
+                report_progress(min(1.0, len(self.results) / len(items)), "removing")
         summary = self._summary(self._verified())
         check = self.record.self_check.and_holds(summary.verified.ok)
         table = EffectTable(self._effect(item) for item in sorted(self.results))
@@ -361,13 +356,6 @@ class EffectStudy:
             "past_key_values": cache,
         }
         return read(self.model, inputs, range(width - 1, n_rows * width, width))
-
-    def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
-        """The items of each pass; in a batch, all begin at the same layer."""
-        n_items = max(1, self.most_rows - 1 - (self.start > 0)) if self.has_batches else 1
-        for _, group in groupby(items, key=lambda item: self.start > 0 or self.plan[item][0].layer):
-            while batch := list(islice(group, n_items)):
-                yield batch
 
     def _run_batch(self, items: Sequence[int]) -> None:
         """The changes by some items, from the last row of the same pass, or from the plain pass of a model without batches."""

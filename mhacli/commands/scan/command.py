@@ -38,7 +38,7 @@ from mhacli.text.reading import CORPUS, CorpusFormat
 from mhacli.text.spans import require_expressions
 
 if TYPE_CHECKING:
-    from mhacli.commands.scan.totals import Totals
+    from mhacli.commands.scan.folder import Totals
 
 _WORKERS = "Workers"
 _SOURCES = "Text files, JSON lines, Parquet, CSV or globs; - reads stdin."

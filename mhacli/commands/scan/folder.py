@@ -1,30 +1,54 @@
 """The folder of a scan: its manifest, the rows and sums of finished units, and the summary.
 
 A unit is finished when its file in `units` exists and is intact; this file is written last. Every file is written completely or
-not at all, so a scan may be killed at any moment and resumes from the finished units.
+not at all, so a scan may be killed at any moment and resumes from the finished units. The sums of units, merged in their order,
+and their spread give the record of a corpus.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
-from itertools import groupby
+from itertools import accumulate, groupby, product
+from operator import add, truediv
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import safetensors
+import safetensors.numpy
+
 from mhacli.cli.console import note
-from mhacli.commands.scan.totals import MAX_FILE_BYTES, Totals, read_totals
 from mhacli.errors import MhaError, UsageError, bad_file
-from mhacli.io.data import decode, json_checksum, load_json
+from mhacli.io.data import decode, json_checksum, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
-from mhacli.record.corpus import named
-from mhacli.record.record import Record
+from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
+from mhacli.record.arrays import Array, checksum
+from mhacli.record.checks import SelfCheck, worst_check
+from mhacli.record.corpus import (
+    CONFIDENCE,
+    MAX_LISTED_BAD,
+    QUANTILES,
+    BadEntry,
+    CorpusCell,
+    CorpusHead,
+    Spread,
+    TokenSink,
+    named,
+)
+from mhacli.record.effect import EFFECT_NUMBERS
+from mhacli.record.exports import Columns, HeadTable
+from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadStatistics
+from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
 from mhacli.record.storage import MANIFEST, SUMMARY
+from mhacli.record.totals import CONDITION, SUMMED, HeadTotals
 from mhacli.text.reading import Document
 
 Settings = Mapping[str, Any]
@@ -161,8 +185,23 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device may differ, and what follows it.
     Raises `MhaError` for a folder with other files, or one that cannot be written.
     """
-    path = Path(out)
-    recorded = _recorded_settings(path) if os.path.lexists(path / MANIFEST) else _made(path)
+    path, recorded, manifest = Path(out), list[dict[str, Any]](), os.path.join(out, MANIFEST)
+    if os.path.lexists(manifest):
+        try:
+            document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
+            recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
+            if document.get("schema") != _SCHEMA or not all("torch" in settings for settings in recorded):
+                raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
+        except MhaError as fault:
+            fault.hint = ANEW
+            raise
+    else:  # another rank may make the folder too
+        names = path.iterdir() if path.is_dir() else ()
+        if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
+            raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
+        with suppress(OSError):  # the first file that is written says why it cannot be
+            for part in (_ROWS, _UNITS):
+                (path / part).mkdir(parents=True, exist_ok=True)
     found = [(old, changed) for old in recorded if (changed := differences(old, settings))]
     others = [old for old, _ in found]
     if len(others) == len(recorded):
@@ -176,33 +215,318 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     return ScanFolder(path, (settings, *others))
 
 
-def _made(path: Path) -> list[Settings]:
-    """Makes the folder, in which nothing is recorded. Another rank may do the same."""
-    names = path.iterdir() if path.is_dir() else ()
-    if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
-        raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
-    with suppress(OSError):  # the first file that is written says why it cannot be
-        for part in (_ROWS, _UNITS):
-            (path / part).mkdir(parents=True, exist_ok=True)
-    return []
-
-
-def _recorded_settings(path: Path) -> list[Settings]:
-    """The settings of each kind of device that computed units. Raises `MhaError` for a manifest that is damaged, or of another
-    version of mha."""
-    manifest = str(path / MANIFEST)
-    try:
-        document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
-        recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
-        if document.get("schema") != _SCHEMA or not all("torch" in settings for settings in recorded):
-            raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
-    except MhaError as fault:
-        fault.hint = ANEW
-        raise
-    return [*recorded]
-
-
 def _write_manifest(path: Path, settings: Iterable[Settings], **facts: Any) -> None:
     document = {"schema": _SCHEMA, "settings": sorted(settings, key=_digest_of), **facts}  # whichever was first
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_whole(str(path / MANIFEST), text.encode(), force=True)
+
+
+# -------------------------------------------------------------------------------------------------- sums over documents
+
+MAX_FILE_BYTES = 4 << 30
+MAX_SINKS = 10
+"""The largest number of sink tokens of a head."""
+_VALUES_AT_ONCE = 1 << 25
+"""Values of a statistic held in memory at once: 256 MiB."""
+_OF_ROWS = "rows."
+"""The prefix of the arrays that hold a statistic of each document."""
+EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
+"""The numbers of a removal: fields of `Effect`."""
+
+
+@dataclass
+class Totals:
+    """Sums over documents: of a document, a unit or a corpus, to which others are merged in their order.
+
+    `bad` has the first of the `n_bad` bad documents. `layers` are those of the longest document, with the worst result of each
+    check over all; `identical` says whether the model's outputs were the same bits without inspection. `heads` also sums
+    `kinds` `[head, type]`, the `profile` `[head, attention or uniform, step]`, and with spans `spans`, `[head, documents, mass
+    or uniform mass, span, span]`. For each head, `sinks` has the number of documents and the sum of weights of a token,
+    `offsets` those of a strongest distance, with the weight of uniform attention, and `cells` the strongest cells.
+
+    `documents` has a digest of the documents of each unit. A unit also has that of its file of `rows`.
+    """
+
+    heads: HeadTotals = field(default_factory=HeadTotals)
+    n_documents: int = 0
+    n_tokens: int = 0
+    n_bad: int = 0
+    longest: int = 0
+    bad: tuple[BadEntry, ...] = ()
+    devices: tuple[str, ...] = ()
+    layers: tuple[InspectedLayer, ...] = ()
+    identical: bool = True
+    sinks: list[dict[str, list[float]]] = field(default_factory=list)
+    offsets: list[dict[str, list[float]]] = field(default_factory=list)
+    cells: list[list[CorpusCell]] = field(default_factory=list)
+    documents: tuple[str, ...] = ()
+    rows: str = ""
+
+    def add(self, document: Document, record: Record, *, spans: Sequence[str]) -> None:
+        """Adds a document of a corpus with these `spans`, of which it may lack some."""
+        n_tokens, n_conditions = len(record.keys[0].ids), len(record.heads[0].patterns)
+        names = (*SUMMED, *(f"{CONDITION}{number}" for number in range(1, n_conditions + 1)))
+        one = Totals(HeadTotals(names), n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
+        one.identical = record.model is None or record.model.identical_outputs is not False
+        for number in range(len(record.layers)):
+            layer = record.of_layer(number)
+            one.heads.add(layer.heads, **_sums(layer, spans))
+            for head in layer.heads:
+                one._add_places(document, layer, head)
+        self.merge(one)
+
+    def _add_places(self, document: Document, layer: Record, head: HeadStatistics) -> None:
+        """Adds the sinks, the strongest distance and the strongest cells of a head."""
+        queries, keys = layer.sequences[0].tokens, layer.keys[0].tokens
+        sinks, offsets, cells = dict[str, list[float]](), dict[str, list[float]](), list[CorpusCell]()
+        for sink in head.sink_keys:
+            sums = sinks.setdefault(keys[sink.key], [1, 0.0])
+            sums[1] += sink.share
+        if head.offset is not None:
+            at_uniform = head.uniform.at_offset if head.uniform else None
+            offsets[str(head.offset)] = [1, head.at_offset or 0.0, at_uniform or 0.0]
+        for cell in head.largest:
+            tokens = queries[cell.query], keys[cell.key]
+            place = document.file, document.place, cell.query, cell.key
+            cells.append(CorpusCell(*place, *tokens, cell.share, cell.lift))
+        self.sinks.append(sinks)
+        self.offsets.append(offsets)
+        self.cells.append(cells)
+
+    def merge(self, other: Totals) -> None:
+        """Adds other documents, behind those added so far. Raises `MhaError` if they have other heads."""
+        self.documents += other.documents
+        self.n_bad += other.n_bad
+        self.bad += other.bad[: MAX_LISTED_BAD - len(self.bad)]
+        self.devices = tuple(sorted({*self.devices, *other.devices}))
+        if not self.n_documents:
+            self.heads, self.layers = other.heads, other.layers
+            self.sinks, self.offsets, self.cells = other.sinks, other.offsets, other.cells
+        elif other.n_documents:
+            if self.heads.keys != other.heads.keys:
+                raise MhaError("documents of a corpus have different heads", code="bad-file")
+            self.heads.merge(other.heads)
+            of_longest, others = self.layers, other.layers
+            if other.longest > self.longest:
+                of_longest, others = others, of_longest
+            self.layers = tuple(map(_worst, of_longest, others))
+            for mine, theirs in zip([*self.sinks, *self.offsets], [*other.sinks, *other.offsets], strict=True):
+                for key, sums in theirs.items():
+                    mine[key] = [*map(add, mine[key], sums)] if key in mine else sums
+            for cells, others_cells in zip(self.cells, other.cells, strict=True):
+                cells += others_cells
+                cells.sort(key=lambda cell: -cell.lift)  # among equal ones, the first
+                del cells[MAX_LARGEST:]
+        self.n_documents += other.n_documents
+        self.n_tokens += other.n_tokens
+        self.longest = max(self.longest, other.longest)
+        self.identical &= other.identical
+
+
+def _sums(layer: Record, spans: Sequence[str]) -> dict[str, Array]:
+    """The arrays of a layer that are summed, whose first axis is that of heads."""
+    n_heads = len(layer.heads)
+
+    def of_heads(*names: str) -> Array:
+        arrays = [layer.arrays[name][0].astype(np.float64) for name in names]
+        return np.stack([np.broadcast_to(array, (n_heads, *array.shape[1:])) for array in arrays], axis=1)
+
+    kinds = np.array([[kind == head.kind for kind in HEAD_TYPES] for head in layer.heads], np.int64)
+    sums = {"kinds": kinds, "profile": of_heads("profile", "uniform_profile")}
+    if spans:
+        sums["spans"] = np.zeros((n_heads, 3, len(spans), len(spans)))
+        if layer.spans:  # of the pairs of spans that are in the document
+            numbers = [spans.index(span.name) for span in layer.spans]
+            masses = of_heads("span_mass", "uniform_span_mass")
+            sums["spans"][np.ix_(range(n_heads), range(3), numbers, numbers)] = np.insert(masses, 0, 1.0, axis=1)
+    return sums
+
+
+def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
+    """The layer, with the worse result of each check of both."""
+    checks = tuple(map(worst_check, zip(layer.survey.checks, other.survey.checks, strict=True)))
+    return replace(
+        layer,
+        verified=layer.verified and other.verified,
+        unverified=tuple(dict.fromkeys([*layer.unverified, *other.unverified])),
+        self_check=SelfCheck.of_layers([checks]),
+        survey=replace(layer.survey, checks=checks),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- the file
+
+
+def totals_to_bytes(totals: Totals, rows: Columns) -> bytes:
+    """The contents of the file of a unit: the totals, and each statistic of its rows, `[document, head]`, NaN for a missing
+    value."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in totals.heads.sums.items()}
+    for name in (*totals.heads.names, *EFFECTS):
+        if name in rows and totals.n_documents:
+            arrays[_OF_ROWS + name] = np.array(rows[name][1], np.float64).reshape(totals.n_documents, -1)
+    facts = plain(replace(totals, heads=replace(totals.heads, sums={})))
+    metadata = json.dumps({"totals": facts, "digest": _digest(facts, arrays)})
+    return safetensors.numpy.save(arrays, metadata={METADATA_KEY: metadata})
+
+
+def read_totals(path: str) -> Totals:
+    """The sums of a unit. Raises `MhaError` for a missing or damaged file."""
+    file = read_tensor_file(path, MAX_FILE_BYTES)
+    arrays, metadata = safetensors.numpy.load(file.data), decode(dict[str, Any], file.metadata, path)
+    if metadata.get("digest") != _digest(metadata.get("totals"), arrays):
+        raise bad_file(path, f"{path} is damaged: its content is not what was written")
+    totals = decode(Totals, metadata["totals"], path)
+    totals.heads.sums = {name: array for name, array in arrays.items() if not name.startswith(_OF_ROWS)}
+    return totals
+
+
+def _digest(facts: object, arrays: Mapping[str, Array]) -> str:
+    return json_checksum([facts, sorted((name, checksum(array)) for name, array in arrays.items())])
+
+
+# ----------------------------------------------------------------------------------------------------------- the record
+
+
+def summary(totals: Totals, example: Record, paths: Sequence[str], *, spans: Sequence[str]) -> Record:
+    """The record of the example with the head statistics of all documents, whose units are in the files `paths`."""
+    assert example.model, "a scan is of a checkpoint"
+    assert example.corpus, "an example names its document"
+    heads = [_head(totals, number, of_head) for number, of_head in enumerate(_spreads(totals, paths))]
+    layers = tuple(  # with the sizes of the example's arrays, of which only the profiles are of all documents
+        replace(longest, survey=replace(layer.survey, steps=longest.survey.steps, checks=longest.survey.checks))
+        for layer, longest in zip(example.layers, totals.layers, strict=True)
+    )
+    in_example = {span.name: span for span in example.spans}
+    lengths = [len(text.ids) for text in example.sequences]
+    counts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "longest", "devices", "bad")}
+    return replace(
+        example,
+        heads=HeadTable(head for head, _ in heads),
+        self_check=SelfCheck.of_layers([layer.survey.checks for layer in layers], holds=totals.identical),
+        model=replace(example.model, identical_outputs=totals.identical, compared_len=max(lengths)),
+        layers=layers,
+        spans=tuple(in_example.get(name, SpanTokens(name, ((),) * len(lengths))) for name in spans),
+        corpus=replace(example.corpus, heads=tuple(of_corpus for _, of_corpus in heads), **counts),
+        arrays={**example.arrays, **_arrays(totals, layers)},
+    )
+
+
+def _head(totals: Totals, number: int, spreads: Sequence[Spread]) -> tuple[HeadStatistics, CorpusHead]:
+    """The means of a head, and the rest of what is known of it. Its strongest distance is that of most documents; others count
+    as 0 in the weight there."""
+    offsets, n_documents = totals.offsets[number], totals.n_documents
+    if offsets:
+        offset = max(offsets, key=lambda distance: (offsets[distance][0], -int(distance)))
+        _, weight, uniform = offsets[offset]
+        head = totals.heads.head(number, int(offset), (weight / n_documents, uniform / n_documents))
+    else:
+        head = totals.heads.head(number)
+    counts = totals.heads.sums["kinds"][number].tolist()
+    kinds = {kind: n for kind, n in zip(HEAD_TYPES, counts, strict=True) if n}
+    sinks = sorted(totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
+    return head, CorpusHead(
+        layer=head.layer,
+        attention=head.attention,
+        head=head.head,
+        agree=kinds.get(head.kind, 0) / n_documents,
+        kinds=kinds,
+        spreads=tuple(spreads),
+        sinks=tuple(TokenSink(token, int(n), weight / n) for token, (n, weight) in sinks[:MAX_SINKS]),
+        cells=tuple(totals.cells[number]),
+    )
+
+
+def _spreads(totals: Totals, paths: Sequence[str]) -> list[list[Spread]]:
+    """The spreads of each head. They are computed for one statistic at a time, and for some heads if there are many documents."""
+    n_heads, step = len(totals.cells), max(1, _VALUES_AT_ONCE // totals.n_documents)
+    of_heads = [list[Spread]() for _ in range(n_heads)]
+    for name, start in product((*totals.heads.names, *EFFECTS), range(0, n_heads, step)):
+        parts = []
+        for path in paths:
+            with safetensors.safe_open(path, "numpy") as unit:
+                if _OF_ROWS + name in unit.keys():  # noqa: SIM118 - it is no mapping
+                    parts.append(unit.get_slice(_OF_ROWS + name)[:, start : min(start + step, n_heads)])
+        if parts:
+            for number, spread in spreads(name, np.concatenate(parts)):
+                of_heads[start + number].append(spread)
+    return of_heads
+
+
+def _arrays(totals: Totals, layers: Sequence[InspectedLayer]) -> dict[str, Array]:
+    """The means over all documents that replace arrays of the example, `[1, head, …]`."""
+    arrays = dict[str, Array]()
+    for index, layer in enumerate(layers):
+        of_layer = [number for number, key in enumerate(totals.heads.keys) if key[:2] == (layer.layer, layer.name)]
+        sums = {name: array[None, of_layer] for name, array in totals.heads.sums.items()}
+        profiles = sums["profile"][..., : len(layer.survey.steps)] / totals.n_documents
+        means = {"profile": profiles[:, :, 0], "uniform_profile": profiles[:, :, 1]}
+        if "spans" in sums:
+            counts, *masses = np.moveaxis(sums["spans"], 2, 0)
+            with np.errstate(invalid="ignore"):  # pairs of spans that no document has
+                means |= {"span_mass": masses[0] / counts, "uniform_span_mass": masses[1] / counts}
+        arrays |= {layer_prefix(index) + name: mean for name, mean in means.items()}
+    return arrays
+
+
+# ------------------------------------------------------------------------------------------------ spread over documents
+
+N_RESAMPLES, SEED = 1000, 0
+_BLOCK = 2048
+"""The number of documents whose resampling counts are drawn together."""
+_EXACT_BITS = 52
+"""Integers of up to this number of bits, and their sums, are exact in float64."""
+_MOST_COUNT = 20
+"""The limit of how often a document is drawn; a larger count has a probability below 1e-18."""
+
+
+def spreads(statistic: str, values: Array) -> Iterator[tuple[int, Spread]]:
+    """Each column of `values` `[document, head]` with its spread, without columns of NaN, which stands where a document has no
+    value."""
+    intervals = _intervals(values)
+    for number in np.flatnonzero(np.isfinite(values).any(axis=0)).tolist():
+        ordered = np.sort(values[np.isfinite(values[:, number]), number])
+        n = len(ordered)
+        mean = math.fsum(ordered.tolist()) / n
+        std = low = high = None
+        if n > 1:
+            std = math.sqrt(math.fsum(((ordered - mean) ** 2).tolist()) / (n - 1))
+            low, high = intervals[:, number].tolist()
+        places = [math.ceil(quantile * n) - 1 for quantile in QUANTILES]
+        quantiles = tuple(ordered[places].tolist())
+        yield number, Spread(statistic, n, mean, std, low, high, quantiles)
+
+
+def _intervals(values: Array) -> Array:
+    """The bounds `[bound, head]` that contain the mean of a fraction `CONFIDENCE` of the resamples.
+
+    The count of each document is Poisson with mean 1, the limit of resampling with replacement for many documents.
+    Source: Hanley and MacGibbon 2006, "Creating non-parametric bootstrap samples using Poisson frequencies".
+    Numbers are rounded to integers small enough that their sums are exact, in whatever order a library adds them.
+    """
+    is_finite = np.isfinite(values)
+    filled = np.where(is_finite, values, 0.0)
+    _, exponent = np.frexp(np.abs(filled).max(axis=0, initial=0.0))
+    shift = _EXACT_BITS - math.ceil(math.log2(4 * len(values) + 64)) - exponent
+    integers = np.rint(np.ldexp(filled, shift))
+    totals, counts = np.zeros((2, N_RESAMPLES, values.shape[1]))
+    for start in range(0, len(values), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        n_rows = len(integers[rows])
+        weights = _counts(start // _BLOCK)[:, :n_rows].astype(np.float64)
+        totals += weights @ integers[rows]
+        counts += weights @ is_finite[rows].astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a resample may contain no document
+        means = np.sort(np.ldexp(totals, -shift) / counts, axis=0)
+    n_finite = np.isfinite(means).sum(axis=0)
+    left_out = ((1 - CONFIDENCE) / 2 * n_finite).astype(np.int64)
+    return np.take_along_axis(means, np.stack([left_out, np.maximum(n_finite - 1 - left_out, 0)]), axis=0)
+
+
+@lru_cache(maxsize=16)
+def _counts(number: int) -> Array:
+    """How often each resample holds each document of a block, `[resample, document]`, from raw random bits, which are the same in
+    every version of numpy."""
+    bits = np.random.PCG64([SEED, number]).random_raw(N_RESAMPLES * _BLOCK).reshape(N_RESAMPLES, _BLOCK)
+    probabilities = accumulate(range(1, _MOST_COUNT - 1), truediv, initial=1 / math.e)  # Poisson with mean 1
+    cumulative = [min(int(total * 2**64), 2**64 - 1) for total in accumulate(probabilities)]
+    return np.searchsorted(np.array(cumulative, np.uint64), bits, side="right").astype(np.uint8)

@@ -25,20 +25,33 @@ import torch
 
 import mhacli
 from mhacli.attention.statistics import is_compiled
-from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.study import run_of, study_of, verified
+from mhacli.commands.effect.command import EffectSettings
+from mhacli.commands.effect.study import study_of, verified
 from mhacli.commands.scan.command import Progress, Scan, recorded_command
-from mhacli.commands.scan.folder import ANEW, UNIT_SIZE, ScanFolder, Settings, Unit, UnitFiles, differences, open_folder
-from mhacli.commands.scan.totals import EFFECTS, Totals, read_totals, summary, totals_to_bytes
+from mhacli.commands.scan.folder import (
+    ANEW,
+    EFFECTS,
+    UNIT_SIZE,
+    ScanFolder,
+    Settings,
+    Totals,
+    Unit,
+    UnitFiles,
+    differences,
+    open_folder,
+    read_totals,
+    summary,
+    totals_to_bytes,
+)
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.long_work import uninterrupted
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
-from mhacli.models.run import make_texts, spans_of_pair
+from mhacli.models.run import make_texts, run_of, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
+from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of, require_library
 from mhacli.record.record import Record, SpanTokens
 from mhacli.record.storage import load
-from mhacli.record.tables import Columns, EffectTable, HeadTable, arrow_of, dicts_of, require_library
 from mhacli.text.reading import Document, documents, is_pipe
 from mhacli.text.spans import find_spans, tokens_of
 
@@ -202,7 +215,15 @@ class Worker:
             if best is None or _rank(record) > _rank(best[1]):
                 best = document, record
         columns = _rows(good)
-        rows = _rows_to_bytes(columns, settings["rows"])
+        if settings["rows"] == "jsonl":  # equal rows give equal bytes
+            encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+            rows = "".join(f"{encode(row)}\n" for row in dicts_of(columns)).encode()
+        else:
+            from pyarrow import parquet
+
+            file = BytesIO()
+            parquet.write_table(arrow_of(columns), file, compression="zstd")
+            rows = file.getvalue()
         totals.rows = hashlib.sha256(rows).hexdigest()
         example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
         return (rows, example, totals_to_bytes(totals, columns)), f"{platform.node()}, process {os.getpid()}"
@@ -225,7 +246,7 @@ class Worker:
         if not self._scan.effect:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
-        study = study_of(self._loaded, run, settings, record)
+        study = study_of(run, settings, record)
         return replace(record, effects=verified(study.run()).effects)
 
 
@@ -263,18 +284,6 @@ def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
         **heads.columns(),
         **({name: column for name, column in effects.columns().items() if name in EFFECTS} if effects else {}),
     }
-
-
-def _rows_to_bytes(columns: Columns, row_format: str) -> bytes:
-    """The contents of the file of rows, JSON lines or Parquet; equal rows give equal bytes."""
-    if row_format == "jsonl":
-        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-        return "".join(f"{encode(row)}\n" for row in dicts_of(columns)).encode()
-    from pyarrow import parquet
-
-    file = BytesIO()
-    parquet.write_table(arrow_of(columns), file, compression="zstd")
-    return file.getvalue()
 
 
 # --------------------------------------------------------------------------------------------------------------- engines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mhacli.record.pattern import Pattern
+from mhacli.record.exports import Pattern
 from mhacli.record.record import Record
 from mhacli.render.base.colours import CHANGES, RGB, UNKNOWN, WEIGHTS, hex_of, ink_on
 from mhacli.render.base.format import fitted, type_text

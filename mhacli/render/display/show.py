@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from mhacli.record.display import Shown
-from mhacli.record.pattern import Pattern
+from mhacli.record.exports import Pattern, Shown
 from mhacli.record.record import Record
 from mhacli.render.base.options import Screen, ViewOptions
 

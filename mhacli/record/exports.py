@@ -1,0 +1,329 @@
+"""What results become outside of mha: HTML of notebooks and pages, views of terminals, tables of other libraries, and attention
+patterns with their tokens. Renderers and libraries are imported on use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from mhacli.errors import MhaError, UsageError, missing_library
+from mhacli.record.arrays import Array
+from mhacli.record.effect import Effect
+from mhacli.record.heads import STATISTICS, HeadStatistics, removal_columns
+from mhacli.text.tokens import TokenSequence
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+    import xarray
+
+    from mhacli.record.record import Record
+
+
+class Shown:
+    """A result that notebooks show as HTML, and that rich prints as its command does."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """The HTML for a notebook."""
+        return html_of(self)
+
+    def views(self, screen: Any) -> Iterator[Any]:
+        """What its command prints on a screen."""
+        raise NotImplementedError
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """The parts of its view, which adapts to the width and the colours of the console."""
+        yield from renderers().views_of(self, options.max_width, colour=console.color_system is not None)
+
+
+def html_of(result: object) -> str:
+    """A result as HTML: static, without a script, below 200 kB, for light and dark themes."""
+    html: str = renderers().html_of(result)
+    return html
+
+
+def renderers() -> Any:
+    """The module that draws results, which is imported on first use: records know nothing of views."""
+    return import_module("mhacli.render.display.show")
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """An interactive page. `html` is the whole document, which notebooks show in a frame."""
+
+    html: str
+
+    def __repr__(self) -> str:
+        """The size of the page."""
+        return f"<Page: {len(self.html.encode()) / 1024:.0f} KiB of HTML>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame without access to the notebook."""
+        from html import escape
+
+        style = "width:100%;height:720px;border:1px solid #8884;border-radius:8px"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+Columns = dict[str, tuple[type, Sequence[Any] | Array]]
+"""Columns by name: the type of the values, and the values, None for a missing one."""
+_TYPES = {int: ("Int64", "int64"), float: ("float64", "float64"), str: ("str", "string"), bool: ("bool", "bool_")}
+"""The types of columns in pandas and pyarrow; polars takes those of Python."""
+
+
+class Table:
+    """A result that converts to a table."""
+
+    def columns(self) -> Columns:
+        """The columns by name."""
+        raise NotImplementedError
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each row."""
+        return dicts_of(self.columns())
+
+    def to_polars(self) -> polars.DataFrame:
+        """A polars DataFrame; null for a missing value. Raises `MhaError` if polars is missing."""
+        require_library("polars", "to_polars")
+        import polars
+
+        columns = self.columns()
+        kinds = {name: kind for name, (kind, _) in columns.items()}
+        return polars.DataFrame({name: values for name, (_, values) in columns.items()}, kinds)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
+        require_library("pandas", "to_pandas")
+        import pandas
+
+        columns = self.columns().items()
+        return pandas.DataFrame(
+            {name: pandas.Series(values, dtype=_TYPES[kind][0]) for name, (kind, values) in columns}
+        )
+
+    def to_arrow(self) -> pyarrow.Table:
+        """An Arrow table; null for a missing value. Raises `MhaError` if pyarrow is missing."""
+        require_library("pyarrow", "to_arrow")
+        return arrow_of(self.columns())
+
+
+def dicts_of(columns: Columns) -> list[dict[str, Any]]:
+    """A dict for each row."""
+    lists = (values if isinstance(values, Sequence) else values.tolist() for _, values in columns.values())
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def arrow_of(columns: Columns) -> pyarrow.Table:
+    """An Arrow table; null for a missing value."""
+    import pyarrow
+
+    return pyarrow.table(
+        {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][1])()) for name, (kind, values) in columns.items()}
+    )
+
+
+def require_library(name: str, method: str) -> None:
+    """Raises `MhaError` if a library that a method needs is missing."""
+    from importlib.util import find_spec
+
+    if find_spec(name) is None:
+        raise missing_library(name, method)
+
+
+class EffectTable(tuple[Effect, ...], Table):
+    """The effects of removals: a tuple, and a table with a row per removal.
+
+    Columns are named like the JSON fields. Heads, spans and layers
+    that were removed together are JSON lists.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The number of removals, and how to make a table."""
+        return f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others make a table>"
+
+    def columns(self) -> Columns:
+        """The columns by name."""
+        return _columns(self, Effect, Effect.__struct_fields__)
+
+
+class HeadTable(tuple[HeadStatistics, ...], Table):
+    """Head statistics by layer: a tuple, and a table with a row per head.
+
+    Columns are named like the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the
+    type), then every statistic of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in
+    tokens; `effective_keys` and `participation` count keys; `max_score` is a score before softmax; the others are
+    attention weights or fractions from 0 to 1. `pattern_1` … are the user's conditions. If they were requested, `d_logit`,
+    `d_output` and `floor` say what the removal of the head changes, and `control_kind` … are its statistics on random tokens.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The number of heads, and how to make a table."""
+        n_layers = len({(head.layer, head.attention) for head in self})
+        return f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars() and others make a table>"
+
+    def columns(self) -> Columns:
+        """The columns by name."""
+        names = ["layer", "attention", "head", "kind", *(row.field for row in STATISTICS)]
+        columns = _columns(self, HeadStatistics, names)
+        for index in range(max((len(head.patterns) for head in self), default=0)):
+            columns[f"pattern_{index + 1}"] = float, [head.patterns[index] for head in self]
+        columns |= _columns(self, HeadStatistics, [row.field for row in removal_columns(self)])
+        controls = [head.control for head in self if head.control is not None]
+        of_control = _columns(controls, HeadStatistics, names[names.index("kind") :]) if controls else {}
+        return columns | {f"control_{name}": column for name, column in of_control.items()}
+
+
+def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:
+    """Fields of rows as columns; lists are JSON."""
+    hints = get_type_hints(row_type)
+    return {name: (_kind_of(hints[name]), [_cell(getattr(row, name)) for row in rows]) for name in names}
+
+
+def _kind_of(hint: Any) -> type:
+    """The type of a column: that of an optional number's value, and text for words and lists."""
+    numbers = {int, float, bool} & {hint, *get_args(hint)}
+    return numbers.pop() if numbers and get_origin(hint) is not tuple else str
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+# --------------------------------------------------------------------------------------------------- attention patterns
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pattern(Table):
+    """Attention weights of one text, without padding, with the visible cells. `numpy.asarray` gives the weights.
+
+    `dims` names the axes: `query key` for a head, `head query key` for a layer, `layer head query key` for all layers.
+    `layers` and `heads` are their numbers, `batch` is the text's number, and `queries` and `keys` are the texts of the
+    axes. As a table it has a row per cell: `layer`, `sequence`, `head`, `query` and `key` (positions), `query_token`,
+    `key_token`, `allowed`, and `pattern`, the attention weight from 0 to 1.
+    """
+
+    values: Array
+    allowed: Array
+    dims: tuple[str, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    batch: int
+    queries: TokenSequence
+    keys: TokenSequence
+
+    @property
+    def layer(self) -> int | None:
+        """The layer's number; None for several layers."""
+        return self.layers[0] if "layer" not in self.dims else None
+
+    @property
+    def head(self) -> int | None:
+        """The head's number; None for several heads."""
+        return self.heads[0] if "head" not in self.dims else None
+
+    @property
+    def query_tokens(self) -> tuple[str, ...]:
+        """The tokens of the rows."""
+        return self.queries.tokens
+
+    @property
+    def key_tokens(self) -> tuple[str, ...]:
+        """The tokens of the columns."""
+        return self.keys.tokens
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """The attention weights as a numpy array."""
+        import numpy as np
+
+        return np.array(self.values, dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        """The layer and head, and the axes."""
+        sizes = " ".join(f"{name}={size}" for name, size in zip(self.dims, self.values.shape, strict=True))
+        numbers = [f"{name}={n}" for name, n in (("layer", self.layer), ("head", self.head)) if n is not None]
+        return f"<Pattern {' '.join([*numbers, f'batch={self.batch}'])}: {sizes}>"
+
+    def _repr_html_(self) -> str:
+        """The HTML for a notebook."""
+        return html_of(self)
+
+    def columns(self) -> Columns:
+        """The columns, by name, of a table with a row per cell."""
+        import numpy as np
+
+        shape = (len(self.layers), len(self.heads), *self.values.shape[-2:])
+        layer, head, query, key = (index.ravel() for index in np.indices(shape))
+        return {
+            "layer": (int, np.array(self.layers)[layer]),
+            "sequence": (int, np.full(layer.shape, self.batch)),
+            "head": (int, np.array(self.heads)[head]),
+            "query": (int, query),
+            "query_token": (str, np.array(self.query_tokens, dtype=object)[query].tolist()),
+            "key": (int, key),
+            "key_token": (str, np.array(self.key_tokens, dtype=object)[key].tolist()),
+            "allowed": (bool, self.allowed.ravel()),
+            "pattern": (float, self.values.ravel()),
+        }
+
+    def to_xarray(self) -> xarray.DataArray:
+        """An xarray DataArray with the axes `dims`. Coordinates of `query` and `key` are tokens, the others numbers.
+
+        Select by position with `isel`, since a repeated token names several positions. Raises `MhaError` if xarray is
+        missing.
+        """
+        require_library("xarray", "to_xarray")
+        import xarray
+
+        coordinates_of = {"layer": self.layers, "head": self.heads, "query": self.query_tokens, "key": self.key_tokens}
+        coordinates = {name: list(coordinates_of[name]) for name in self.dims}
+        return xarray.DataArray(self.values, coordinates, self.dims, name="pattern")
+
+
+def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) -> Pattern:
+    """The pattern of all heads of a layer, or of one of them, without padding.
+
+    `view` is the record of the layer. Raises `MhaError` if the pattern was not kept or the head does not exist.
+    """
+    arrays, texts = view.arrays, (view.sequences[batch], view.keys[batch])
+    heads = range(view.config.n_heads) if view.survey is None else [each.head for each in view.heads]
+    if "pattern" not in arrays:
+        hint = 'mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has keep=("pattern",)'
+        raise MhaError(f"the pattern of layer {layer} is not in the record", hint=hint, code="not-kept")
+    if head is not None and head not in heads:
+        listed = ", ".join(map(str, heads))
+        raise UsageError(f"head {head} is not in layer {layer} of the record, which has the heads {listed}")
+    begins = view.first_query(batch), view.first_key(batch)
+    rows, columns = (slice(i, i + len(text.tokens)) for i, text in zip(begins, texts, strict=True))
+    values = arrays["pattern"][batch, :, rows, columns]
+    allowed = arrays["allowed"][batch, :, rows, columns].repeat(len(values) // arrays["allowed"].shape[1], axis=0)
+    if head is None:
+        return Pattern(values, allowed, ("head", "query", "key"), (layer,), tuple(heads), batch, *texts)
+    place = heads.index(head)
+    return Pattern(values[place], allowed[place], ("query", "key"), (layer,), (head,), batch, *texts)
+
+
+def stacked(patterns: Sequence[Pattern]) -> Pattern:
+    """The patterns of several layers as one. Raises `UsageError` if their heads or tokens differ."""
+    import numpy as np
+
+    first = patterns[0]
+    for other in patterns:
+        if other.values.shape != first.values.shape or other.heads != first.heads:
+            shapes = f"{first.values.shape} and {other.values.shape}"
+            both = f"layers {first.layers[0]} and {other.layers[0]}"
+            raise UsageError(f"{both} do not fit into one array: {shapes}", hint="choose with layer= or kind=")
+    values, allowed = (np.stack([getattr(pattern, name) for pattern in patterns]) for name in ("values", "allowed"))
+    layers = tuple(pattern.layers[0] for pattern in patterns)
+    return Pattern(values, allowed, ("layer", *first.dims), layers, first.heads, first.batch, first.queries, first.keys)
