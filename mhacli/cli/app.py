@@ -16,7 +16,7 @@ import typer.core
 
 import mhacli
 from mhacli.cli.console import discard_stdout, flush, require_stdout, write
-from mhacli.cli.parameters import HelpCommand, add_help_options, help_text
+from mhacli.cli.help import HelpCommand, add_help_options, help_text
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import gc_paused
 from mhacli.text.escape import message_text, without_surrogates

@@ -14,8 +14,9 @@ import typer
 
 from mhacli.attention.weights_file import EMBEDDING, saved_metadata
 from mhacli.cli.console import note, show_activity, write
+from mhacli.cli.help import HelpCommand, help_text
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
-from mhacli.cli.parameters import HelpCommand, command, help_text, offers
+from mhacli.cli.parameters import command, offers
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights, size_of
 from mhacli.settings import OUTPUT, setting
