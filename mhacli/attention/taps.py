@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhacli.attention.core import Tap, no_tap
 from mhacli.errors import MhaError
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
 from mhacli.sites import SITES, Dims, filled_in
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, UsageError, missing_library
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.effect import Effect
 from mhacli.record.heads import STATISTICS, HeadStatistics, removal_columns
 from mhacli.text.tokens import TokenSequence

@@ -17,9 +17,8 @@ from msgspec import Struct
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
-from mhacli.io.data import json_checksum, plain
+from mhacli.io.data import Array, checksum, json_checksum, plain, under
 from mhacli.io.files import write_whole
-from mhacli.record.arrays import Array, checksum, under
 from mhacli.record.checks import SelfCheck
 from mhacli.record.corpus import CorpusSummary
 from mhacli.record.effect import Effect, EffectSummary

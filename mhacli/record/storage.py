@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, bad_file
 from mhacli.io import memory
-from mhacli.io.data import decode, json_checksum, with_earlier_config
+from mhacli.io.data import Array, StoredArrays, checksum, decode, json_checksum, read_arrays, with_earlier_config
 from mhacli.io.safetensors import TensorFile, read_tensor_header
-from mhacli.record.arrays import Array, StoredArrays, checksum, read_arrays
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.record import SCHEMA, Record
 from mhacli.text.numbers import shown

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.heads import Averages, HeadStatistics, with_kind
 
 HeadKey = tuple[int, str, int]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.heads import PER_QUERY
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.options import ViewOptions

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 
 MOST_STEPS = 20_000_000
 """The most steps of difflib for a pair of texts: about two seconds."""

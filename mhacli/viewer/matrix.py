@@ -11,8 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.style import Style
 from textual import events
 
-from mhacli.io.data import finite
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array, finite
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, ticks
 from mhacli.render.base.colours import EMPTY, WEIGHTS, glyph, picked
 from mhacli.render.base.format import fitted, token_text

@@ -18,8 +18,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from mhacli.commands.diff.result import SCHEMA
-from mhacli.io.data import finite, plain
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array, finite, plain
 from mhacli.record.exports import Shown
 from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, Step

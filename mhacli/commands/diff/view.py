@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mhacli.commands.diff.compare import Difference, LayerDifference, RecordDiff, change_of, heads_of
 from mhacli.errors import UsageError, first_names
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record

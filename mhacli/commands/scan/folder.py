@@ -27,10 +27,9 @@ import safetensors.numpy
 
 from mhacli.cli.console import note
 from mhacli.errors import MhaError, UsageError, bad_file
-from mhacli.io.data import decode, json_checksum, load_json, plain
+from mhacli.io.data import Array, checksum, decode, json_checksum, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
-from mhacli.record.arrays import Array, checksum
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import (
     CONFIDENCE,

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from rich.style import Style
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.render.base.colours import CHANGES, NAN_SIGN, WEIGHTS, Ramp
 from mhacli.render.base.doc import Grid
 from mhacli.text.numbers import Unit, shown

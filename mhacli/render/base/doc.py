@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rich.console import RenderableType
 from rich.style import Style
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.text.numbers import Unit, shown
 

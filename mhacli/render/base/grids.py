@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.render.base.cells import FORBIDDEN, cell, ends_of, half_cells, levels, ramp_of, ticks
 from mhacli.render.base.colours import EMPTY, NAN_SIGN
 from mhacli.render.base.doc import Column, Grid

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels, ramp_of, scale_words, swatch_levels
 from mhacli.render.base.colours import SINK, UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Grid

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.render.page.elements import Html, classes_of, segments_of, tag
 from mhacli.render.page.elements import text as escaped
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.cells import FORBIDDEN

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mhacli.record.arrays import Array
+from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
 from mhacli.render.base.cells import DECADES, FORBIDDEN, ends
