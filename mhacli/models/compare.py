@@ -354,12 +354,12 @@ def _gaps_of_calls(a: Call, b: Call, *, stride: int) -> Iterator[tuple[str, Gap]
     for first in starts[:: stride if len(starts) > _MOST_BLOCKS else 1]:
         rows = slice(first, min(n_queries, first + step))
         x, y = (_matrices(call, rows) for call in (a, b))
-        seen = x["allowed"] & y["allowed"]
+        seen = x["allowed"].cpu() & y["allowed"].cpu()  # what is stored is on the CPU, what passes on its device
         for text in range(n_texts):
             for head in range(n_heads):
                 start = ((text * n_heads + head) * n_queries + first) * n_keys
                 own = seen[text, min(head, seen.shape[1] - 1)]
-                both = [each["scores"][text, head].masked_fill(~own, 0.0).cpu() for each in (x, y)]
+                both = [each["scores"][text, head].cpu().masked_fill(~own, 0.0) for each in (x, y)]
                 scores.add(start, *both)
                 pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
     yield "scores", scores

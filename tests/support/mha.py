@@ -292,6 +292,7 @@ def _environment(folder: Path, env: Mapping[str, str | None], modules: Mapping[s
     variables: dict[str, str | None] = {
         "PATH": f"{Path(MHA).parent}:{os.environ['PATH']}", "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8",
         "COLUMNS": "80", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm-256color", "CUDA_CACHE_DISABLE": "1",
+        "USE_PYTORCH_KERNEL_CACHE": "0",
         "MHA_BLOCK": os.environ.get("MHA_BLOCK"),
         "PYTHONPATH": str(place) if modules else None, **env,
     }  # fmt: skip
