@@ -178,7 +178,7 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
         renderer = import_module(f"mhacli.render.{output.format}")
         sys.stdout.writelines(renderer.pieces(record, options))
         return
-    from mhacli.render.display.show import record_views
+    from mhacli.render.show import record_views
 
     on = output.screen
     for view in record_views(record, options, on):

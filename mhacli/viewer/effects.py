@@ -12,9 +12,9 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.render.base.cells import cell, levels
 from mhacli.render.base.colours import CHANGES
 from mhacli.render.base.format import flowing
+from mhacli.render.base.grids import cell, levels
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint.effect import (
     effect_rows,

@@ -17,8 +17,8 @@ from textual.containers import Container
 
 from mhacli.errors import first_names
 from mhacli.render.base import format as words
-from mhacli.render.base.cells import FORBIDDEN, cell, ends
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, WEIGHTS
+from mhacli.render.base.grids import FORBIDDEN, cell, ends
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 from mhacli.viewer.heads import HeadsScreen, doubts, key, kind_sign, kind_words

@@ -12,9 +12,9 @@ from rich.style import Style
 from textual import events
 
 from mhacli.io.data import Array, finite
-from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, ticks
 from mhacli.render.base.colours import EMPTY, WEIGHTS, glyph, picked
 from mhacli.render.base.format import fitted, token_text
+from mhacli.render.base.grids import FORBIDDEN, cell, half_cells, levels, ticks
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import head_map

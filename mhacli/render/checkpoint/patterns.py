@@ -17,7 +17,6 @@ from mhacli.render.base.format import count_of, type_text
 from mhacli.render.base.grids import MAX_LINES
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, names_of
-from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, where
 from mhacli.text.tokens import AttentionKind, TokenSequence
@@ -85,8 +84,7 @@ def _of_layer(
     doubt = "" if inspected.verified else " · NOT verified"
     for place, head in _chosen(layer, options):
         name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
-        drawable = DrawableHead(view, place, head.head, head, inspected)
-        cells = replace(pattern_map(drawable, sequence), produced=produced)
+        cells = replace(pattern_map(view, place, sequence, statistics=head), produced=produced)
         title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]}" + (f" {type_text(head)}" if is_alone else "")
         if path:
             title = f"{path} · {title} · {count_of(len(view.sequences[sequence].tokens), 'token')}"

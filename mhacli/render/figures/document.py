@@ -10,12 +10,13 @@ from importlib.util import find_spec
 from rich.cells import cell_len
 from rich.console import Group
 
-from mhacli.errors import MhaError, missing_library
+from mhacli.errors import EXIT_CHECK, MhaError, missing_library
 from mhacli.record.record import Record
 from mhacli.render.base.format import RECORD_BY, provenance
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.terminal import bare
-from mhacli.render.figures.effects import effects_sheet
+from mhacli.render.checkpoint.effect import effect_grids, effect_words, measured_words
+from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.heads import heads_sheet
 from mhacli.render.figures.svg import (
     MONO,
@@ -80,6 +81,31 @@ def _walk(record: Record) -> Sheet:
         title=title,
         about=[" ".join(segment.text for row in about for segment in row)],
         body=[printed(Group(*parts), _COLUMNS)],
+    )
+
+
+_SIDE = 720.0
+"""The size of the map of heads."""
+
+
+def effects_sheet(record: Record) -> Sheet:
+    """The picture of a record's effects. Raises `MhaError` if it has none, or they are not proven."""
+    summary = record.effect
+    if summary is None:
+        raise MhaError(
+            "the record has no effects, so none can be drawn", hint="mha effect … --save makes such a record"
+        )
+    if not summary.verified.ok:
+        raise MhaError(
+            "the effects are not drawn: a second computation gives other numbers",
+            code="self-check",
+            exit_code=EXIT_CHECK,
+        )
+    maps = effect_grids(record)
+    return Sheet(
+        title=f"effect on {measured_words(record, summary)}",
+        body=[*(grids([("", [of])], _SIDE) for of in maps), *([legend(maps, maps[0].meaning)] if maps else [])],
+        caption=[part.plain for part in effect_words(record, Screen(10_000, False))],
     )
 
 

@@ -18,7 +18,7 @@ from mhacli.render.base.grids import MAX_LINES, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
-from mhacli.render.heads.drawable import DrawableHead, usual_scale
+from mhacli.render.heads.drawable import usual_scale
 from mhacli.render.heads.head_map import HeadMap, block_map, where
 from mhacli.text.numbers import shown
 
@@ -183,10 +183,10 @@ def head_map_view(
 ) -> RenderableType:
     """The map of a head of a sequence without its sink, which stands beside it. `layer` is an optional name."""
     lines = len(record.sequences[sequence].tokens) if options.everything else MAX_LINES * (2 if screen.colour else 1)
-    head = DrawableHead(record, place, record.heads[place].head, record.heads[place])
-    whole = block_map(head, sequence).fitting(lines, screen.width - _NAME - 1 - _SINK_WIDTH)
+    head = record.heads[place]
+    whole = block_map(record, place, sequence).fitting(lines, screen.width - _NAME - 1 - _SINK_WIDTH)
     cells = whole.without_sinks()
-    title = f"{where(record, sequence, layer, head.head)} · {words_of_type(record.heads[place].kind).name}"
+    title = f"{where(record, sequence, layer, head.head)} · {words_of_type(head.kind).name}"
     grid = _map_grid(cells, title, options.map_scale or "log", options)
     if cells.sinks:
         sink: Column[int] = Column(

@@ -16,8 +16,8 @@ import numpy as np
 from mhacli.io.data import Array
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
-from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.format import token_text
+from mhacli.render.base.grids import FORBIDDEN
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.tokens import TokenSequence
 
@@ -223,13 +223,19 @@ class HeadMap:
 
 def head_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head of a sequence, without padding: its cells if the record has them, else blocks."""
-    of_head = pattern_map if "pattern" in head.record.arrays else block_map
-    return of_head(head, sequence).of_tokens()
+    if "pattern" in head.record.arrays:
+        cells = pattern_map(head.record, head.place, sequence, statistics=head.statistics)
+    else:
+        cells = block_map(head.record, head.place, sequence)
+    return cells.of_tokens()
 
 
-def pattern_map(head: DrawableHead, sequence: int, site: str = "pattern") -> HeadMap:
-    """The cells of a pattern, without padded queries and with padded keys. Its sinks come from the statistics."""
-    record, arrays = head.record, head.record.arrays
+def pattern_map(
+    record: Record, place: int, sequence: int, *, site: str = "pattern", statistics: HeadStatistics | None = None
+) -> HeadMap:
+    """The cells of the head at a `place` of the pattern, without padded queries and with padded keys. Its sinks come from the
+    statistics."""
+    arrays = record.arrays
     queries, keys = record.sequences[sequence], record.keys[sequence]
     begin = record.first_query(sequence)
     rows = slice(begin, begin + len(queries.tokens))
@@ -237,14 +243,14 @@ def pattern_map(head: DrawableHead, sequence: int, site: str = "pattern") -> Hea
     cells = cell_map(
         queries,
         keys,
-        arrays[site][sequence, head.place, rows],
-        allowed[sequence, min(head.place, allowed.shape[1] - 1), rows],
+        arrays[site][sequence, place, rows],
+        allowed[sequence, min(place, allowed.shape[1] - 1), rows],
         first=(0, -record.first_key(sequence)),
-        sinks=sink_places(head.statistics, sequence, keys),
+        sinks=sink_places(statistics, sequence, keys),
     )
     if site == "pattern" and "entropy" in arrays:  # after dropout a row is no distribution
-        cells = replace(cells, entropy=arrays["entropy"][sequence, head.place, rows])
-    return _with_learned(cells, head.statistics)
+        cells = replace(cells, entropy=arrays["entropy"][sequence, place, rows])
+    return _with_learned(cells, statistics)
 
 
 def cell_map(
@@ -285,12 +291,11 @@ def sink_places(statistics: HeadStatistics | None, sequence: int, keys: TokenSeq
     return tuple(sorted(place for place in sinks if 0 <= place < len(keys.tokens)))
 
 
-def block_map(head: DrawableHead, sequence: int) -> HeadMap:
-    """The map of blocks from head statistics, with padding. Of sinks it has only those that begin a text or document,
-    because the weights of others per query are not kept."""
-    record, place = head.record, head.place
+def block_map(record: Record, place: int, sequence: int) -> HeadMap:
+    """The map of blocks of the head at a `place`, with padding. Of sinks it has only those that begin a text or
+    document, because the weights of others per query are not kept."""
     assert record.survey is not None, "a map is of a record of heads"
-    block, arrays = record.survey.block, record.arrays
+    block, arrays, statistics = record.survey.block, record.arrays, record.heads[place]
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
     seen = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
     n_queries = sums(seen.astype(np.float64), block)
@@ -298,7 +303,7 @@ def block_map(head: DrawableHead, sequence: int) -> HeadMap:
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
     keys = record.keys[sequence]
-    sinks = tuple(key for key in sink_places(head.statistics, sequence, keys) if keys.places[key] == 0)
+    sinks = tuple(key for key in sink_places(statistics, sequence, keys) if keys.places[key] == 0)
     cells = HeadMap(
         queries=record.sequences[sequence],
         keys=keys,
@@ -310,7 +315,7 @@ def block_map(head: DrawableHead, sequence: int) -> HeadMap:
         block=block,
         first=(-record.first_query(sequence), -record.first_key(sequence)),
     )
-    return _with_learned(cells, head.statistics)
+    return _with_learned(cells, statistics)
 
 
 def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, ...], shape: tuple[int, ...]) -> Array:
@@ -352,5 +357,5 @@ def largest_of_maps(maps: Iterable[HeadMap]) -> float:
 
 def largest_weight(record: Record) -> float:
     """The top of the common scale of all heads of a layer's record."""
-    heads = [DrawableHead(record, place, place) for place in range(record.config.n_heads)]
-    return largest_of_maps(pattern_map(head, b) for head in heads for b in range(len(record.sequences)))
+    heads, sequences = range(record.config.n_heads), range(len(record.sequences))
+    return largest_of_maps(pattern_map(record, head, b) for head in heads for b in sequences)

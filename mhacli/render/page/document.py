@@ -21,7 +21,6 @@ from mhacli.render.checkpoint.corpus import corpus_tables
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
 from mhacli.render.heads.grids import cell_meaning
-from mhacli.render.page.effects import effects
 from mhacli.render.page.elements import (
     WIDE,
     Html,
@@ -38,6 +37,7 @@ from mhacli.render.page.elements import (
     text,
     whole,
 )
+from mhacli.render.page.grids import effects
 from mhacli.render.page.payload import page_data, script_safe
 from mhacli.render.page.tables import head_statistics, walkthrough
 from mhacli.render.run.trace import header

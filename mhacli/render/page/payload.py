@@ -17,9 +17,9 @@ import numpy as np
 from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
-from mhacli.render.base.cells import DECADES, FORBIDDEN, ends
 from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
 from mhacli.render.base.format import token_text
+from mhacli.render.base.grids import DECADES, FORBIDDEN, ends
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of

@@ -16,7 +16,6 @@ from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
-from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.grids import patterns
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_weight, pattern_map
 from mhacli.render.heads.table import heads_table, statistics
@@ -140,4 +139,4 @@ def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str
     of_sequence = f"sequence {sequence} · " if len(record.sequences) > 1 else ""
     for site, note in sites.items():
         title = f"{of_sequence}head {head}{kv_head_of(record, head)}{note}"
-        yield title, pattern_map(DrawableHead(record, head, head), sequence, site)
+        yield title, pattern_map(record, head, sequence, site=site)

@@ -13,8 +13,7 @@ from mhacli.render.base.options import Screen, ViewOptions
 
 def html_of(result: Shown | Pattern) -> str:
     """The HTML of a result."""
-    from mhacli.render.display.fragment import COLUMNS, fragment, terminal_part
-    from mhacli.render.display.record import pattern_html, record_html
+    from mhacli.render.notebook import COLUMNS, fragment, pattern_html, record_html, terminal_part
 
     if isinstance(result, Pattern):
         return pattern_html(result)

@@ -1,1 +1,0 @@
-"""How results show themselves: as HTML in notebooks, and by rich on terminals."""
