@@ -26,7 +26,21 @@ from mhacli.render.base.colours import EMPTY, KIND_SIGNS, type_sign
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
-from mhacli.viewer.panes import ACCENT, CURSOR, PLAIN, Cell, Lines, Pane, Words, at, named, segments, title_line, window
+from mhacli.viewer.panes import (
+    ACCENT,
+    CURSOR,
+    DIM,
+    PLAIN,
+    Cell,
+    Lines,
+    Pane,
+    Words,
+    at,
+    named,
+    segments,
+    title_line,
+    window,
+)
 from mhacli.viewer.session import Place, Session
 
 _LEAST = (9, 4)
@@ -299,6 +313,8 @@ class Overview(HeadsScreen):
             blocks = [self._picture((row, number)) for number in self._numbers]
             for begin in range(0, n_heads, across):
                 lines += map(chain.from_iterable, zip(*blocks[begin : begin + across], strict=True))
+        else:
+            lines.append([("pictures of the heads need a larger window", DIM)])
         yield segments(lines, width)
 
     def _picture(self, place: Place) -> list[list[Cell]]:

@@ -86,7 +86,7 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
         foot=[*_baselines(record, listed)],
         legend=[*_legend(listed)],
         gap=1,
-        elsewhere="with --sort, --csv" if has_many else "in mha heads",
+        elsewhere="with --sort, --csv" if has_many else "with --json",
     )
 
 
