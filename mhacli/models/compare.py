@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from mmap import ACCESS_READ, mmap
 from shutil import copyfileobj
 from tempfile import TemporaryFile
@@ -51,6 +52,19 @@ class Stored(NamedTuple):
     start: int
 
 
+class Numbers(NamedTuple):
+    """An array, of whose flattened numbers `read` gives those from a place to another."""
+
+    shape: tuple[int, ...]
+    read: Callable[[int, int], Tensor]
+
+
+def numbers_of(tensor: Tensor) -> Numbers:
+    """A tensor in memory as an array that is read in parts."""
+    flat = tensor.detach().flatten()
+    return Numbers(tuple(tensor.shape), lambda start, stop: flat[start:stop].cpu())
+
+
 Rounding = tuple[float, list[float]]
 """How far rounding moves a place, and each of its heads."""
 
@@ -88,19 +102,21 @@ class Computed:
         self._known = [*self._known[-7:], (tensor, stored)]
         return stored
 
-    def read(self, stored: Stored, start: int = 0, stop: int | None = None) -> Tensor:
-        """The numbers of a stored tensor from `start` to `stop`, as one row."""
-        stop, size = math.prod(stored.shape) if stop is None else stop, stored.dtype.itemsize
+    def read(self, stored: Stored, start: int, stop: int) -> Tensor:
+        """The numbers of a stored tensor from `start` to `stop`."""
+        size = stored.dtype.itemsize
         data = bytearray((stop - start) * size)
         self.file.seek(stored.start + start * size)
         self.file.readinto(data)  # type: ignore[attr-defined]
         return torch.frombuffer(data, dtype=stored.dtype) if data else torch.empty(0, dtype=stored.dtype)
 
-    def value(self, place: Place) -> Tensor | Call:
+    def value(self, place: Place) -> Numbers | Call:
         """What is stored of a place."""
         call, tensors = self.entries[place]
-        found = {name: self.read(stored).reshape(stored.shape) for name, stored in tensors.items()}
-        return found[""] if call is None else call.holding(found)
+        if call is None:
+            return Numbers(tensors[""].shape, partial(self.read, tensors[""]))
+        found = {name: self.read(each, 0, math.prod(each.shape)).reshape(each.shape) for name, each in tensors.items()}
+        return call.holding(found)
 
     def shape(self, place: Place) -> tuple[int, ...]:
         """The shape of what is computed at a place."""
@@ -110,11 +126,12 @@ class Computed:
 
     def rotates_nothing(self, place: Place) -> bool:
         """Whether a place is that of queries or keys before their scores that are the same as projected."""
-        before = [p for p in self.entries if p.key == changed(place, site=place.site.removesuffix("_rotated")).key]
-        if not before or before[0].key == place.key:
+        before = changed(place, site=place.site.removesuffix("_rotated"))
+        projected = next((other for other in self.entries if other.key == before.key and other is not place), None)
+        if projected is None or before.site == place.site:
             return False
-        projected, rotated = (self.value(p) for p in (before[0], place))
-        return isinstance(projected, Tensor) and isinstance(rotated, Tensor) and torch.equal(projected, rotated)
+        gaps = [gap for _, gap in _gaps(place, self.value(projected), self.value(place))]
+        return bool(gaps) and gaps[0].largest == 0.0
 
 
 def compute(
@@ -136,7 +153,8 @@ def measure_rounding(model: nn.Module, forward: Forward, found: Computed) -> Non
     """Measures how far the places of a model move if every part rounds otherwise: the most in some passes."""
 
     def compare(place: Place, value: Tensor | Call) -> None:
-        for site, gap in _gaps(place, (found, None), value, stride=_STRIDE):
+        now = value if isinstance(value, Call) else numbers_of(value)
+        for site, gap in _gaps(place, found.value(place), now, stride=_STRIDE):
             own = changed(place, site=site)
             relative, heads = found.rounding.get(own, (0.0, gap.heads))
             heads = [max(pair) for pair in zip(heads, gap.heads, strict=True)]
@@ -288,42 +306,24 @@ def _ratio(change: float, of: float) -> float:
     return 0.0 if change == 0.0 else math.inf if of == 0.0 else math.sqrt(change / of)
 
 
-_Side = tuple[Computed, Place | None]
-"""What a model computed, and the place of which it is compared, if it is another than that of the first."""
-
-
-def _gaps(place: Place, a: _Side, b: _Side | Tensor | Call, stride: int = 1) -> Iterator[tuple[str, Gap]]:
-    """The differences at a place by site: those of scores and pattern, or that of a tensor. None where shapes do not fit."""
-    first, second = a[0], b[0] if isinstance(b, tuple) else None
-    other = b[1] if isinstance(b, tuple) else None
-    if place.site == "scores":
-        calls = [first.value(place), second.value(other or place) if second else b]
-        yield from _gaps_of_calls(*calls, stride=stride)  # type: ignore[arg-type]
+def _gaps(place: Place, a: Numbers | Call, b: Numbers | Call, stride: int = 1) -> Iterator[tuple[str, Gap]]:
+    """The differences at a place by site: those of scores and pattern, or that of an array. None where shapes do not fit."""
+    if isinstance(a, Call) and isinstance(b, Call):
+        yield from _gaps_of_calls(a, b, stride=stride)
+    if isinstance(a, Call) or isinstance(b, Call):
         return
-    stored = first.entries[place][1][""]
-    readers: list[Callable[[int, int], Tensor]] = [lambda start, stop: first.read(stored, start, stop)]
-    if isinstance(b, Tensor):
-        flat, shape = b.detach().flatten(), tuple(b.shape)
-        readers.append(lambda start, stop: flat[start:stop].cpu())
-    else:
-        assert second is not None
-        beside = second.entries[other or place][1][""]
-        readers.append(lambda start, stop: second.read(beside, start, stop))
-        shape = beside.shape
-    if shape != stored.shape:
-        pair = _fitted(place, first.read(stored).reshape(stored.shape), readers[1](0, math.prod(shape)).reshape(shape))
+    if a.shape != b.shape:
+        whole = [each.read(0, math.prod(each.shape)).reshape(each.shape) for each in (a, b)]
+        pair = _fitted(place, whole[0], whole[1])
         if pair is None:
             return
-        flats = [tensor.flatten() for tensor in pair]
-        readers = [lambda start, stop, flat=flat: flat[start:stop] for flat in flats]  # type: ignore[misc]
-        shape = tuple(pair[0].shape)
-    gap, n = Gap(shape), math.prod(shape)
-    step = min(_CHUNK, math.prod(shape[2:])) if len(shape) == 4 else _CHUNK
-    for plane in range(0, n, math.prod(shape[2:]) if len(shape) == 4 else n or 1):
-        end = min(n, plane + math.prod(shape[2:])) if len(shape) == 4 else n
-        for start in range(plane, end, step):
-            stop = min(end, start + step)
-            gap.add(start, *(read(start, stop) for read in readers))
+        a, b = map(numbers_of, pair)
+    gap, n = Gap(a.shape), math.prod(a.shape)
+    of_head = math.prod(a.shape[2:]) if len(a.shape) == 4 else n
+    for first in range(0, n, of_head or 1):
+        for start in range(first, first + of_head, _CHUNK):
+            stop = min(first + of_head, start + _CHUNK)
+            gap.add(start, a.read(start, stop), b.read(start, stop))
     yield place.site, gap
 
 
@@ -441,7 +441,7 @@ def compare(a: Computed, b: Computed) -> Comparison:
     rows, unmatched = list[Difference](), list[Unmatched]()
     for place in a.entries:
         other = of_b.pop(place.key, None)
-        gaps = [] if other is None else [*_gaps(place, (a, None), (b, other))]
+        gaps = [] if other is None else [*_gaps(place, a.value(place), b.value(other))]
         where = (place.layer, place.stack, place.part, place.site, place.name)
         if other is None:
             unmatched += [] if a.rotates_nothing(place) else [Unmatched(*where, None, "only A has it")]
@@ -462,8 +462,11 @@ def compare(a: Computed, b: Computed) -> Comparison:
         raise MhaError(message, code="cannot-compare")
     if a.kind != b.kind:
         rows = [changed(row, healed=row.beyond and _is_healed(row, rows[at + 1 :])) for at, row in enumerate(rows)]
+    notes = [
+        f"the router of layer {row.layer} chooses other experts" for row in rows if row.site == "experts" and row.beyond
+    ]
     dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
-    return Comparison(rows, unmatched, _notes(a, b), dtypes)
+    return Comparison(rows, unmatched, _notes(a, b) + notes, dtypes)
 
 
 def coarser(a: Computed, b: Computed) -> Computed:
@@ -492,29 +495,15 @@ def _notes(a: Computed, b: Computed) -> list[str]:
 
 def _row(place: Place, name_b: str, gap: Gap, rounding: dict[Any, Rounding], floor: float) -> Difference:
     known, of_heads = rounding.get(place.key, (0.0, []))
-    least = max(known, floor)
-    heads = [
-        n
-        for n, relative in enumerate(gap.heads)
-        if relative > TIMES_ROUNDING * max(floor, of_heads[n] if n < len(of_heads) else 0.0)
-    ]
+    least, relatives = max(known, floor), gap.heads
+    of_heads = [max(floor, each) for each in of_heads] if len(of_heads) == len(relatives) else [least] * len(relatives)
     is_beyond = not gap.relative <= TIMES_ROUNDING * least
-    head = max(range(len(gap.heads)), key=gap.heads.__getitem__) if gap.heads and is_beyond else None
+    pairs = enumerate(zip(relatives, of_heads, strict=True))
+    heads = [n for n, (relative, own) in pairs if is_beyond and relative > TIMES_ROUNDING * own]
+    head = max(range(len(relatives)), key=relatives.__getitem__) if relatives and is_beyond else None
+    where = (place.layer, place.stack, place.part, place.site, place.name, name_b)
     return Difference(
-        layer=place.layer,
-        stack=place.stack,
-        part=place.part,
-        site=place.site,
-        name_a=place.name,
-        name_b=name_b,
-        relative=gap.relative,
-        rounding=least,
-        largest=gap.largest,
-        at=gap.at,
-        head=head,
-        heads=tuple(heads) if is_beyond else (),
-        n_heads=len(gap.heads),
-        beyond=is_beyond,
+        *where, gap.relative, least, gap.largest, gap.at, head, tuple(heads), len(relatives), beyond=is_beyond
     )
 
 

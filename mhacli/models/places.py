@@ -6,6 +6,7 @@ in which it runs; names are read only for the roles of projections. A second pas
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,8 @@ Run = tuple[str, int]
 """The name of a module, and how often it ran before."""
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
 """The sites of an attention that are not the output of a module."""
+_NORM = re.compile(r"norm|^ln|ln$", re.IGNORECASE)
+_ROUTER = re.compile(r"router|^gate$", re.IGNORECASE)
 _STACKS: dict[AttentionKind, Stack | None] = {
     "self": None,
     "encoder": "encoder",
@@ -85,8 +88,9 @@ class _Span:
     @property
     def is_norm(self) -> bool:
         """Whether it normalises, and does nothing else."""
-        is_small = all(parameter.ndim < 2 for parameter in self.module.parameters())
-        return is_norm(self.module) and is_small and not self.calls
+        is_small = all(parameter.ndim < 2 for parameter in self.module.parameters()) and not self.calls
+        is_named = self.has_weights and _NORM.search(self.name.rpartition(".")[2]) is not None
+        return is_small and (is_norm(self.module) or is_named)
 
     @property
     def has_weights(self) -> bool:
@@ -325,7 +329,7 @@ class _Planner:
         self._assign(items)
         stacks = {item.call: _STACKS[self.all_calls[item.call].kind] for item in items if item.kind == "call"}
         units = [item for item in items if item.kind == "unit"]
-        has_norm_first = next((item.kind == "norm" for item in items if item.kind in ("norm", "unit")), False)
+        has_norm_first = next((item.kind == "norm" for item in items if item.kind != "table"), False)
         for at, item in enumerate(items):
             if item.kind == "norm":
                 self._norm(items, at, layer, stacks, stack, begins=has_norm_first)
@@ -343,6 +347,9 @@ class _Planner:
                 if output is not None:
                     self._put(output, layer, stacks[item.call], "attention", "output")
         of_mlp = [unit.span for unit in units if unit.of == "mlp"]
+        for inner in (each for unit in of_mlp for each in unit.within() if isinstance(each, _Span)):
+            if _ROUTER.search(inner.name.rpartition(".")[2]):
+                self._put(inner, layer, stack, "mlp", "router")
         if of_mlp:
             self._put(of_mlp[-1], layer, stack, "mlp", "output")
         if span is not self.root:
@@ -435,7 +442,10 @@ def read_places(model: nn.Module, forward: Forward, places: Places, sink: Sink) 
         if run in places.projected:
             projected[name] = places.projected[run], tensor
         if run in places.outputs:
-            sink(places.outputs[run], tensor)
+            sink(place := places.outputs[run], tensor)
+            if place.site == "router" and isinstance(output, tuple):
+                for chosen in (each for each in output if isinstance(each, Tensor) and not each.is_floating_point()):
+                    sink(changed(place, site="experts"), chosen.sort(dim=-1).values.float())
 
     def take(call: Call) -> None:
         nonlocal n_calls
@@ -496,21 +506,22 @@ def _projections(call: Call, projected: dict[str, tuple[str, Tensor]]) -> dict[s
     far as names and widths tell them. Fused projections are cut so that the values are those of the attention."""
     found = dict[str, tuple[str, Tensor]]()
     batch, n_heads, *_ = call.shape
-    n_plain = sum(not site for site, _ in projected.values())
+    v, n_plain = call.v, sum(not site for site, _ in projected.values())
     for name, (site, tensor) in projected.items():
         letters = site[:1] or read_name(name)[0]
-        if call.v is None or tensor.ndim < 2 or tensor.numel() % batch:
+        if v is None or tensor.ndim < 2 or tensor.numel() % batch:
             continue
-        n_kv, d_v = call.v.shape[1] if call.k is None else call.k.shape[1], call.v.shape[-1]
-        n, width = n_heads if letters == "q" else n_kv, tensor.shape[-1]
-        if tensor.ndim == 4 and n in tensor.shape[1:3]:
-            found[site or letters] = name, tensor if tensor.shape[1] == n else tensor.transpose(1, 2)
-            continue
-        rows = tensor.reshape(batch, -1, width)
-        if letters in ("q", "k", "v") and width % n == 0 and (letters != "v" or width == call.v.shape[1] * d_v):
-            found[site or letters] = name, rows.unflatten(-1, (n, -1)).transpose(1, 2)
+        like = {"q": call.q, "k": call.k, "v": v}.get(letters)
+        d = v.shape[-1] if like is None else like.shape[-1]
+        n = n_heads if letters == "q" else tensor.shape[-1] // d
+        if tensor.ndim == 4:
+            is_first = tensor.shape[-1] == d and like is not None and tensor.shape[1] == like.shape[1]
+            found[site or letters] = name, tensor if is_first else tensor.transpose(1, 2)
+        elif letters in ("q", "k", "v") and n and tensor.shape[-1] % n == 0:
+            found[site or letters] = name, tensor.reshape(batch, -1, n, tensor.shape[-1] // n).transpose(1, 2)
         elif len(letters) == 3 or n_plain == 1:
-            found |= {letter: (name, part) for letter, part in _cut(rows, n_heads, call.v).items()}
+            rows = tensor.reshape(batch, -1, tensor.shape[-1])
+            found |= {letter: (name, part) for letter, part in _cut(rows, n_heads, v).items()}
     return found
 
 

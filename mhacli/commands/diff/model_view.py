@@ -31,7 +31,7 @@ _SHORT = {
 _COLUMNS = tuple(
     [("attention", site) for site in ("norm", "q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated")]
     + [("attention", site) for site in ("scores", "pattern", "z", "output", "output_norm")]
-    + [("mlp", site) for site in ("norm", "inner_norm", "output", "output_norm", "residual")]
+    + [("mlp", site) for site in ("norm", "router", "experts", "inner_norm", "output", "output_norm", "residual")]
 )
 
 

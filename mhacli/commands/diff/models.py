@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from mhacli.attention.memory import require_room
 from mhacli.commands.diff.result import DiffRequest, ModelDiff, Side, model_diff, other_ids
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.data import decode
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.compare import Computed, coarser, compare, compute, load_places, measure_rounding, save_places
 from mhacli.models.inputs import run_model
-from mhacli.models.load import Loaded, device_of, find, load_model, require_ids
+from mhacli.models.load import Loaded, device_of, find, load_model
 from mhacli.models.passes import require_open
 from mhacli.models.places import OF_CALLS, Forward, Place
 from mhacli.models.run import make_texts
@@ -109,8 +109,9 @@ def _inputs(side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], w
     is_pair = any(each is not None and each.config.is_encoder_decoder for each in found)
     if wanted.ids is not None:
         rows = named_by_ids(wanted.ids)
-        if loaded is not None:
-            require_ids([rows], int(loaded.text_config.vocab_size), side.word)
+        n = 0 if loaded is None else int(loaded.text_config.vocab_size)
+        if loaded is not None and max(wanted.ids) >= n:
+            raise UsageError(out_of_range("--ids", max(wanted.ids), n))
         return _keywords(rows, rows if is_pair else None)
     if loaded is None and wanted.tokenizer is not None and wanted.texts and not any(found):
         from mhacli.models.load import load_tokenizer

@@ -80,13 +80,9 @@ def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
         document = mhacli.diff(model, changed, inputs_of(family))
         assert first(document) == (1 if "1." in module else None, part, site), module
         assert document["first"]["name_a"] == document["first"]["name_b"]
-        stack = (
-            "cross"
-            if "DecAttention" in module or "er.block.1.layer.1.layer_norm" in module
-            else module.partition(".")[0]
-        )
-        if family == "t5" and "encoder" not in module:
-            assert document["first"]["stack"] == (stack if stack == "cross" else "decoder"), module
+        is_cross = "DecAttention" in module or "decoder.block.1.layer.1" in module
+        stack = "cross" if is_cross else module.partition(".")[0]
+        assert document["first"]["stack"] == (stack if family == "t5" else None), module
 
 
 @pytest.mark.parametrize("family", PLACES)
@@ -136,9 +132,7 @@ def test_the_heads_of_a_changed_projection_are_named() -> None:
     }
     assert of_layer["q"]["heads"] == of_layer["scores"]["heads"] == of_layer["z"]["heads"] == [5]
     assert not of_layer["k"]["beyond"]
-    q = [model.get_submodule(f"{ATTENTION}q_proj"), changed.get_submodule(f"{ATTENTION}q_proj")]
     assert json.loads(json.dumps(document))["first"] == document["first"]
-    assert not torch.equal(q[0].weight, q[1].weight), "weights are never copied"
 
 
 # ------------------------------------------------------------------------------------------------- a port of GPT-2 by hand
@@ -228,6 +222,8 @@ def test_a_port_parts_where_its_mistake_is(mistake: str, place: Any, by_hand: bo
     words = {"scale": "scale", "mask": "mask", "gelu": "activation", "norm": "only A has it", "positions": "positions"}
     assert words.get(mistake, "") in document["summary"]
     assert document["first"] is None or document["first"]["name_b"] in dict(Port(model).named_modules())
+    assert document["summary"] in repr(document)
+    assert document["summary"][:20] in document._repr_html_()
 
 
 def test_logits_of_the_last_position_alone_are_compared_with_the_last() -> None:
@@ -256,7 +252,6 @@ def test_models_in_training_with_gradients_are_left_as_they_are() -> None:
     model = copy.deepcopy(checkpoints.model("llama")).train()
     before = copy.deepcopy(model.state_dict())
     assert mhacli.diff(model, checkpoints.model("llama"), IDS)["first"] is None
-    assert model.training
     assert all(module.training for module in model.modules())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -268,13 +263,6 @@ def test_inputs_that_a_model_does_not_take_are_an_error(inputs: Any) -> None:
         mhacli.diff(model, Port(model), inputs)
     with pytest.raises(mhacli.MhaError, match="two records, or two models"):
         mhacli.diff(model, "a.safetensors", IDS)
-
-
-def test_a_difference_shows_itself_in_a_notebook() -> None:
-    model = checkpoints.model("gpt2")
-    document = mhacli.diff(model, Port(model, "mask"), IDS)
-    assert document["summary"] in repr(document)
-    assert "mask" in document._repr_html_()
 
 
 # ------------------------------------------------------------------------------------------------------------- the command
@@ -350,7 +338,7 @@ def test_other_ids_of_two_tokenizers_are_the_answer(mha: Any, folders: Any) -> N
 @pytest.mark.parametrize(("words", "code", "mentions"), [
     ("A B", 2, "text"), ("A nowhere/at/all TEXT", 1, "nowhere"), ("A ./nope TEXT", 1, "./nope"), ("A B TEXT TEXT", 2, "one text"),
     ("A B TEXT --tolerance 1", 2, "--tolerance"), ("RECORD A TEXT", 1, "record"), ("RECORD RECORD TEXT", 2, "without a text"),
-    ("A B --ids 5,99999", 1, "99999"), ("A B TEXT --attn nonsense", 2, "nonsense"), ("A B TEXT --map x.{i}=y.{i}", 2, "x.0"),
+    ("A B --ids 5,99999", 2, "99999"), ("A B TEXT --attn nonsense", 2, "nonsense"), ("A B TEXT --map x.{i}=y.{i}", 2, "x.0"),
     ("A B TEXT --ids 3", 2, "--ids"), ("A nope.py:GPT TEXT", 1, "nope.py"), ("A", 2, "two things"),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_one_sentence(mha: Any, folders: Any, words: str, code: int, mentions: str) -> None:
