@@ -73,8 +73,9 @@ class InputDrawer:
             return new_rows
 
         if inputs.keys is None:
-            return map_rows(inputs, change)
-        return map_rows(inputs, change)._replace(queries=inputs.queries)
+            return inputs._replace(queries=change(inputs.queries))
+        values = None if inputs.values is None else change(inputs.values)
+        return inputs._replace(keys=change(inputs.keys), values=values)
 
     def allowed(self, inputs: Inputs) -> Tensor:
         """A random mask `[batch, 1, query, key]` that leaves each query a key, and is neither symmetric nor triangular."""

@@ -67,7 +67,7 @@ ROWS = (
     Right("known:BookAttention", BOOK, CAUSAL, "no-bias"),
     Right("known:InnerAttention", "dim=24 heads=3 dim_head=5"),
     Right("known:TransformerAttention", "n_head=3 d_model=24 d_k=8 d_v=7", KEEP, "d-v"),
-    Right("known:DiveAttention", "num_hiddens=24 num_heads=3"),
+    Right("known:DiveAttention", "num_hiddens=24 num_heads=3", choices="mask-form"),
     Right("right:Einsum", SIZES),
     Right("right:LoopOverHeads", "n_embd=24 num_heads=3", CAUSAL, "per-head"),
     Right("right:Wrapped", "hidden=24 heads=3", HIDE),
