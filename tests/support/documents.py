@@ -118,7 +118,9 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         word for word in shlex.shlex(command, posix=True, punctuation_chars=True) if word and word[0] in "|;&<>$"
     }
     if command.startswith("mha ") and not operators and "*" not in command:
-        ended = mha.run(folder, *shlex.split(command)[1:], code=range(4), writes=(".cache", ".config"))
+        ended = mha.run(
+            folder, *shlex.split(command)[1:], code=range(4), writes=(".cache", ".config", "torchinductor_root")
+        )
         return subprocess.CompletedProcess(command, ended.code, ended.stdout, ended.stderr)
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env=mha.environment(folder), capture_output=True, text=True, check=False
