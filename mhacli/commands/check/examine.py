@@ -162,8 +162,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
         return report
     choices = {choice.name for choice in report.choices}
     is_causal = (is_meant_causal(subject, request.of) or "causal" in choices) and "causal-by-mask" not in choices
-    is_known = request.not_causal or report.verdict == "right"
-    stated = True if is_causal else False if is_known else None
+    stated = True if is_causal else False if request.not_causal else None
     asker = asker_of(sequences, request.seed, stage, is_causal=stated)
     asker.all()
     if report.verdict == "unknown":  # it may be a block around an attention
@@ -212,7 +211,7 @@ def is_meant_causal(subject: UserAttention, request: TargetRequest) -> bool:
     because the context has its own positions."""
     if subject.causal_by is not None or subject.mode == "cross":
         return subject.causal_by is not None
-    name = getattr(subject.built.thing, "__name__", "")
+    name = getattr(subject.built.thing, "__name__", type(subject.built.thing).__name__)
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     return request.causal or (any(word in _CAUSAL for word in words) and not any(word in _DENIALS for word in words))
 

@@ -194,6 +194,18 @@ def test_padding_beside_a_memory_is_no_fault_of_a_mask_of_the_memory() -> None:
     assert (report.verdict, report.findings) == ("right", ())
 
 
+class Chunked(Around):
+    """Each chunk of 16 tokens sees itself as a whole, and those before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chunk = torch.arange(len(x)) // 16
+        return self.attention(x, x, x, attn_mask=chunk[:, None] < chunk)[0]
+
+
+def test_a_leak_that_only_long_texts_show_is_found() -> None:
+    assert [finding.code for finding in mhacli.check(Chunked()).findings] == ["sees-the-future"]
+
+
 @pytest.mark.parametrize(("layer", "side"), [("Padded", "hide"), ("Padded", None)])
 def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_given(
     layer: str, side: Literal["hide"] | None
