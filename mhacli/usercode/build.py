@@ -1,4 +1,4 @@
-"""Builds a user's attention from given arguments, constructor defaults, and guesses, which are reported."""
+"""Imports and builds a user's attention from given arguments, constructor defaults, and guesses, which are reported."""
 
 from __future__ import annotations
 
@@ -6,23 +6,70 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from mhacli.errors import MhaError, first_names
+from mhacli.record.record import Argument
 from mhacli.usercode.arguments import Role, parse_value, role_of, usual_values
 from mhacli.usercode.call.signature import ROWS, signature_of
 from mhacli.usercode.inputs import copied, seeded
-from mhacli.usercode.process import exception_text, lacks_cuda, shown_path, user_code_error
-from mhacli.usercode.target import TargetRequest, source_file
-from mhacli.usercode.types import Built
+from mhacli.usercode.process import Stage, exception_text, lacks_cuda, no_stage, shown_path, user_code_error
+from mhacli.usercode.target import TargetRequest, find_target, source_file
 
 _EMPTY: Final = inspect.Parameter.empty
 _MOST_SHOWN: Final = 40
+
+
+@dataclass(frozen=True)
+class Built:
+    """The target, ready to be called.
+
+    `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
+    class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
+    arguments, defaults included; `given` names those from the user, and `guesses` those that mha had to guess, with the reason
+    of each. `rebuild(changes)` builds the target again with some arguments changed. `file` is its source file, None if there is
+    none. `stage` is told when a call begins and ends, so that only calls have a time limit.
+    """
+
+    name: str
+    thing: Any
+    call: Callable[..., Any]
+    module: nn.Module | None
+    arguments: Mapping[str, Any]
+    given: frozenset[str]
+    guesses: Mapping[str, str]
+    rebuild: Callable[[Mapping[str, Any]], Built]
+    file: str | None = None
+    stage: Stage = no_stage
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Tells the stage that a call begins, and at the end that it ended."""
+        self.stage(f"calling {self.name}")
+        try:
+            yield
+        finally:
+            self.stage(f"examining {self.name}", limited=False)
+
+    @property
+    def files(self) -> list[str]:
+        """The source file as a list, empty if there is none."""
+        return [] if self.file is None else [self.file]
+
+
+def load_built(request: TargetRequest, stage: Stage) -> Built:
+    """The requested code, built, before it is known how to call it."""
+    stage(f"importing {request.target}")
+    thing = find_target(request.target)
+    stage(f"building {request.target}")
+    built = build(thing, request)
+    stage(f"finding out how to call {request.target}")
+    return replace(built, stage=stage)
 
 
 def build(thing: Any, request: TargetRequest) -> Built:
@@ -278,3 +325,14 @@ def _config(
 def _fields(config: object) -> Mapping[str, Any]:
     """The fields of a config: its items, or its attributes."""
     return config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+
+
+def arguments_of(built: Built) -> tuple[Argument, ...]:
+    """The arguments with which the code was built, and the origin of each."""
+    arguments = []
+    for name, value in built.arguments.items():
+        if any(other.startswith(f"{name}.") for other in built.arguments):
+            continue  # a config, whose fields are listed one by one
+        origin = "guessed" if name in built.guesses else "given" if name in built.given else "default"
+        arguments.append(Argument(name, f"{value!r:.80}", origin, built.guesses.get(name, "")))  # type: ignore[arg-type]
+    return tuple(arguments)

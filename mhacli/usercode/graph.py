@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from mhacli.usercode.call.user_attention import UserAttention
-from mhacli.usercode.inputs import lengths_of, map_rows
+from mhacli.usercode.inputs import Inputs, MaskForm, lengths_of, map_rows
 from mhacli.usercode.operations import Operation, address_of, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.types import Inputs, MaskForm
 
 SOFTMAXES = ("softmax", "log_softmax", "softmax_")
 KERNEL = "scaled_dot_product_attention"

@@ -1,4 +1,4 @@
-"""Random inputs for a user's attention, seeded calls, and copies of modules."""
+"""The inputs of a user's attention and the forms of its masks, random inputs, seeded calls, and copies of modules."""
 
 from __future__ import annotations
 
@@ -7,18 +7,65 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
-
-from mhacli.usercode.types import Inputs, InputSizes
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
+
+
+MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
+MaskMeaning = Literal["keep", "hide"]
+
+
+class MaskForm(NamedTuple):
+    """The format of a mask argument.
+
+    `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
+    01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, the number of
+    tokens of each sequence. `true_means` is the meaning of True or 1, always keep for additive masks and lengths. `n_shared`:
+    the batch axis of the mask is shorter by this factor and repeats, as the masks of windows repeat for each image.
+    """
+
+    parameter: str
+    axes: tuple[str, ...]
+    kind: MaskKind
+    true_means: MaskMeaning = "keep"
+    n_shared: int = 1
+
+
+class Inputs(NamedTuple):
+    """The inputs of a call.
+
+    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v, `[batch, head, query, d_head]`
+    and `[batch, kv_head, key, d_head]`. `keys` is None for self-attention; `values` is None if they are the keys. `allowed`,
+    bool `[batch or 1, 1, query, key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
+    tokens and False for padding.
+    """
+
+    queries: Float[Tensor, "..."]
+    keys: Float[Tensor, "..."] | None = None
+    values: Float[Tensor, "..."] | None = None
+    allowed: Bool[Tensor, "..."] | None = None
+    real: Bool[Tensor, "batch key"] | None = None
+
+
+@dataclass(frozen=True)
+class InputSizes:
+    """The sizes of the inputs. They differ from each other and from the sizes of the module as far as the module allows."""
+
+    batch: int
+    q_len: int
+    k_len: int
+    d_in: int
+    d_context: int
 
 
 class InputDrawer:

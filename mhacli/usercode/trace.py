@@ -22,15 +22,15 @@ from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import places
 from mhacli.usercode.arguments import role_of
+from mhacli.usercode.build import arguments_of, load_built
+from mhacli.usercode.call.find_call import find_user_attention
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.graph import KERNEL, SOFTMAXES, Graph, is_transpose, recorded, weights_of
-from mhacli.usercode.inputs import copied, lengths_of
+from mhacli.usercode.inputs import Inputs, MaskForm, copied, lengths_of
 from mhacli.usercode.operations import Operation, address_of, writes_into_input
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.types import Inputs, MaskForm
-from mhacli.usercode.user_module import arguments_of, load_user_attention
 
 _TOLERANCE = 1e-4
 """Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
@@ -42,7 +42,7 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     target (`of`), whether to summarise `values`, and the command line. Raises `MhaError` if the target cannot be imported, built
     or called."""
     target = decode(TargetRequest, request["of"], "request")
-    subject = load_user_attention(target, stage)
+    subject = find_user_attention(load_built(target, stage), target)
     plain = subject.of(copied(subject.built.call), subject.dtype)
     inputs, mask = _first_inputs(subject, target)
     stage(f"calling {target.target}")

@@ -28,15 +28,14 @@ from mhacli.commands.check.result import CheckRequest, Examination, Finding, Fir
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.arguments import role_of
-from mhacli.usercode.build import is_factory, parameters_of
+from mhacli.usercode.build import arguments_of, is_factory, load_built, parameters_of
+from mhacli.usercode.call.find_call import find_user_attention
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.graph import recorded
-from mhacli.usercode.inputs import cast, cast_copy
+from mhacli.usercode.inputs import Inputs, MaskForm, cast, cast_copy
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.usercode.target import Choice, TargetRequest, find_target
-from mhacli.usercode.types import Inputs, MaskForm
-from mhacli.usercode.user_module import arguments_of, load_user_attention
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
@@ -68,7 +67,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no input fits both."""
     assert request.against is not None
     targets = (request.of.target, request.against.target)
-    first = load_user_attention(request.of, stage)
+    first = find_user_attention(load_built(request.of, stage), request.of)
     second = _other(request.against, first, stage)
     if _takes(first) != _takes(second):
         raise MhaError(
@@ -130,7 +129,8 @@ def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAt
     """The second implementation, ready to be called. Raises `MhaError` that names the `--against-` options."""
     stage(f"importing {request.target}")
     try:
-        return load_user_attention(_with_arguments_of(first, request), stage)
+        request = _with_arguments_of(first, request)
+        return find_user_attention(load_built(request, stage), request)
     except MhaError as fault:
         fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
         fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)

@@ -29,6 +29,7 @@ from mhacli.commands.check.observed_properties import (
 )
 from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.arguments import Role, role_of
+from mhacli.usercode.build import Built
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import (
     ProjectionReading,
@@ -39,7 +40,6 @@ from mhacli.usercode.projections import (
     read_name,
 )
 from mhacli.usercode.target import Choice
-from mhacli.usercode.types import Built
 
 _READ = "read from the run"
 """The ending of a choice that a run showed."""

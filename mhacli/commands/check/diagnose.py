@@ -13,9 +13,9 @@ from mhacli.commands.check.candidates import Candidate
 from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded
 from mhacli.commands.check.inputs import Examined, InputCase, core_cases, large_case, masked_cases, windows_case
 from mhacli.usercode.call.signature import call_role, called_function
+from mhacli.usercode.inputs import MaskForm
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.target import Choice
-from mhacli.usercode.types import MaskForm
 
 _MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE = 100, 12, 2
 """The most readings to rank, to try with one mistake, and with several: a few seconds' work. The first two readings may be the

@@ -18,8 +18,7 @@ from mhacli.commands.check.result import CheckRequest
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.call.signature import called_function
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
-from mhacli.usercode.inputs import cast, cast_copy
-from mhacli.usercode.types import Inputs, MaskForm
+from mhacli.usercode.inputs import Inputs, MaskForm, cast, cast_copy
 
 InputKind = Literal["core", "mask", "padding", "large"]
 TOLERANCE = TOLERANCES["float32"].runs

@@ -25,10 +25,9 @@ from mhacli.usercode.call.find_call import positions
 from mhacli.usercode.call.sequences import SWITCH, cache_in
 from mhacli.usercode.call.signature import called_function, signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of, leaves
-from mhacli.usercode.inputs import copied, float64_copy
+from mhacli.usercode.inputs import Inputs, MaskForm, copied, float64_copy
 from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine
-from mhacli.usercode.types import Inputs, MaskForm
 
 _FEWEST = 4
 """The shortest text that is read in steps."""

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.arguments import parse_value, stated
+from mhacli.usercode.build import Built
 from mhacli.usercode.call.signature import (
     IN_ORDER,
     MASKS,
@@ -45,10 +46,19 @@ from mhacli.usercode.call.user_attention import (
     output_in,
     part_of,
 )
-from mhacli.usercode.inputs import float64_copy, lengths_of, map_rows, seeded
+from mhacli.usercode.inputs import (
+    Inputs,
+    InputSizes,
+    MaskForm,
+    MaskKind,
+    MaskMeaning,
+    float64_copy,
+    lengths_of,
+    map_rows,
+    seeded,
+)
 from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
 from mhacli.usercode.target import TargetRequest, find_target
-from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, MaskKind, MaskMeaning
 
 _MOST_CALLS, _MOST_S = 200, 10.0
 _MOST_COPIED = 4_000_000
