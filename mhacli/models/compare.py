@@ -278,17 +278,18 @@ class Gap:
     def add(self, start: int, a: Tensor, b: Tensor) -> None:
         """Adds the numbers from `start` on in the flattened array, of one head."""
         wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
-        a, b = a.to(wide), b.to(wide)
-        change = (b - a).abs()
-        if not bool(change.isfinite().all()):
-            change = change.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0).nan_to_num(nan=math.inf)
-            a = a.nan_to_num(posinf=0.0, neginf=0.0)
+        a, b = a.flatten().to(wide), b.flatten().to(wide)
+        change = b - a
+        squares = [change.dot(change).item(), a.dot(a).item()]
+        if not all(map(math.isfinite, squares)):
+            is_same = (a == b) | (a.isnan() & b.isnan())
+            change = change.double().masked_fill(is_same, 0.0).nan_to_num(nan=math.inf)
+            squares = [each.dot(each).item() for each in (change, a.double().nan_to_num(posinf=0.0, neginf=0.0))]
         of_head = self.squares[start // math.prod(self.shape[2:]) % self.shape[1] if len(self.shape) == 4 else 0]
-        of_head[0] += change.square().sum(dtype=torch.float64).item()
-        of_head[1] += a.square().sum(dtype=torch.float64).item()
-        if change.numel() and (worst := change.max().item()) > self.largest:
+        of_head[:] = [before + more for before, more in zip(of_head, squares, strict=True)]
+        if squares[0] and (worst := max(map(abs, torch.stack(change.aminmax()).tolist()))) > self.largest:
             self.largest = worst
-            place = np.unravel_index(start + int(change.argmax()), self.shape)
+            place = np.unravel_index(start + int(change.abs().argmax()), self.shape)
             self.at = tuple(map(int, place))
 
     @property
