@@ -358,6 +358,14 @@ class ModelTokenizer(LibraryTokenizer):
             "and usually begins with: heads that usually attend to it will attend elsewhere"
         ]
 
+    def pair_warnings(self, sequence: TokenSequence) -> list[str]:
+        """A warning about a text that has the separator of two texts inside, but no token types."""
+        separator = getattr(self.template, "sep_token_id", None)
+        if separator is None or separator not in sequence.ids[:-1]:
+            return []
+        name = self.token(separator)[0].name
+        return [f"the text has {name} inside, and is read as one text: --pair TEXT gives a second text its token types"]
+
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
         """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the
         vocabulary."""

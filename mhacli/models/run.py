@@ -76,6 +76,8 @@ def make_texts(request: Run, found: Loaded) -> ModelInputs:
     ]
     sequences = [_started(tokenizer, config, text) if is_answer else text for text, _ in begun]
     notes = [note for text in sequences for note in tokenizer.begin_warnings(text)]
+    if (getattr(config, "type_vocab_size", 0) or 0) > 1 and not (request.pair or request.chat):
+        notes += [note for text in sequences for note in tokenizer.pair_warnings(text)]
     notes += [
         f"only the first {limit:,} of the {len(text.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
         for i, (text, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
