@@ -37,8 +37,8 @@ TIMES_ROUNDING = 8
 _SHAKES = 3
 _CHUNK = 1 << 22
 """The most numbers of a tensor that are compared at once."""
-_STRIDE, _MOST_BLOCKS = 4, 4
-"""The rounding of scores is that of every fourth block of queries, where there are more than four."""
+_SAMPLED, _STRIDE = 64, 4
+"""The rounding of scores is that of every fourth block of so many queries, where there are more than four."""
 
 
 # ------------------------------------------------------------------------------------------------------------- the file
@@ -350,9 +350,9 @@ def _gaps_of_calls(a: Call, b: Call, *, stride: int) -> Iterator[tuple[str, Gap]
     if a.shape != b.shape:
         return
     (n_texts, n_heads, n_queries, n_keys), scores, pattern = a.shape, Gap(a.shape), Gap(a.shape)
-    step = rows_of_block(n_keys, "cpu")
-    starts = range(0, n_queries, step)
-    for first in starts[:: stride if len(starts) > _MOST_BLOCKS else 1]:
+    is_sampled = stride > 1 and n_queries > _SAMPLED * stride
+    step = _SAMPLED if is_sampled else rows_of_block(n_keys, "cpu")
+    for first in range(0, n_queries, step * stride if is_sampled else step):
         rows = slice(first, min(n_queries, first + step))
         x, y = (_matrices(call, rows) for call in (a, b))
         seen = x["allowed"].cpu() & y["allowed"].cpu()  # what is stored is on the CPU, what passes on its device
