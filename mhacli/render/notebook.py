@@ -21,8 +21,8 @@ from mhacli.render.heads.grids import cell_meaning, grid_of
 from mhacli.render.heads.head_map import HeadMap, cell_map, head_map
 from mhacli.render.page.document import most_certain
 from mhacli.render.page.elements import Html, joined, preformatted, tag, text
-from mhacli.render.page.grids import effect_pictures, legend
-from mhacli.render.page.grids import grid as grid_table
+from mhacli.render.page.tables import effect_pictures, legend
+from mhacli.render.page.tables import grid as grid_table
 from mhacli.render.show import record_views
 from mhacli.text.numbers import shown
 

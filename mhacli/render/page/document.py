@@ -37,9 +37,8 @@ from mhacli.render.page.elements import (
     text,
     whole,
 )
-from mhacli.render.page.grids import effects
 from mhacli.render.page.payload import page_data, script_safe
-from mhacli.render.page.tables import head_statistics, walkthrough
+from mhacli.render.page.tables import effects, head_statistics, walkthrough
 from mhacli.render.run.trace import header
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
