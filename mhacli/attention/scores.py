@@ -189,7 +189,8 @@ class ScoredAttention(_Attention):
     ) -> Float[Tensor, "query key"]:
         """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores.
         As many keys as there are, are all keys."""
-        return self._cells(batch_head, queries, keys, dtype=exact_dtype(self.q.device), lse=lse)[2]
+        visible = self.visible(queries, keys)
+        return self._cells(batch_head, queries, keys, visible, dtype=exact_dtype(self.q.device), lse=lse)[2]
 
     def matrices(self) -> dict[str, Tensor]:
         """The matrices of all heads, `qk`, `scores`, −∞ at masked cells, `pattern`, and `allowed`: head by head in float64, and
@@ -198,11 +199,12 @@ class ScoredAttention(_Attention):
         shown = torch.promote_types(self.q.dtype, torch.float32)
         made = {name: self.q.new_empty(self.shape, dtype=shown) for name in ("qk", "scores", "pattern")}
         queries, keys = (torch.arange(n, device=device) for n in (n_queries, n_keys))
+        visible = self.visible(queries, keys)
         for batch_head in pairs(range(batch), range(n_heads)):
-            rows = self._cells(batch_head, queries, keys, dtype=self.dtype)
+            rows = self._cells(batch_head, queries, keys, visible, dtype=self.dtype)
             largest = rows[1].amax(dim=-1).nan_to_num(neginf=0.0).abs()
             if self.dtype != exact_dtype(device) and bool((largest > large(device)).any()):
-                rows = self._cells(batch_head, queries, keys, dtype=torch.float64)
+                rows = self._cells(batch_head, queries, keys, visible, dtype=torch.float64)
             for matrix, row in zip(made.values(), rows, strict=True):
                 matrix[batch_head] = row
         return made | {"allowed": self._visible_in(made["pattern"])}
@@ -212,16 +214,17 @@ class ScoredAttention(_Attention):
         batch_head: tuple[int, int],
         queries: Tensor,
         keys: Tensor,
+        visible: Tensor,
         *,
         dtype: torch.dtype,
         lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The products, scores and weights of any queries and keys, which are all keys where the log-sum-exp is not given: only
-        then are scores of masked cells −∞."""
+        """The products, scores and weights of any queries and keys with their `visible` cells. The keys are all keys where the
+        log-sum-exp is not given: only then are scores of masked cells −∞."""
         batch, head = batch_head
         q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads)]
         k = k if len(keys) == len(k) else k[keys]
-        qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~own_cells(self.visible(queries, keys), batch, head)
+        qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~own_cells(visible, batch, head)
         scores = self._finish((qk * self.scale)[None], batch, range(head, head + 1), queries, keys)[0]
         if lse is None:
             lse = scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)

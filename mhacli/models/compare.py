@@ -37,8 +37,8 @@ TIMES_ROUNDING = 8
 _SHAKES = 3
 _CHUNK = 1 << 22
 """The most numbers of a tensor that are compared at once."""
-_SAMPLED, _STRIDE = 64, 4
-"""The rounding of scores is that of every fourth block of so many queries, where there are more than four."""
+_SAMPLED, _SAMPLES = 64, 2
+"""Of many queries, the rounding of scores is that of so many at the end of each half."""
 
 
 # ------------------------------------------------------------------------------------------------------------- the file
@@ -154,7 +154,7 @@ def measure_rounding(model: nn.Module, forward: Forward, found: Computed) -> Non
 
     def compare(place: Place, value: Tensor | Call) -> None:
         now = value if isinstance(value, Call) else numbers_of(value)
-        for site, gap in _gaps(place, found.value(place), now, stride=_STRIDE):
+        for site, gap in _gaps(place, found.value(place), now, sampled=True):
             own = changed(place, site=site)
             relative, heads = found.rounding.get(own, (0.0, gap.heads))
             heads = [max(pair) for pair in zip(heads, gap.heads, strict=True)]
@@ -276,7 +276,8 @@ class Gap:
         self.squares = [[0.0, 0.0] for _ in range(self.shape[1] if len(self.shape) == 4 else 1)]
 
     def add(self, start: int, a: Tensor, b: Tensor) -> None:
-        """Adds the numbers from `start` on in the flattened array, of one head."""
+        """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their last columns."""
+        n_columns = a.shape[-1]
         wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
         a, b = a.flatten().to(wide), b.flatten().to(wide)
         change = b - a
@@ -289,7 +290,8 @@ class Gap:
         of_head[:] = [before + more for before, more in zip(of_head, squares, strict=True)]
         if squares[0] and (worst := max(map(abs, torch.stack(change.aminmax()).tolist()))) > self.largest:
             self.largest = worst
-            place = np.unravel_index(start + int(change.abs().argmax()), self.shape)
+            row, column = divmod(int(change.abs().argmax()), n_columns)
+            place = np.unravel_index(start + row * self.shape[-1] + column, self.shape)
             self.at = tuple(map(int, place))
 
     @property
@@ -307,10 +309,10 @@ def _ratio(change: float, of: float) -> float:
     return 0.0 if change == 0.0 else math.inf if of == 0.0 else math.sqrt(change / of)
 
 
-def _gaps(place: Place, a: Numbers | Call, b: Numbers | Call, stride: int = 1) -> Iterator[tuple[str, Gap]]:
+def _gaps(place: Place, a: Numbers | Call, b: Numbers | Call, sampled: bool = False) -> Iterator[tuple[str, Gap]]:
     """The differences at a place by site: those of scores and pattern, or that of an array. None where shapes do not fit."""
     if isinstance(a, Call) and isinstance(b, Call):
-        yield from _gaps_of_calls(a, b, stride=stride)
+        yield from _gaps_of_calls(a, b, sampled=sampled)
     if isinstance(a, Call) or isinstance(b, Call):
         return
     if a.shape != b.shape:
@@ -345,16 +347,21 @@ def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     return (a, b) if a.shape == b.shape else None
 
 
-def _gaps_of_calls(a: Call, b: Call, *, stride: int) -> Iterator[tuple[str, Gap]]:
+def _gaps_of_calls(a: Call, b: Call, *, sampled: bool) -> Iterator[tuple[str, Gap]]:
     """The differences of the scores of cells that both see, and of the patterns, in blocks of queries."""
     if a.shape != b.shape:
         return
     (n_texts, n_heads, n_queries, n_keys), scores, pattern = a.shape, Gap(a.shape), Gap(a.shape)
-    is_sampled = stride > 1 and n_queries > _SAMPLED * stride
-    step = _SAMPLED if is_sampled else rows_of_block(n_keys, "cpu")
-    for first in range(0, n_queries, step * stride if is_sampled else step):
+    step = rows_of_block(n_keys, "cpu")
+    starts = range(0, n_queries, step)
+    if sampled and n_queries > 2 * _SAMPLES * _SAMPLED:
+        step, of_sample = _SAMPLED, n_queries // _SAMPLES
+        starts = range(of_sample - step, n_queries, of_sample)
+    hides_later = a.causal and b.causal and n_queries == n_keys
+    for first in starts:
         rows = slice(first, min(n_queries, first + step))
-        x, y = (_matrices(call, rows) for call in (a, b))
+        keys = slice(0, rows.stop if hides_later else n_keys)
+        x, y = (_matrices(call, rows, keys) for call in (a, b))
         seen = x["allowed"].cpu() & y["allowed"].cpu()  # what is stored is on the CPU, what passes on its device
         for text in range(n_texts):
             for head in range(n_heads):
@@ -367,14 +374,13 @@ def _gaps_of_calls(a: Call, b: Call, *, stride: int) -> Iterator[tuple[str, Gap]
     yield "pattern", pattern
 
 
-def _matrices(call: Call, rows: slice) -> dict[str, Tensor]:
-    """The scores and the pattern of some queries."""
-    n_texts, _, _, n_keys = call.shape
-    part = call.cropped(rows, slice(0, n_keys))
+def _matrices(call: Call, rows: slice, keys: slice) -> dict[str, Tensor]:
+    """The scores and the pattern of some queries over some keys."""
+    part = call.cropped(rows, keys)
     if call.causal:
-        queries, keys = torch.arange(rows.start, rows.stop), torch.arange(n_keys)
-        part = replace(part, causal=False, mask=(keys <= queries[:, None]).to(call.device))
-    real = torch.ones(n_texts, rows.stop - rows.start, dtype=torch.bool, device=call.device)
+        queries, columns = torch.arange(rows.start, rows.stop), torch.arange(keys.stop)
+        part = replace(part, causal=False, mask=(columns <= queries[:, None]).to(call.device))
+    real = torch.ones(call.shape[0], rows.stop - rows.start, dtype=torch.bool, device=call.device)
     return as_attention(part, real).matrices()
 
 
