@@ -23,7 +23,7 @@ from mhacli.text.tokens import AttentionKind, LayerChoice
 
 Positions = Literal["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"]
 LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
-PaddingSide = Literal["right", "left"]
+PaddingSide = Literal["left", "right"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Mode = Literal["layer", "model", "code", "record"]
