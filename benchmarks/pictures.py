@@ -30,8 +30,8 @@ RECORDS = {
 }
 BASELINE = [sys.executable, "-c", "import textual.app, textual.screen, numpy, safetensors.numpy"]
 ROUNDS, PATIENCE_S = 11, 30.0
-LAST_LINE, SMALL_PICTURE = b"help", "▀".encode()
-"""What the last line of the first screen says, and what small pictures are drawn with."""
+LAST_LINE, SMALL_PICTURE = b"help", b"48;5;"
+"""What the last line of the first screen says, and the background colours with which small pictures are drawn."""
 
 
 def seconds(command: list[str]) -> float:
