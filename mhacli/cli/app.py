@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
     "show": "Show a saved record in any view of run. Needs no torch.",
     "explain": "Explain a column, sign, head type, tensor or mistake, with its formula and source.",
-    "diff": "Compare two saved records: where they first differ, and what changed in each head. Needs no torch.",
+    "diff": "Compare two models, or two saved records: where they first differ, and in which head.",
 }
 """The commands with their help. Each is a function or Typer group named NAME, in the module `mhacli.commands.NAME` or, of a
 folder of that name, in its `command`."""

@@ -23,6 +23,8 @@ from mhacli.text.tokens import AttentionKind, TokenSequence
 
 MAX_DRAWN = 16
 HINT = "--layer N --head H draws a pattern"
+_MOST_OF_PATH = 24
+"""The most characters of the path of a checkpoint in the title of a head: its end."""
 
 
 def are_drawn(layers: Sequence[LayerView], options: ViewOptions) -> bool:
@@ -87,7 +89,8 @@ def _of_layer(
         cells = replace(pattern_map(view, place, sequence, statistics=head), produced=produced)
         title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]}" + (f" {type_text(head)}" if is_alone else "")
         if path:
-            title = f"{path} · {title} · {count_of(len(view.sequences[sequence].tokens), 'token')}"
+            end_of_path = path if len(path) <= _MOST_OF_PATH else f"…{path[1 - _MOST_OF_PATH :]}"
+            title = f"{end_of_path} · {title} · {count_of(len(view.sequences[sequence].tokens), 'token')}"
         yield title, cells if rows is None else cells.of_rows(rows)
 
 

@@ -27,12 +27,13 @@ real = pytest.mark.real
 def faults(text: str, folder: Path, *, only_quick: bool = False) -> list[str]:
     """Where the commands of a page fail, or print other lines than it shows. They run one after the other."""
     wrong = []
-    for command, shown in steps(text):
+    for line, shown in steps(text):
+        command, _, code = line.partition("  # exits with ")
         if (only_quick and SLOW.search(command)) or ("minilm" in command.lower() and not has_minilm()):
             continue
         ended = documents.run(command, folder)
         missing = unmatched(shown, ended.stdout.rstrip("\n").split("\n"))
-        if ended.returncode:
+        if ended.returncode != int(code or 0):
             wrong.append(f"$ {command}\nexit code {ended.returncode}\n{ended.stderr}")
         elif missing is not None:
             wrong.append(f"$ {command}\n{missing}\n--- is not in ---\n{ended.stdout}")
