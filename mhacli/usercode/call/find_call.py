@@ -547,9 +547,6 @@ def _finished(attention: UserAttention, seed: int) -> UserAttention:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- errors
-
-
 def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
     """The error for a target that cannot be called."""
     return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
@@ -596,10 +593,7 @@ def _working_example(attention: UserAttention) -> str | None:
     for shape in ("torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, 1, T, {})", "torch.randn({}, T)"):
         vectors = shape.format(attention.sizes.d_in)
         other = f"lambda m, T: m({', '.join([vectors] * len(attention.slots))})"
-        try:
-            with torch.no_grad():
-                example_of(other, attention.built)(attention.built.call, _SHOWN_LENGTHS[0])
-        except (Exception, SystemExit):  # nor does this one
-            continue
-        return other
+        with suppress(Exception, SystemExit), torch.no_grad():  # this one may not work either
+            example_of(other, attention.built)(attention.built.call, _SHOWN_LENGTHS[0])
+            return other
     return None
