@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import dataclasses
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,10 +18,9 @@ from torch import nn
 
 from mhacli.errors import MhaError, first_names
 from mhacli.record.record import Argument
-from mhacli.usercode.arguments import Role, parse_value, role_of, usual_values
-from mhacli.usercode.call.signature import ROWS, signature_of
 from mhacli.usercode.inputs import copied, seeded
 from mhacli.usercode.process import Stage, exception_text, lacks_cuda, no_stage, shown_path, user_code_error
+from mhacli.usercode.roles import ROWS, Role, role_of, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
 _EMPTY: Final = inspect.Parameter.empty
@@ -336,3 +338,102 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
         origin = "guessed" if name in built.guesses else "given" if name in built.given else "default"
         arguments.append(Argument(name, f"{value!r:.80}", origin, built.guesses.get(name, "")))  # type: ignore[arg-type]
     return tuple(arguments)
+
+
+# ------------------------------------------------------------------------------------------------------- typed values
+
+
+_VALUES: Final[Mapping[str, object]] = {
+    "true": True, "false": False, "none": None, "null": None, "inf": math.inf, "-inf": -math.inf, "nan": math.nan,
+}  # fmt: skip
+
+
+def parse_value(text: str) -> object:
+    """The value of a command-line word: a Python literal, `true`, `none`, `torch.float32`, `nn.ReLU`, else the string
+    itself.
+
+    >>> parse_value("64"), parse_value("true"), parse_value("(2, 3)"), parse_value("'8'"), parse_value("relu")
+    (64, True, (2, 3), '8', 'relu')
+    """
+    word = text.strip()
+    if word.lower() in _VALUES:
+        return _VALUES[word.lower()]
+    if re.fullmatch(r"(torch|nn)(\.[A-Za-z_]\w*)+", word):
+        value: Any = torch if word.startswith("torch") else nn
+        for name in word.split(".")[1:]:
+            value = getattr(value, name, None)
+        return word if value is None else value
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+# ------------------------------------------------------------------------------------------------------- usual values
+
+
+_D_HEAD: Final = 8
+"""Even for rotary positions, and large enough to distinguish their column pairings."""
+_HEADS: Final = (5, 7, 3, 9, 15, 11, 13, 4, 6, 8, 12, 10, 16, 14, 20, 24, 32, 2, 1)
+_GROUPED_HEADS: Final = (15, 9, 21, 25, 35, 6, 12, 10, 20, 4, 8, 16, 18, 24, 32, 14, 2, 5, 7, 3, 1)
+"""Numbers with a divisor for kv heads come first."""
+
+
+def usual_values(
+    known: Mapping[Role | None, Any], *, is_grouped: bool, causal: bool, device: str
+) -> dict[Role | None, tuple[Any, str]]:
+    """A value for each role that can be guessed, with its meaning. They agree with the known values: unless given,
+    `d_model = n_heads · d_head`, and `n_kv_heads` divides `n_heads` where heads are grouped."""
+    sizes = {role: value for role, value in known.items() if type(value) is int and value > 0}
+    width, d_head = sizes.get("d_out", sizes.get("d_model")), sizes.get("d_head")
+    n_heads = sizes.get("n_heads") or _n_heads(width, d_head, sizes.get("n_kv_heads"), is_grouped)
+    if d_head is None:
+        own = _D_HEAD if n_heads != _D_HEAD else _D_HEAD + 4
+        d_head = width // n_heads if width and width >= n_heads else own
+    d_model = sizes.get("d_model") or width or n_heads * d_head
+    inner = [n for n in range(2, n_heads) if n_heads % n == 0]
+    usual: dict[Role | None, tuple[Any, str]] = {
+        "d_model": (d_model, "the width of a token"),
+        "d_out": (d_model if d_model % n_heads == 0 else n_heads * d_head, "the width of the output"),
+        "n_heads": (n_heads, "the number of heads"),
+        "n_kv_heads": (min(inner, key=lambda n: n * n == n_heads, default=1), "the number of kv heads"),
+        "d_head": (d_head, "the width of a head"),
+        "d_v": (d_head, "the width of a head's values"),
+        "context_length": (64 if 64 not in (d_model, n_heads * d_head) else 96, "the longest text"),
+        "dropout": (0.1, "dropout, which eval turns off"),
+        "bias": (True, "with biases"),
+        "causal": (causal, "--causal" if causal else "no --causal"),
+        "batch_first": (True, "the batch stands first"),
+        "layer": (0, "the first layer"),
+        "n_layers": (2, "the number of layers"),
+        "n_tokens": (101, "the number of different tokens"),
+        "device": (device, "--device"),
+        "dtype": (torch.float32, "the usual one"),
+        "eps": (1e-5, "a small number"),
+        "theta": (10000.0, "the usual base of rotary positions"),
+        "scale": (d_head**-0.5, "1/√d_head"),
+        "temperature": (d_head**0.5, "√d_head"),
+    }
+    return usual | {role: (size, usual[role][1]) for role, size in sizes.items() if role in usual}
+
+
+def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_grouped: bool) -> int:
+    """A number of heads: if possible at least three, odd, and different from the head width."""
+
+    def drawbacks(n_heads: int) -> tuple[bool, ...]:
+        """The drawbacks of a number, the worst first."""
+        head, remainder = divmod(width, n_heads) if width else (d_head or _D_HEAD, 0)
+        is_alike = n_kv_heads in (n_heads, n_heads**0.5) or head == n_heads
+        return (
+            remainder != 0 or head != (d_head or head),
+            head < 4 or n_heads < 3,
+            is_alike,
+            head % 2 != 0,
+            n_heads % 2 == 0,
+        )
+
+    choices = _GROUPED_HEADS if is_grouped or n_kv_heads else _HEADS
+    if width and d_head:
+        choices = (max(1, width // d_head), *choices)
+    fitting = [n for n in choices if n % (n_kv_heads or 1) == 0]
+    return min(fitting or [3 * (n_kv_heads or 1)], key=drawbacks)

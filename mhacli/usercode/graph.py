@@ -1,20 +1,269 @@
-"""One recorded call of a user's attention as a graph, with the site of each operation: q, scores, pattern, z."""
+"""One recorded call of a user's attention as a graph of torch operations, in order, each with its source line, its sources and
+its site: q, scores, pattern, z.
+
+A torch function mode sees each call. A function of `torch.nn.functional` is one operation (`F.softmax` is `softmax`), except
+`multi_head_attention_forward`, whose inner operations are recorded. An output is copied before a later operation overwrites it,
+so recorded values stay intact; other outputs are not copied, and views share memory.
+"""
 
 from __future__ import annotations
 
+import inspect
+import linecache
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
+from traceback import walk_stack
+from types import FunctionType
+from typing import Any, Final, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode, get_testing_overrides
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.errors import MhaError
 from mhacli.usercode.inputs import Inputs, MaskForm, lengths_of, map_rows
-from mhacli.usercode.operations import Operation, address_of, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
+from mhacli.usercode.user_attention import UserAttention
+
+MAX_OPERATIONS: Final = 20_000
+"""The limit for one call. Python loops over heads, queries and keys take some thousands."""
+_SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "register_hook", "set_"))
+"""Functions that return a tensor without computing."""
+_PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
+_PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
+_TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
+_MODULES = os.path.join(_TORCH, "nn", "modules")
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of a torch function inside the user's attention.
+
+    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `inputs` and `output` are tensors; `arguments`
+    are the other arguments, by name if known, else by position ("0", "1", …). `file`, `line` and `source` give the line of user
+    code that made the call; `file` and `line` are None for a call from other code.
+
+    `sources` are the operations that made the inputs, and `readers` those that read the output. A tensor from outside has an
+    operation too, without a name. `site` is what the operation makes, such as `q`, `live` whether that depends on the inputs.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    sources: tuple[Operation, ...] = ()
+    readers: list[Operation] = field(default_factory=list)
+    site: str = ""
+    live: bool = False
+
+    @property
+    def at(self) -> SourceLine:
+        """The line of user code that made the call."""
+        return SourceLine(self.file, self.line, self.source)
+
+    @property
+    def live_sources(self) -> list[Operation]:
+        """The sources that depend on the inputs."""
+        return [source for source in self.sources if source.live]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies two tensors that depend on the inputs."""
+        return self.name in _PRODUCTS and len(self.live_sources) >= 2
+
+    @property
+    def projects(self) -> bool:
+        """Whether it multiplies vectors by a weight."""
+        return self.name in _PROJECTIONS and len(self.live_sources) == 1
+
+    def upstream(self) -> list[Operation]:
+        """This operation and those before it, back to a projection; if no input reaches it, all before it."""
+        found = [self]
+        for operation in found:
+            if not operation.projects:
+                before = [source for source in dict.fromkeys(operation.sources) if source.name]
+                found += [source for source in before if source.live == self.live and source not in found]
+        return found
+
+
+def watch(run: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operation, ...]]:
+    """The result of `run()`, and the torch operations that it called, in order, without those that return their input.
+
+    `files` are the user's source files; each operation's line is the innermost one in them, and `file` is None if there is
+    none. An operation with several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. Raises
+    what `run` raises, and `MhaError` for more than `MAX_OPERATIONS`.
+    """
+    watcher = _Watcher(frozenset(os.path.realpath(file) for file in files))
+    with watcher:
+        result = run()
+    return result, tuple(watcher.operations)
+
+
+class _Watcher(TorchFunctionMode):
+    """Records every torch call. `makers` has the operation that made a tensor, `holders` those with an output at an address."""
+
+    def __init__(self, files: frozenset[str]) -> None:
+        super().__init__()
+        self.files = files
+        self.operations: list[Operation] = []
+        self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
+        self.holders: dict[int, list[Operation]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not recorded."""
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _ENTERED(*args, **kwargs)
+        name, inputs, arguments = _called(func, args, kwargs)
+        is_in_place = writes_into_input(name) or kwargs.get("inplace") is True
+        overwritten = kwargs.get("out", inputs[0] if is_in_place and inputs else None)
+        if isinstance(overwritten, Tensor):
+            for holder in self.holders.pop(address_of(overwritten), ()):
+                holder.output = holder.output.detach().clone()
+        result = func(*args, **kwargs)
+        if name not in _SILENT:
+            self._note(name, inputs, overwritten if name == "setitem" else result, arguments)
+        return result
+
+    def _note(self, name: str, inputs: Sequence[Tensor], result: Any, arguments: Mapping[str, Any]) -> None:
+        """Adds an operation for each output."""
+        several = isinstance(result, (tuple, list))
+        outputs = [each for each in (result if several else [result]) if _has_memory(each)]
+        line = _user_line(self.files) if outputs else None
+        if line is None:
+            return
+        if len(self.operations) + len(outputs) > MAX_OPERATIONS:
+            raise MhaError(
+                f"one call runs more than {MAX_OPERATIONS:,} operations, too many to record",
+                hint="a loop over queries and keys runs fewer operations on a shorter text",
+                code="too-large",
+            )
+        sources = tuple(self.makers.setdefault(each, Operation("", (), each)) for each in inputs)
+        for number, output in enumerate(outputs):
+            if inputs and not writes_into_input(name) and _is_same(output, inputs[0]):
+                self.makers[output] = sources[0]
+                continue
+            numbered = {**arguments, "output": number} if several else arguments
+            operation = Operation(name, tuple(inputs), output, numbered, *line, sources)
+            self.operations.append(operation)
+            self.makers[output] = operation
+            self.holders.setdefault(address_of(output), []).append(operation)
+            for source in dict.fromkeys(sources):
+                source.readers.append(operation)
+
+
+def writes_into_input(name: str) -> bool:
+    """Whether an operation of this name writes into its first input."""
+    return name == "setitem" or name.endswith("_")
+
+
+def _has_memory(value: Any) -> bool:
+    """Whether a value is a tensor with numbers of its own, unlike those inside vmap."""
+    return isinstance(value, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _is_same(output: Tensor, source: Tensor) -> bool:
+    """Whether an operation returns its input: dropout in eval mode, `contiguous` on a contiguous tensor."""
+    return output is source or (output.dtype == source.dtype and output.is_set_to(source))
+
+
+def address_of(tensor: Tensor) -> int:
+    """The address of a tensor's storage; 0 without storage."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _user_line(files: frozenset[str]) -> SourceLine | None:
+    """The innermost running line of user code; None if mha itself made the call."""
+    callers = []  # the files outside torch, the innermost first
+    for frame, number in walk_stack(sys._getframe(2)):
+        file = _real(frame.f_code.co_filename)
+        if file in files:
+            return SourceLine(file, number, linecache.getline(frame.f_code.co_filename, number).strip())
+        if file.startswith(_MODULES) or not file.startswith((_TORCH, __file__)):
+            callers.append(file)
+    return None if callers and callers[0].startswith(_OURS) else SourceLine()
+
+
+_real = lru_cache(maxsize=4096)(os.path.realpath)
+_FORWARD: Any = F.multi_head_attention_forward
+_ENTERED: Final = FunctionType(
+    _FORWARD.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, "forward", _FORWARD.__defaults__
+)
+"""`multi_head_attention_forward` that always runs its own body, instead of passing the whole call to the mode."""
+
+
+# -------------------------------------------------------------------------------------------------- names and arguments
+
+
+_ALIASES: Mapping[str, str] = {
+    "__rmatmul__": "matmul", "__radd__": "add", "__iadd__": "add_", "__rmul__": "mul", "__imul__": "mul_",
+    "__rsub__": "sub", "__isub__": "sub_", "__truediv__": "div", "__rdiv__": "div", "__rtruediv__": "div",
+    "__itruediv__": "div_", "__idiv__": "div_", "__rpow__": "pow", "__ipow__": "pow_", "__floordiv__": "floor_divide",
+    "__rfloordiv__": "floor_divide", "__invert__": "logical_not", "bitwise_not": "logical_not", "__and__": "logical_and",
+    "bitwise_and": "logical_and", "__or__": "logical_or", "bitwise_or": "logical_or", "multiply": "mul", "divide": "div",
+    "true_divide": "div", "subtract": "sub", "negative": "neg", "swapaxes": "transpose", "swapdims": "transpose",
+    "concat": "cat", "concatenate": "cat", "moveaxis": "movedim", "T": "transpose", "mT": "transpose", "H": "transpose",
+    "mH": "transpose", "t": "transpose", "view_as": "view", "reshape_as": "reshape", "expand_as": "expand",
+    "data": "detach", "absolute": "abs",
+}  # fmt: skip
+"""Aliases in torch and Python. On bool tensors `~`, `&` and `|` are logical operators."""
+_REVERSED = ("__rmatmul__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__")
+"""Operators with swapped arguments."""
+
+
+@lru_cache(maxsize=4096)
+def _parameters(function: Any) -> tuple[str, ...]:
+    """The names of a torch function's parameters, which torch lists for functions without a signature; empty if unknown."""
+    try:
+        signature = inspect.signature(get_testing_overrides().get(function, function))
+    except (TypeError, ValueError):
+        return ()
+    return tuple("input" if name == "self" else name for name in signature.parameters if name != "out")
+
+
+def _called(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, list[Tensor], dict[str, Any]]:
+    """The name of a called function, its tensors, and its other arguments by name.
+
+    `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an underscore; `x[…] = y` is `setitem`; `x.T`,
+    `x.mT` and `x.t()` are `transpose`. An argument of unknown name is named by its position. For operators with a number on the
+    left, such as `1 - x`, the number is `input`.
+    """
+    names, name = _parameters(func), str(getattr(func, "__name__", func))
+    if name in _REVERSED:
+        args = args[::-1]
+    last = len(names) - 1
+    if len(args) > len(names) > 1 and all(type(number) is int for number in args[last:]):
+        args = (*args[:last], tuple(args[last:]))  # a shape as separate numbers
+    named = {names[n] if n < len(names) else str(n): value for n, value in enumerate(args)}
+    named |= {"dim" if key == "axis" else key: value for key, value in keywords.items()}
+    arguments = {key: named[key] for key in (*names, *named) if key in named and key not in ("out", "_stacklevel")}
+    inputs = [leaf for leaf in tree_leaves(list(arguments.values())) if isinstance(leaf, Tensor)]
+    others = {key: value for key, value in arguments.items() if not any(map(torch.is_tensor, tree_leaves(value)))}
+    if name == "__get__":  # a property, such as x.T
+        name = str(getattr(func.__self__, "__name__", name))
+        others |= {"dim0": -2, "dim1": -1} if name in ("T", "mT", "H", "mH") else {}
+    return _ALIASES.get(name, name.removeprefix("__").removesuffix("__")), inputs, others
+
+
+# --------------------------------------------------------------------------------------------------------- the graph
 
 SOFTMAXES = ("softmax", "log_softmax", "softmax_")
 KERNEL = "scaled_dot_product_attention"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import nn
 
-from mhacli.usercode.arguments import role_of
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
+from mhacli.usercode.roles import role_of
 
 _PARTS: Mapping[str, str] = {
     "q": "self.q_proj", "k": "self.k_proj", "v": "self.v_proj", "qkv": "self.qkv", "o": "self.out_proj",

@@ -21,16 +21,25 @@ from mhacli.record.record import Record, Step, TensorSummary, UserModule, Weight
 from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import places
-from mhacli.usercode.arguments import role_of
 from mhacli.usercode.build import arguments_of, load_built
-from mhacli.usercode.call.find_call import find_user_attention
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
-from mhacli.usercode.graph import KERNEL, SOFTMAXES, Graph, is_transpose, recorded, weights_of
+from mhacli.usercode.find_call import find_user_attention
+from mhacli.usercode.graph import (
+    KERNEL,
+    SOFTMAXES,
+    Graph,
+    Operation,
+    address_of,
+    is_transpose,
+    recorded,
+    weights_of,
+    writes_into_input,
+)
 from mhacli.usercode.inputs import Inputs, MaskForm, copied, lengths_of
-from mhacli.usercode.operations import Operation, address_of, writes_into_input
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
+from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import TargetRequest
+from mhacli.usercode.user_attention import UserAttention, drawer_of
 
 _TOLERANCE = 1e-4
 """Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""

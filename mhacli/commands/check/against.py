@@ -27,15 +27,15 @@ from mhacli.commands.check.inputs import (
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.usercode.arguments import role_of
 from mhacli.usercode.build import arguments_of, is_factory, load_built, parameters_of
-from mhacli.usercode.call.find_call import find_user_attention
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.usercode.find_call import find_user_attention
 from mhacli.usercode.graph import recorded
 from mhacli.usercode.inputs import Inputs, MaskForm, cast, cast_copy
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
+from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target
+from mhacli.usercode.user_attention import UserAttention, drawer_of
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")

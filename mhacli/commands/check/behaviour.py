@@ -26,9 +26,9 @@ from mhacli.models.layer_names import dtype_of, is_attention
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.glossary import Word, words_of
 from mhacli.settings import PaddingSide
-from mhacli.usercode.call.sequences import Noted, Sequences, Text
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.process import Stage, exception_text
+from mhacli.usercode.sequences import Noted, Sequences, Text
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
 LEAST: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}

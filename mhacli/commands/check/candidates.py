@@ -28,7 +28,6 @@ from mhacli.commands.check.observed_properties import (
     sinks,
 )
 from mhacli.commands.check.result import CheckRequest
-from mhacli.usercode.arguments import Role, role_of
 from mhacli.usercode.build import Built
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import (
@@ -39,6 +38,7 @@ from mhacli.usercode.projections import (
     projection_readings,
     read_name,
 )
+from mhacli.usercode.roles import Role, role_of
 from mhacli.usercode.target import Choice
 
 _READ = "read from the run"

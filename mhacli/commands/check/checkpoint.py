@@ -52,8 +52,8 @@ from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import TokenSequence
-from mhacli.usercode.call.sequences import Sequences, Text, sequences_of_ids
 from mhacli.usercode.process import Stage
+from mhacli.usercode.sequences import Sequences, Text, sequences_of_ids
 
 CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",

@@ -38,13 +38,12 @@ from mhacli.commands.check.result import (
 )
 from mhacli.commands.check.stepwise import examine_stepwise
 from mhacli.io.data import decode, finite
-from mhacli.usercode.arguments import parse_value
-from mhacli.usercode.build import Built, arguments_of, load_built
-from mhacli.usercode.call.find_call import example_of, find_modes
-from mhacli.usercode.call.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
-from mhacli.usercode.call.user_attention import UserAttention, example_text
+from mhacli.usercode.build import Built, arguments_of, load_built, parse_value
+from mhacli.usercode.find_call import example_of, find_modes
 from mhacli.usercode.process import Stage
+from mhacli.usercode.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.target import Choice, TargetRequest, split_target, targets_beside
+from mhacli.usercode.user_attention import UserAttention, example_text
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")

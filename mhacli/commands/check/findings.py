@@ -18,13 +18,13 @@ from mhacli.commands.check.probes import with_dropout
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
-from mhacli.usercode.arguments import role_of, stated
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.usercode.graph import Operation, watch
 from mhacli.usercode.inputs import seeded
 from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
-from mhacli.usercode.operations import Operation, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
+from mhacli.usercode.roles import role_of, stated
+from mhacli.usercode.user_attention import UserAttention, drawer_of
 
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:

@@ -21,12 +21,12 @@ from mhacli.attention.mistakes.stages import ReferenceLayer, run, stages_with
 from mhacli.commands.check.inputs import HIDDEN, InputCase, make_case, max_error, output_for
 from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.build import Built
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.usercode.graph import Operation, watch
 from mhacli.usercode.inputs import Inputs
 from mhacli.usercode.names import assigned_names, is_within
-from mhacli.usercode.operations import Operation, watch
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
+from mhacli.usercode.user_attention import UserAttention, drawer_of
 
 
 def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:

@@ -16,9 +16,9 @@ from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.commands.check.probes import Probed, with_dropout
 from mhacli.commands.check.result import CheckRequest
 from mhacli.record.checks import TOLERANCES
-from mhacli.usercode.call.signature import called_function
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import Inputs, MaskForm, cast, cast_copy
+from mhacli.usercode.roles import called_function
+from mhacli.usercode.user_attention import UserAttention, drawer_of
 
 InputKind = Literal["core", "mask", "padding", "large"]
 TOLERANCE = TOLERANCES["float32"].runs

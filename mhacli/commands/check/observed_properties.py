@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs
 from mhacli.commands.check.inputs import HIDDEN, TOLERANCE, rows_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
-from mhacli.usercode.graph import KERNEL, Graph, recorded
-from mhacli.usercode.operations import Operation
+from mhacli.usercode.graph import KERNEL, Graph, Operation, recorded
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import is_norm
 from mhacli.usercode.target import Choice
+from mhacli.usercode.user_attention import UserAttention, drawer_of
 
 
 class Run(NamedTuple):

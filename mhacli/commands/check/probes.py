@@ -15,9 +15,9 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from mhacli.commands.check.result import ProbeResult
-from mhacli.usercode.arguments import role_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import InputDrawer, Inputs, copied, map_rows
+from mhacli.usercode.roles import role_of
+from mhacli.usercode.user_attention import UserAttention, drawer_of
 
 Visible = Literal["full", "causal", "without itself", "plus the next", "transposed", "itself only", "other"]
 """Which tokens influence an output: all; up to its own position; before it; one more; from its own position on; its own only;

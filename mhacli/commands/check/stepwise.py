@@ -21,13 +21,13 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.result import Finding, ProbeResult
-from mhacli.usercode.call.find_call import positions
-from mhacli.usercode.call.sequences import SWITCH, cache_in
-from mhacli.usercode.call.signature import called_function, signature_of
-from mhacli.usercode.call.user_attention import UserAttention, drawer_of, leaves
+from mhacli.usercode.find_call import positions
+from mhacli.usercode.graph import watch
 from mhacli.usercode.inputs import Inputs, MaskForm, copied, float64_copy
-from mhacli.usercode.operations import watch
 from mhacli.usercode.process import SourceLine
+from mhacli.usercode.roles import called_function, signature_of
+from mhacli.usercode.sequences import SWITCH, cache_in
+from mhacli.usercode.user_attention import UserAttention, drawer_of, leaves
 
 _FEWEST = 4
 """The shortest text that is read in steps."""

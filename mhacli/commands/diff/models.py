@@ -32,7 +32,7 @@ from mhacli.settings import ModelSettings, pairs
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence, named_by_ids
 from mhacli.usercode.build import build
-from mhacli.usercode.call.find_call import example_of
+from mhacli.usercode.find_call import example_of
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest, find_target
 

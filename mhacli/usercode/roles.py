@@ -1,4 +1,4 @@
-"""The parameters of a call, and what each is for: by its name, and by the names beside it."""
+"""The names of arguments: what those of a constructor and of a call are for, and the parameters of a call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,78 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+# ------------------------------------------------------------------------------------------ arguments of a constructor
+
+Role = Literal[
+    "d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "dropout", "context_length", "bias", "causal", "batch_first",
+    "layer", "n_layers", "n_tokens", "device", "dtype", "config", "eps", "theta", "scale", "temperature", "softcap",
+]  # fmt: skip
+
+SPELLINGS: Final[Mapping[Role, str]] = {
+    "d_model": """d_model embed_dim dim hidden_size n_embd n_embed d_in emb_size embedding_dim model_dim size width input_dim
+        features d_embed embed_size emb_dim embedding_size hidden_dim d_hidden hidden emb embed in_channels channels
+        in_features in_dim dim_in input_size n_state n_feat units num_hiddens query_dim query_size d k c context_dim d_context
+        cross_attention_dim kdim vdim dim_model num_features""",
+    "d_out": "d_out out_dim output_dim dim_out out_channels out_features output_size",
+    "n_heads": "n_heads num_heads heads nhead n_head h num_attention_heads nheads num_head head n_q_heads num_query_heads",
+    "n_kv_heads": "n_kv_heads num_kv_heads num_key_value_heads kv_heads n_groups num_groups n_kv_head n_kv num_query_groups",
+    "d_head": "d_k head_dim dim_head head_size key_dim d_head d_key dim_k k_dim dim_key attention_head_size d_kv key_size",
+    "d_v": "d_v dim_v v_dim value_dim v_head_dim value_size d_value",
+    "dropout": """dropout attn_dropout p attn_pdrop dropout_rate dropout_p drop drop_rate resid_dropout resid_pdrop attn_drop
+        attention_dropout proj_drop attention_probs_dropout_prob hidden_dropout_prob drop_prob dropout_prob rate""",
+    "context_length": """context_length block_size max_len max_seq_len seq_len max_position_embeddings max_length n_ctx
+        context_size seq_length sequence_length max_seq_length max_sequence_length n_positions num_tokens""",
+    "bias": "bias qkv_bias use_bias attention_bias add_bias with_bias proj_bias out_bias",
+    "causal": "causal is_causal masked causal_mask autoregressive is_decoder mask",
+    "batch_first": "batch_first",
+    "layer": "layer_idx layer_id layer_index layer_number layer block_idx",
+    "n_layers": "n_layer n_layers num_layers num_hidden_layers depth",
+    "n_tokens": "vocab_size",
+    "device": "device",
+    "dtype": "dtype torch_dtype",
+    "config": "config cfg args params conf hparams model_config model_args",
+    "eps": "eps norm_eps layer_norm_eps rms_norm_eps layer_norm_epsilon",
+    "theta": "rope_theta theta rope_base",
+    "scale": "scale softmax_scale scaling",
+    "temperature": "temperature temp",
+    "softcap": "softcap soft_cap logit_cap attn_logit_softcapping",
+}
+"""The names of each role, in snake case. Other names are compared without underscores and case."""
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+_EXACT: Final[Mapping[str, Role]] = {name: role for role, names in SPELLINGS.items() for name in names.split()}
+"""Exact names first: torch's `kdim` is the input width of the keys, while `k_dim` usually is the width of one key."""
+_PLAIN: Final[Mapping[str, Role]] = {_plain(name): role for name, role in _EXACT.items()}
+_INPUT_WIDTHS: Final = frozenset({"keysize", "valuesize", "keydim", "valuedim"})
+"""Names of input widths, not head widths, if the constructor also has a query width."""
+
+
+def role_of(name: str, other_names: frozenset[str] = frozenset()) -> Role | None:
+    """The role of an argument by its name, None for an unusual name, given the names of the other arguments.
+
+    >>> role_of("numHeads"), role_of("key_size"), role_of("key_size", frozenset({"query_size"}))
+    ('n_heads', 'd_head', 'd_model')
+    """
+    plain = _plain(name)
+    if plain in _INPUT_WIDTHS and {"querysize", "querydim"} & {_plain(other) for other in other_names}:
+        return "d_model"
+    return _EXACT.get(name) or _PLAIN.get(plain)
+
+
+def stated(arguments: Mapping[str, Any], role: Role) -> Any:
+    """The value of a role among the arguments, config fields (`config.n_head`) included; None if no argument has it."""
+    names = frozenset(name.rpartition(".")[2] for name in arguments)
+    roles = {name: role_of(name.rpartition(".")[2], names) for name in arguments}
+    return next((value for name, value in arguments.items() if roles[name] == role and value is not None), None)
+
+
+# ----------------------------------------------------------------------------------------------- parameters of a call
 
 CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",

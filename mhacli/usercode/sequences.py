@@ -18,10 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import Built
-from mhacli.usercode.call.find_call import arguments_of_example, is_ids
-from mhacli.usercode.call.signature import MASKS, CallParameter, call_role, signature_of, states_batch_first
-from mhacli.usercode.call.user_attention import NOTHING, OF_IDS, CallSizes, UserAttention, mask_in, outputs_in, part_of
+from mhacli.usercode.find_call import arguments_of_example, is_ids
 from mhacli.usercode.inputs import Inputs, InputSizes, MaskForm, seeded
+from mhacli.usercode.roles import MASKS, CallParameter, call_role, signature_of, states_batch_first
+from mhacli.usercode.user_attention import NOTHING, OF_IDS, CallSizes, UserAttention, mask_in, outputs_in, part_of
 
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""

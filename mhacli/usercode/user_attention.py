@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mhacli.usercode.build import Built
-from mhacli.usercode.call.signature import CallParameter, argument_names, signature_of
 from mhacli.usercode.inputs import InputDrawer, Inputs, InputSizes, MaskForm, cast_dtype, copied, lengths_of, seeded
+from mhacli.usercode.roles import CallParameter, argument_names, signature_of
 from mhacli.usercode.target import Mode
 
 AxisNames = tuple[str, ...]

@@ -19,18 +19,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.usercode.arguments import parse_value, stated
-from mhacli.usercode.build import Built
-from mhacli.usercode.call.signature import (
+from mhacli.usercode.build import Built, parse_value
+from mhacli.usercode.inputs import (
+    Inputs,
+    InputSizes,
+    MaskForm,
+    MaskKind,
+    MaskMeaning,
+    float64_copy,
+    lengths_of,
+    map_rows,
+    seeded,
+)
+from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
+from mhacli.usercode.roles import (
     IN_ORDER,
     MASKS,
     ROWS,
     CallParameter,
     never_read,
     signature_of,
+    stated,
     states_batch_first,
 )
-from mhacli.usercode.call.user_attention import (
+from mhacli.usercode.target import TargetRequest, find_target
+from mhacli.usercode.user_attention import (
     HEAD_AXES,
     PATTERN_AXES,
     ROW_AXES,
@@ -46,19 +59,6 @@ from mhacli.usercode.call.user_attention import (
     output_in,
     part_of,
 )
-from mhacli.usercode.inputs import (
-    Inputs,
-    InputSizes,
-    MaskForm,
-    MaskKind,
-    MaskMeaning,
-    float64_copy,
-    lengths_of,
-    map_rows,
-    seeded,
-)
-from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
-from mhacli.usercode.target import TargetRequest, find_target
 
 _MOST_CALLS, _MOST_S = 200, 10.0
 _MOST_COPIED = 4_000_000

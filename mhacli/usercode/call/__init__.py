@@ -1,1 +1,0 @@
-"""Finds out how to call a target: its inputs, masks and results."""
