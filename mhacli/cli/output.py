@@ -157,7 +157,7 @@ def print_result(
     (check or require_self_check)(record)
     for text in notes:  # after the checks, so that an error is printed alone
         note(text)
-    for name, n_bad in nonfinite(record).items():
+    for name, n_bad in nonfinite(record.arrays, len(record.layers)).items():
         note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
     unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
     beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
@@ -178,11 +178,10 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
         renderer = import_module(f"mhacli.render.{output.format}")
         sys.stdout.writelines(renderer.pieces(record, options))
         return
-    from mhacli.render.show import record_views
+    from mhacli.render.run.view import record_views
 
-    on = output.screen
-    for view in record_views(record, options, on):
-        draw(view, on)
+    for view in record_views(record, options, output.screen):
+        draw(view, output.screen)
 
 
 def print_report(
@@ -294,8 +293,8 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     if not cells or record.cell is not None:
         return
     cell, head = max(cells, key=lambda each: each[0].share)
-    query = token_at(token_text(record.sequences[cell.sequence], cell.query), cell.query)
-    key = token_at(token_text(record.keys[cell.sequence], cell.key), cell.key)
+    query = token_at(token_text(record.sequences[cell.sequence].tokens, cell.query), cell.query)
+    key = token_at(token_text(record.keys[cell.sequence].tokens, cell.key), cell.key)
     words = "next: mha trace" if record.model is None else f"next: mha trace --layer {head.layer}"
     words += f" --cell {head.head},{cell.query},{cell.key}"
     words += f" --sequence {cell.sequence}" if len(record.sequences) > 1 else ""

@@ -50,7 +50,7 @@ def html_of(result: object) -> str:
 
 def renderers() -> Any:
     """The module that draws results, which is imported on first use: records know nothing of views."""
-    return import_module("mhacli.render.show")
+    return import_module("mhacli.render.notebook")
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -103,6 +104,19 @@ class Record(Shown):
     def keys(self) -> tuple[TokenSequence, ...]:
         """The sequences of keys and values: the context, or the texts themselves."""
         return self.sequences if self.context is None else self.context
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of texts that its command names."""
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("-f", "--file", action="append", nargs="?", default=[])
+        return tuple(filter(None, parser.parse_known_args(self.command)[0].file))
+
+    @property
+    def lengths(self) -> tuple[list[int], list[int] | None]:
+        """The numbers of tokens of the texts, and those of their context if there is one."""
+        queries, keys = ([len(text.tokens) for text in texts] for texts in (self.sequences, self.keys))
+        return queries, None if self.context is None else keys
 
     @cached_property
     def dims(self) -> Dims:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from mhacli.io.data import Array
+from mhacli.io.data import Array, under
 from mhacli.record.heads import PER_QUERY
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.options import ViewOptions
@@ -33,36 +33,37 @@ def pieces(record: Record, _: ViewOptions) -> Iterator[str]:
         yield ',\n"layers":['
         for index, layer in enumerate(layers):
             yield ("," if index else "") + "\n" + _compact(layer)[:-1]  # its arrays precede the closing brace
-            yield from _arrays(record.of_layer(index))
+            yield from _arrays(under(record.arrays, layer_prefix(index)))
             yield "}"
         yield "]"
     else:
-        yield from _arrays(record)
-    document["nonfinite"] = nonfinite(record)
+        yield from _arrays(record.arrays)
+    document["nonfinite"] = nonfinite(record.arrays, len(layers))
     for name, value in document.items():
         yield ",\n" + field(name, value)
     yield "}\n"
 
 
-def _arrays(record: Record) -> Iterator[str]:
+def _arrays(arrays: Mapping[str, Array]) -> Iterator[str]:
     """The arrays of a record or layer as fields after other fields."""
-    for name in (*_STATED, *(name for name in record.arrays if name not in _STATED + _INNER)):
-        if name not in record.arrays:
+    for name in (*_STATED, *(name for name in arrays if name not in _STATED + _INNER)):
+        if name not in arrays:
             yield ",\n" + field(name, None)
             continue
-        values, has_meaning = _values(record, name)
+        values, has_meaning = _values(arrays, name)
         yield f",\n{json.dumps(_RENAMED.get(name, name))}:"
         yield from _nested(values, has_meaning)
 
 
-def nonfinite(record: Record) -> dict[str, int]:
-    """The number of NaN and infinite values per array, masked cells excepted; only arrays with any."""
-    if record.layers:
-        by_layer = {layer_prefix(i): nonfinite(record.of_layer(i)) for i in range(len(record.layers))}
+def nonfinite(arrays: Mapping[str, Array], n_layers: int) -> dict[str, int]:
+    """The number of NaN and infinite values per array, masked cells excepted; only arrays with any. Those of a checkpoint are
+    in `n_layers`."""
+    if n_layers:
+        by_layer = {prefix: nonfinite(under(arrays, prefix), 0) for prefix in map(layer_prefix, range(n_layers))}
         return {prefix + name: count for prefix, counts in by_layer.items() for name, count in counts.items()}
     counts = {}
-    for name in sorted(record.arrays):  # the order in files is arbitrary
-        values, has_meaning = _values(record, name)
+    for name in sorted(arrays):  # the order in files is arbitrary
+        values, has_meaning = _values(arrays, name)
         counts[_RENAMED.get(name, name)] = int((~np.isfinite(values) & has_meaning).sum())
     return {name: count for name, count in counts.items() if count}
 
@@ -76,13 +77,13 @@ def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _values(record: Record, name: str) -> tuple[Array, Array]:
+def _values(arrays: Mapping[str, Array], name: str) -> tuple[Array, Array]:
     """An array, and its cells that have meaning: not masked, and of queries with a visible key."""
-    array = record.arrays[name]
+    array = arrays[name]
     if name in _MASKED:
-        return array, np.broadcast_to(record.arrays["allowed"], array.shape)
-    if record.survey is not None and name in PER_QUERY:
-        return array, np.broadcast_to(record.arrays["visible"] > 0, array.shape)
+        return array, np.broadcast_to(arrays["allowed"], array.shape)
+    if "visible" in arrays and name in PER_QUERY:
+        return array, np.broadcast_to(arrays["visible"] > 0, array.shape)
     return array, ~np.isnan(array) if name == "corner" else np.broadcast_to(np.True_, array.shape)
 
 

@@ -1,4 +1,5 @@
-"""A record or a pattern in a notebook, as HTML: no script, no network, and a size limit.
+"""A result in a notebook, as HTML: no script, no network, and a size limit. And what else results become through
+`mhacli.record.exports`: a terminal view, and the page of a record.
 
 GitHub removes `<style>`, ids and scripts from notebooks. So cells have inline colours and a sign that is readable
 without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer/issues/450.
@@ -6,12 +7,12 @@ without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from rich.console import RenderableType
 
-from mhacli.record.exports import Pattern
+from mhacli.record.exports import Pattern, Shown
 from mhacli.record.record import Record
 from mhacli.render.base.colours import CHANGES, RGB, UNKNOWN, WEIGHTS, hex_of, ink_on
 from mhacli.render.base.format import fitted, type_text
@@ -19,11 +20,11 @@ from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.heads.drawable import drawable_heads, scale_of, usual_scale
 from mhacli.render.heads.grids import cell_meaning, grid_of
 from mhacli.render.heads.head_map import HeadMap, cell_map, head_map
-from mhacli.render.page.document import most_certain
+from mhacli.render.page.document import most_certain, page
 from mhacli.render.page.elements import Html, joined, preformatted, tag, text
 from mhacli.render.page.tables import effect_pictures, legend
 from mhacli.render.page.tables import grid as grid_table
-from mhacli.render.show import record_views
+from mhacli.render.run.view import record_views
 from mhacli.text.numbers import shown
 
 COLUMNS = 100
@@ -34,6 +35,28 @@ _MOST_CELLS = 24
 """The most cells of a matrix per side before pooling."""
 _NAME, _SHORT_NAME = 12, 7
 """The widest name of a row, and of a column if there are more than so many."""
+
+
+def html_of(result: Shown | Pattern) -> str:
+    """The HTML of a result."""
+    if isinstance(result, Pattern):
+        return pattern_html(result)
+    if isinstance(result, Record):
+        return record_html(result)
+    return fragment([("the report", terminal_part(result.views(_SCREEN)))])
+
+
+def views_of(result: Shown, width: int, *, colour: bool) -> Iterator[RenderableType]:
+    """The parts of the terminal view of a result."""
+    screen = Screen(width, colour)
+    if isinstance(result, Record):
+        return record_views(result, ViewOptions(view="auto"), screen)
+    return result.views(screen)
+
+
+def page_of(record: Record) -> str:
+    """The interactive page of a record, as `mha show --html` writes it."""
+    return page(record, ViewOptions())
 
 
 def record_html(record: Record) -> str:
@@ -56,9 +79,9 @@ def pattern_html(pattern: Pattern) -> str:
     if pattern.head is None:
         words = f"{pattern!r}: record.pattern(layer=…, head=…) shows one head"
         return fragment([("", tag("p", text(words)))])
-    cells = cell_map(pattern.queries, pattern.keys, pattern.values, pattern.allowed)
+    cells = cell_map(pattern.query_tokens, pattern.key_tokens, pattern.values, pattern.allowed)
     title = f"layer {pattern.layer} · head {pattern.head}"
-    return fragment([("the matrix", _matrix(cells, usual_scale([pattern.keys]), title))])
+    return fragment([("the matrix", _matrix(cells, usual_scale([pattern.key_tokens]), title))])
 
 
 def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:

@@ -315,7 +315,7 @@ class HeadScreen(HeadsScreen):
 
 def matches(picture: Picture, axis: int, typed: str, begin: int) -> list[int]:
     """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
-    tokens, needle = picture.texts[axis].tokens, typed.casefold()
+    tokens, needle = picture.texts[axis], typed.casefold()
     names = zip(tokens, picture.words(axis), strict=True)
     places = [place for place, name in enumerate(names) if typed and needle in "\n".join(name).casefold()]
     number = int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 10 else -1

@@ -23,6 +23,7 @@ from mhacli.io.memory import gc_paused
 from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, HeadStatistics, Statistic, words_of_type
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS, type_sign
+from mhacli.render.checkpoint.header import texts_read
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
@@ -270,11 +271,11 @@ class Overview(HeadsScreen):
         """The checkpoint or layer, the text, and doubts."""
         record, sequence = self.session.record, self.session.sequence
         name = "a layer of mha" if record.model is None else visible(f"{record.model.path} · {record.model.family}")
-        line = Text.assemble((name, "bold cyan"), (f"  {' · '.join(words.texts_in_words(record))}", "bold"))
+        line = Text.assemble((name, "bold cyan"), (f"  {' · '.join(texts_read(record))}", "bold"))
         line.append_text(doubts(self.session.head))
         line.append(f"  sequence {sequence}:" if len(record.sequences) > 1 else "", style="bold")
         for place in range(min(_TOKENS, len(record.sequences[sequence].tokens))):
-            line.append(f" {words.token_text(record.sequences[sequence], place)}", style="dim")
+            line.append(f" {words.token_text(record.sequences[sequence].tokens, place)}", style="dim")
         yield line
 
     def on_screen_resume(self) -> None:

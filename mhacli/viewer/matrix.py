@@ -13,12 +13,12 @@ from textual import events
 
 from mhacli.io.data import Array, finite
 from mhacli.render.base.colours import EMPTY, WEIGHTS, glyph, picked
-from mhacli.render.base.format import fitted, token_text
+from mhacli.render.base.format import fitted
 from mhacli.render.base.grids import FORBIDDEN, cell, half_cells, levels, ticks
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import head_map
-from mhacli.text.escape import without_surrogates
+from mhacli.text.escape import token_label, without_surrogates
 from mhacli.text.numbers import shown
 from mhacli.viewer.heads import HeadsScreen
 from mhacli.viewer.panes import ACCENT, CURSOR, DIM, PLAIN, Cell, Lines, Pane, window
@@ -57,7 +57,7 @@ class Picture:
 
     def _words(self, axis: int) -> tuple[str, ...]:
         """The tokens along an axis."""
-        return tuple(token_text(self.texts[axis], place) for place in range(len(self.texts[axis].tokens)))
+        return tuple(token_label(token) for token in self.texts[axis])
 
     def cell_of(self, axis: int, place: int) -> int:
         """The row or column of a position."""
@@ -121,7 +121,7 @@ class Picture:
         places = self.places(axis, row)
         if self.base.block > 1:
             return {"first": places[0], "last": places[-1]}
-        return {"place": places[0], "token": without_surrogates(self.texts[axis].tokens[places[0]])}
+        return {"place": places[0], "token": without_surrogates(self.texts[axis][places[0]])}
 
     # ----------------------------------------------------------------------------------------------------------- cells
 

@@ -28,7 +28,6 @@ from mhacli.render.heads.grids import grid_of
 from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
-from mhacli.text.tokens import TokenSequence
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OF_WEIGHT = {row.field for row in STATISTICS if row.is_change and row.unit == "weight"}
@@ -163,7 +162,7 @@ def _place(layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_
         name = ""
         if axis in ("query", "key"):
             texts = [(each.sequences if axis == "query" else each.keys)[sequence] for each in (layer.a, layer.b)]
-            tokens = [f"“{fitted(token_text(text, n), 16)}”" for text, n in zip(texts, (i, j), strict=True)]
+            tokens = [f"“{fitted(token_text(text.tokens, n), 16)}”" for text, n in zip(texts, (i, j), strict=True)]
             name = f" {' → '.join(dict.fromkeys(tokens))}"
         yield f"{axis} {i}{name}" + (f" ({j} in B)" if i != j else "")
 
@@ -265,7 +264,6 @@ def _map(
     yield from grids([of_a, of_b, difference], screen, everything=options.everything, in_one_row=not options.everything)
 
 
-def _common(x: TokenSequence, y: TokenSequence, places: Array) -> TokenSequence:
-    """The tokens that correspond as one text, where they differ as `cat|dog`."""
-    both = [dict.fromkeys((x.tokens[i], y.tokens[j])) for i, j in places.T.tolist()]
-    return replace(x, tokens=tuple(map("|".join, both)))
+def _common(x: Sequence[str], y: Sequence[str], places: Array) -> tuple[str, ...]:
+    """The tokens that correspond, where they differ as `cat|dog`."""
+    return tuple("|".join(dict.fromkeys((x[i], y[j]))) for i, j in places.T.tolist())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
@@ -12,12 +11,11 @@ from rich.text import Text
 
 from mhacli.record.checks import Check
 from mhacli.record.heads import CERTAIN_ENOUGH, HeadStatistics, nearest_type, words_of_type
-from mhacli.record.record import Record, Step, Timing
+from mhacli.record.record import Environment, Record, Step, Timing
 from mhacli.record.storage import contradictions
-from mhacli.sites import positions_name
+from mhacli.sites import Dims, positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
-from mhacli.text.tokens import TokenSequence
 
 PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -69,9 +67,9 @@ def fitted(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
-def token_text(sequence: TokenSequence, index: int) -> str:
+def token_text(tokens: Sequence[str], index: int) -> str:
     """A token as tables show it, or the sign for padding if the index is out of range."""
-    return token_label(sequence.tokens[index]) if 0 <= index < len(sequence.tokens) else PADDING
+    return token_label(tokens[index]) if 0 <= index < len(tokens) else PADDING
 
 
 _LONGEST_TOKEN = 40
@@ -91,60 +89,48 @@ def count_of(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def configuration(record: Record, width: int, *more: str) -> Text:
+def configuration(dims: Dims, e: Environment, weights: str | None, width: int, *more: str) -> Text:
     """The configuration, the device, and `more`: in one line, or broken between parts if `width` is too small."""
-    c, e = record.config, record.environment
+    c = dims.config
     parts = [f"mha {e.mha}", f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
     parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
     parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
     parts += [f"d_input {c.d_input}"] if c.d_input != c.d_model else []
-    parts += _choices(record)
-    parts += [f"init {c.init}"] if c.init != "xavier" and record.weights is None else []
-    parts += [f"seed {c.seed}" if record.weights is None else f"weights {record.weights}", c.dtype]
+    parts += _choices(dims)
+    parts += [f"init {c.init}"] if c.init != "xavier" and weights is None else []
+    parts += [f"seed {c.seed}" if weights is None else f"weights {weights}", c.dtype]
     parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
     parts += [count_of(e.threads, "thread"), f"torch {e.torch}"]
     return flowing([*map(visible, parts), *more], width, style="bold")
 
 
-def texts_in_words(record: Record) -> list[str]:
-    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`; for a corpus
-    the number of documents, the devices if there are several, and the example."""
-    corpus = record.corpus
-    if corpus is not None:
-        n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
-        parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
-        parts += [f"{corpus.n_bad:,} bad ones left out"] if corpus.n_bad else []
-        parts += [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
-        of_example = f"patterns of one document, {corpus.example_named}: {_lengths(record.sequences)}"
-        return [*map(visible, parts), "means over documents", visible(of_example)]
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-f", "--file", action="append", nargs="?", default=[])
-    named, _ = parser.parse_known_args(record.command)
-    files = [visible(path) for path in named.file if path]
-    context = [] if record.context is None else [f"context of {_lengths(record.context)}"]
-    return [*files, _lengths(record.sequences), *context]
+def texts_in_words(files: Iterable[str], lengths: Sequence[int], of_context: Sequence[int] | None) -> list[str]:
+    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`."""
+    context = [] if of_context is None else [f"context of {lengths_in_words(of_context)}"]
+    return [*map(visible, files), lengths_in_words(lengths), *context]
 
 
-def _lengths(sequences: Sequence[TokenSequence]) -> str:
-    lengths = sorted({len(sequence.tokens) for sequence in sequences})
-    n_tokens = count_of(lengths[-1], "token")
-    of_each = n_tokens if len(lengths) == 1 else f"{lengths[0]:,} to {n_tokens}"
-    return of_each if len(sequences) == 1 else f"{count_of(len(sequences), 'sequence')} of {of_each}"
+def lengths_in_words(lengths: Sequence[int]) -> str:
+    """The lengths of texts: `812 tokens`, `2 sequences of 4 to 9 tokens`."""
+    least, most = min(lengths), max(lengths)
+    n_tokens = count_of(most, "token")
+    of_each = n_tokens if least == most else f"{least:,} to {n_tokens}"
+    return of_each if len(lengths) == 1 else f"{count_of(len(lengths), 'sequence')} of {of_each}"
 
 
-def _choices(record: Record) -> list[str]:
+def _choices(dims: Dims) -> list[str]:
     """The differences from plain attention."""
-    c = record.config
+    c = dims.config
     parts = [] if c.random is None else [f"random {c.distribution} rows"]
     parts += [] if c.positions == "sinusoidal" else [f"positions {positions_name(c)}"]
     parts += [f"prefix {c.prefix}"] if c.prefix is not None else ["causal"] if c.causal else []
     parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
     parts += [] if c.sink is None else [f"sink window {c.sink}"]
     parts += [] if c.documents is None else [f"documents split at {c.documents}"]
-    parts += ["padding left"] if record.dims.padded and c.padding == "left" else []
+    parts += ["padding left"] if dims.padded and c.padding == "left" else []
     parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
     parts += [] if c.score_bias is None else [f"score bias {c.score_bias}"]
-    parts += ["cross-attention"] if record.context is not None else []
+    parts += ["cross-attention"] if dims.cross else []
     parts += [] if c.bias else ["no bias"]
     parts += [] if c.out_proj else ["no output projection"]
     parts += [f"dropout {c.dropout:g}, training"] if c.train else []

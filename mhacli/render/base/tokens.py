@@ -83,7 +83,7 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
     def word(i: int) -> str:
         is_listed = i in inside and 0 <= sequence.ids[i] < len(record.vocabulary)
         is_unknown = is_listed and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]
-        return token_text(sequence, i) + (f" {UNKNOWN}" if is_unknown else "")
+        return token_text(sequence.tokens, i) + (f" {UNKNOWN}" if is_unknown else "")
 
     columns: list[Column[int]] = [
         Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer"),

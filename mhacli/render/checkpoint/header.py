@@ -13,6 +13,7 @@ from mhacli.render.base.format import (
     checks_in_brief,
     count_of,
     flowing,
+    lengths_in_words,
     self_check_verdict,
     texts_in_words,
 )
@@ -36,12 +37,25 @@ def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool
     words = [
         _layers(record, model),
         *by_layers(record.layers, _heads),
-        *_inputs(record, model, *texts_in_words(record)),
+        *_inputs(record, model, *texts_read(record)),
     ]
     lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
     if not in_brief:
         lines.append(flowing(_details(record, model), screen.width, style="dim"))
     return Group(*lines, *_generated(record, model, screen), *_unverified(record))
+
+
+def texts_read(record: Record) -> list[str]:
+    """The texts in words; for a corpus the number of documents, the devices if there are several, and the example."""
+    corpus = record.corpus
+    if corpus is None:
+        return texts_in_words(record.files, *record.lengths)
+    n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
+    parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
+    parts += [f"{corpus.n_bad:,} bad ones left out"] if corpus.n_bad else []
+    parts += [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
+    of_example = f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}"
+    return [*map(visible, parts), "means over documents", visible(of_example)]
 
 
 def head_footer(record: Record, model: Model, screen: Screen) -> RenderableType:

@@ -65,7 +65,10 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
     kv_head = kv_head_of(heads[0].record, heads[0].head) if len(heads) == 1 else ""
     return Sheet(
         title=" · ".join(filter(None, parts)) + kv_head,
-        about=[*_texts(maps, options), *_types([head.statistics for head in heads if head.statistics is not None])],
+        about=[
+            *_texts(heads, sequences[0], options),
+            *_types([head.statistics for head in heads if head.statistics is not None]),
+        ],
         body=[grids([*_rows(heads, of_heads)], side), legend(of_heads, "attention weight")],
         caption=[cell_meaning(block, of_queries=maps[0].rows is not None), *_notes(record, heads, whole, options)],
     )
@@ -136,11 +139,11 @@ def _rows(heads: Sequence[DrawableHead], of_heads: Sequence[Grid]) -> Iterator[t
 # -------------------------------------------------------------------------------------------------------------- in words
 
 
-def _texts(maps: Sequence[HeadMap], options: ViewOptions) -> Iterator[str]:
+def _texts(heads: Sequence[DrawableHead], sequence: int, options: ViewOptions) -> Iterator[str]:
     """A line for each text that is read: `5 tokens: “the cat …”`."""
-    read = [text for cells in maps for text in (cells.queries, cells.keys)]
+    read = [texts[sequence] for head in heads for texts in (head.record.sequences, head.record.keys)]
     for text in (text for place, text in enumerate(read) if text not in read[:place]):
-        n_tokens = count_of(len(text.tokens), "word" if options.words else "token")
+        n_tokens = count_of(len(text.words), "word") if options.words else count_of(len(text.tokens), "token")
         words = visible(" ".join(text.text.split()))
         yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
 

@@ -11,7 +11,6 @@ from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions, chosen
 from mhacli.render.base.selection import chosen_layers, names_of, places_of, ranges, require_inspected_heads
 from mhacli.text.escape import visible
-from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.record.record import InspectedLayer
@@ -93,11 +92,11 @@ def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
     """The requested scale; else linear for cells of short texts, and log for long texts and blocks, which would be
     dark."""
-    keys = (keys for head in heads for keys in head.record.keys)
+    keys = (keys.tokens for head in heads for keys in head.record.keys)
     is_exact = all(head.is_exact for head in heads)
     return options.map_scale or (usual_scale(keys) if is_exact else "log")
 
 
-def usual_scale(texts: Iterable[TokenSequence]) -> Scale:
+def usual_scale(texts: Iterable[Sequence[str]]) -> Scale:
     """The scale of cells over these keys: linear for short texts, and log for long ones."""
-    return "linear" if all(len(keys.tokens) <= _SHORT for keys in texts) else "log"
+    return "linear" if all(len(keys) <= _SHORT for keys in texts) else "log"

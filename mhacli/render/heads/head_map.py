@@ -19,7 +19,6 @@ from mhacli.record.record import Record
 from mhacli.render.base.format import token_text
 from mhacli.render.base.grids import FORBIDDEN
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.text.tokens import TokenSequence
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
@@ -43,7 +42,8 @@ _NOTHING = 1e-6
 
 @dataclass(frozen=True)
 class HeadMap:
-    """`weights` `[row, column]` are mean attention weights from the queries of a row to the keys of a column.
+    """`weights` `[row, column]` are mean attention weights from the `queries` of a row to the `keys` of a column, two texts as
+    the names of their tokens.
 
     They are `FORBIDDEN` in cells that are masked entirely, and NaN if not a number. A cell stands for `block` × `block`
     tokens, starting at the positions `first`, which are negative for padding. `of_sinks` is the part of the weights
@@ -53,8 +53,8 @@ class HeadMap:
     next token was generated. `entropy` `[row]` is that of single queries in nats, None if it is not known.
     """
 
-    queries: TokenSequence
-    keys: TokenSequence
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
     weights: Array
     of_sinks: Array
     learned: Array | None
@@ -165,7 +165,7 @@ class HeadMap:
 
     def of_tokens(self) -> HeadMap:
         """The map without rows and columns of padding alone."""
-        texts = zip(self.first, (len(self.queries.tokens), len(self.keys.tokens)), strict=True)
+        texts = zip(self.first, (len(self.queries), len(self.keys)), strict=True)
         rows, columns = (slice(-first // self.block, -((first - n) // self.block)) for first, n in texts)
         begins = (first + part.start * self.block for first, part in zip(self.first, (rows, columns), strict=True))
         return replace(self.part(rows, columns), first=(next(begins), next(begins)))
@@ -185,9 +185,9 @@ class HeadMap:
         """The first and last position of a column's tokens."""
         return self._places(self.keys, column, self.first[1])
 
-    def _places(self, text: TokenSequence, cell: int, first: int) -> tuple[int, int]:
+    def _places(self, text: Sequence[str], cell: int, first: int) -> tuple[int, int]:
         begin = cell * self.block + first
-        return max(0, begin), max(0, min(len(text.tokens), begin + self.block) - 1)
+        return max(0, begin), max(0, min(len(text), begin + self.block) - 1)
 
     def query_token(self, row: int) -> str:
         """The token of a query, or `is → Paris` if its next token was generated."""
@@ -197,7 +197,7 @@ class HeadMap:
 
     def is_followed(self, row: int) -> bool:
         """Whether the next token of a row was generated."""
-        return self.produced is not None and self.produced <= self.query_places(row)[0] < len(self.queries.tokens) - 1
+        return self.produced is not None and self.produced <= self.query_places(row)[0] < len(self.queries) - 1
 
     def query_name(self, row: int) -> str:
         """The token of a row, of a requested query with its position; or positions, such as `16–31`."""
@@ -213,9 +213,9 @@ class HeadMap:
         """The position of a column's first token; out of range for padding."""
         return column * self.block + self.first[1]
 
-    def _name(self, text: TokenSequence, cell: int, first: int) -> str:
+    def _name(self, text: Sequence[str], cell: int, first: int) -> str:
         begin = cell * self.block + first
-        if self.block == 1 or not -self.block < begin < len(text.tokens):
+        if self.block == 1 or not -self.block < begin < len(text):
             return token_text(text, begin)
         begin, last = self._places(text, cell, first)
         return f"{begin}–{last}"
@@ -236,9 +236,9 @@ def pattern_map(
     """The cells of the head at a `place` of the pattern, without padded queries and with padded keys. Its sinks come from the
     statistics."""
     arrays = record.arrays
-    queries, keys = record.sequences[sequence], record.keys[sequence]
+    queries, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
     begin = record.first_query(sequence)
-    rows = slice(begin, begin + len(queries.tokens))
+    rows = slice(begin, begin + len(queries))
     allowed = arrays["allowed"]
     cells = cell_map(
         queries,
@@ -246,7 +246,7 @@ def pattern_map(
         arrays[site][sequence, place, rows],
         allowed[sequence, min(place, allowed.shape[1] - 1), rows],
         first=(0, -record.first_key(sequence)),
-        sinks=sink_places(statistics, sequence, keys),
+        sinks=sink_places(statistics, sequence, len(keys)),
     )
     if site == "pattern" and "entropy" in arrays:  # after dropout a row is no distribution
         cells = replace(cells, entropy=arrays["entropy"][sequence, place, rows])
@@ -254,8 +254,8 @@ def pattern_map(
 
 
 def cell_map(
-    queries: TokenSequence,
-    keys: TokenSequence,
+    queries: tuple[str, ...],
+    keys: tuple[str, ...],
     weights: Array,
     allowed: Array,
     *,
@@ -285,10 +285,10 @@ def _with_learned(cells: HeadMap, statistics: HeadStatistics | None) -> HeadMap:
     return replace(cells, learned=np.where(cells.n_queries > 0, np.clip(1 - cells.sums, 0, None), 0.0))
 
 
-def sink_places(statistics: HeadStatistics | None, sequence: int, keys: TokenSequence) -> tuple[int, ...]:
+def sink_places(statistics: HeadStatistics | None, sequence: int, n_keys: int) -> tuple[int, ...]:
     """The positions of a head's sink keys; none without statistics."""
     sinks = {sink.key for sink in (() if statistics is None else statistics.sink_keys) if sink.sequence == sequence}
-    return tuple(sorted(place for place in sinks if 0 <= place < len(keys.tokens)))
+    return tuple(sorted(place for place in sinks if 0 <= place < n_keys))
 
 
 def block_map(record: Record, place: int, sequence: int) -> HeadMap:
@@ -303,10 +303,10 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
     keys = record.keys[sequence]
-    sinks = tuple(key for key in sink_places(statistics, sequence, keys) if keys.places[key] == 0)
+    sinks = tuple(key for key in sink_places(statistics, sequence, len(keys.ids)) if keys.places[key] == 0)
     cells = HeadMap(
-        queries=record.sequences[sequence],
-        keys=keys,
+        queries=record.sequences[sequence].tokens,
+        keys=keys.tokens,
         weights=np.where(is_open, weights, FORBIDDEN),
         of_sinks=_first_tokens(record, sequence, sink, sinks, weights.shape) / np.maximum(n_queries, 1)[:, None],
         learned=None,

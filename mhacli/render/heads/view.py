@@ -49,7 +49,9 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), _checks(record, survey, options, screen))
     sinks = sinks_line(record, listed, survey.sink_share, screen)
-    sections: list[RenderableType] = [configuration(record, screen.width, *texts_in_words(record))]
+    texts = texts_in_words(record.files, *record.lengths)
+    head = configuration(record.dims, record.environment, record.weights, screen.width, *texts)
+    sections: list[RenderableType] = [head]
     if options.verbose:
         sections.append(_costs(record, survey, screen))
     if options.tokens or options.verbose:
@@ -189,7 +191,7 @@ def _receivers(record: Record, head: HeadStatistics) -> str:
 def token_name(texts: Sequence[TokenSequence], sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
     """A position and its token, `25 “for”`, with its sequence if there are several, `1:25 “for”`."""
     several = f"{sequence}:" if len(texts) > 1 else ""
-    return token_at(token_text(texts[sequence], index), f"{several}{index}", width)
+    return token_at(token_text(texts[sequence].tokens, index), f"{several}{index}", width)
 
 
 _ROUNDING = 1e-5
@@ -217,6 +219,7 @@ def _corner_view(
     """The kept block of the pattern of each head, cell by cell, as far as it fits."""
     corner = survey_of(record).kept.corner
     assert corner is not None, "its cells were kept"
+    tokens, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
     arrays, queries = record.arrays, slice(corner.first_query, corner.first_query + corner.n_queries)
     visible = arrays["visible"][sequence]
     first_query = corner.first_query - record.first_query(sequence)
@@ -227,7 +230,7 @@ def _corner_view(
         has_keys = visible[min(place, len(visible) - 1), queries] > 0
         is_broken = has_keys & np.isnan(entropy)  # a cell is NaN where masked, and in rows of NaN
         allowed = ~np.isnan(weights) | is_broken[:, None]
-        cells = cell_map(record.sequences[sequence], record.keys[sequence], weights, allowed, first=(0, first_key))
+        cells = cell_map(tokens, keys, weights, allowed, first=(0, first_key))
         cells = replace(cells, rows=tuple(range(first_query, first_query + corner.n_queries)))
         title = f"{where(record, sequence, layer, record.heads[place].head)} · keys {first_key}–{last_key}"
         grid = grid_of(cells, title, scale="linear", digits=options.precision)

@@ -18,12 +18,12 @@ from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
 from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
-from mhacli.render.base.format import token_text
 from mhacli.render.base.grids import DECADES, FORBIDDEN, ends
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
 from mhacli.render.page.elements import Html
+from mhacli.text.escape import token_label
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
@@ -248,7 +248,7 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
     """The texts of a layer, how its scores are computed, and why arrays are absent."""
 
     def places(family: Sequence[TokenSequence]) -> list[int]:
-        labels = [tuple(token_text(family[b], i) for i in range(len(family[b].tokens))) for b in sequences]
+        labels = [tuple(map(token_label, family[b].tokens)) for b in sequences]
         return [texts.setdefault(text, len(texts)) for text in labels]
 
     config, layer = head.record.config, head.layer

@@ -78,7 +78,10 @@ def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
         title=title,
         values=counts / (heights[:, None] * widths),
         allowed=counts > 0,
-        rows=[fitted(token_text(sequence, row - first[0]), _LABEL_WIDTH) if side == 1 else str(row) for row in starts],
+        rows=[
+            fitted(token_text(sequence.tokens, row - first[0]), _LABEL_WIDTH) if side == 1 else str(row)
+            for row in starts
+        ],
         columns=[str(place) if 0 <= place < len(keys.tokens) else "–" for place in places],
         top=1.0,
         corner="query",

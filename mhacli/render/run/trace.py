@@ -63,7 +63,7 @@ def header(record: Record, screen: Screen, *, in_brief: bool = False) -> Rendera
         return _module_header(record, record.module)
     if record.model is not None:
         return model_header(record, record.model, screen, in_brief=in_brief)
-    return configuration(record, screen.width)
+    return configuration(record.dims, record.environment, record.weights, screen.width)
 
 
 def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:
@@ -124,8 +124,8 @@ def closing(record: Record, screen: Screen) -> RenderableType:
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """The computation of one attention weight, number by number."""
     record = record if record.model is None else record.of_layer(0)
-    query = token_at(token_text(record.sequences[cell.sequence], cell.query), cell.query)
-    key = token_at(token_text(record.keys[cell.sequence], cell.key), cell.key)
+    query = token_at(token_text(record.sequences[cell.sequence].tokens, cell.query), cell.query)
+    key = token_at(token_text(record.keys[cell.sequence].tokens, cell.key), cell.key)
 
     def vector(name: str, numbers: Sequence[float | None]) -> Text:
         return Text(f"{name:<8}{number_row(numbers, screen.width - 8)}")
@@ -189,7 +189,7 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
     def token(keys: Sequence[int]) -> str:
         if keys is every:
             return "" if len(listed) == len(every) else f"of all {len(every):,} keys"
-        return f"“{token_text(record.keys[cell.sequence], keys[0])}”"
+        return f"“{token_text(record.keys[cell.sequence].tokens, keys[0])}”"
 
     def score(keys: Sequence[int]) -> str:
         if keys is every:

@@ -1,4 +1,4 @@
-"""The terminal view of a run: patterns, a table of heads, the self-check; on request tokens, shapes and timings."""
+"""The terminal view of a record; of a run patterns, a table of heads, the self-check, on request tokens, shapes and timings."""
 
 from __future__ import annotations
 
@@ -33,6 +33,32 @@ _BESIDE = 16
 """The lines of a view beside its patterns and the rows of its table."""
 
 
+def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
+    """The parts of a record's terminal view in order."""
+    if record.module is not None:
+        from mhacli.render.run.trace import walk
+
+        yield from walk(record, on, in_detail=options.verbose)
+    elif record.decoding is not None and options.view in ("auto", "matrix"):
+        from mhacli.render.run.decode import decode_view
+
+        yield decode_view(record, options, on)
+    elif record.effect is not None:
+        from mhacli.render.checkpoint.effect import effect_view
+
+        yield from effect_view(record, options, on)
+    elif record.model is not None:
+        from mhacli.render.checkpoint.view import layers_view
+
+        yield layers_view(record, options, on)
+    elif record.survey is not None:
+        from mhacli.render.heads.view import heads_view
+
+        yield heads_view(record, options, on)
+    else:
+        yield run_view(record, options, on)
+
+
 def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
     """The output of `mha run` and `mha show`. Raises `UsageError` for a head or sequence out of range."""
     sequences = sequences_to_draw(options, len(record.sequences))
@@ -42,7 +68,9 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     of_heads = replace(heads_table(record, listed, options), most=limit, has_ends=True)
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), self_check_line(record.self_check))
-    sections: list[RenderableType] = [configuration(record, screen.width, *texts_in_words(record))]
+    texts = texts_in_words(record.files, *record.lengths)
+    head = configuration(record.dims, record.environment, record.weights, screen.width, *texts)
+    sections: list[RenderableType] = [head]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
     if options.shapes or options.verbose:
