@@ -10,18 +10,152 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from mhacli.errors import MhaError
-from mhacli.models.calls import KNOWN, Call, InterceptionLevel
 from mhacli.models.layer_names import LayerNumbers, is_attention, is_numbered
+from mhacli.text.tokens import AttentionKind
+
+InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
+"""How a call was captured, the most reliable first: by the function in transformers' registry; by the modelling file's own
+`eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
+KNOWN = frozenset((
+    "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "is_causal", "key",
+    "labels", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "module", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "past_key_values", "position_bias", "position_embeddings", "position_ids",
+    "query", "return_dict", "s_aux", "scaling", "sinks", "sliding_window", "softcap", "training", "use_cache", "value",
+))  # fmt: skip
+"""Keywords of attention functions that are captured, or do not change the result, given the mask. `sliding_window` is already in
+the mask. Source: transformers 5, integrations/."""
+FORBIDDING = -9e3
+"""A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One attention of a model: the `name` of its module, its place in the pass, its tensors, and how it was captured.
+
+    `layer` is the number of its layer. A module may compute several attentions in one layer; `part` counts the earlier ones.
+
+    A call of a function has queries, keys and values after rotation and with cached ones, and the head outputs `z`. Then `mask`
+    is bool (True = may attend), or is added to the scores, or is an object of the implementation. `causal` hides later keys;
+    query 0 is key 0. `sinks` are scores in the softmax that contribute no value, one per head or per query.
+
+    Attention written out in code has its final `scores` and its `pattern` instead of queries and keys, and neither v nor z if the
+    product of pattern and values was not found.
+
+    `unknown` names the keywords whose meaning is not known. `is_token_first` says that the module's inputs have the tokens as
+    first axis and the sequences as second.
+    """
+
+    name: str
+    layer: int
+    kind: AttentionKind
+    part: int
+    level: InterceptionLevel
+    kernel: str
+    v: Float[Tensor, "batch kv_head key d_v"] | None = None
+    z: Float[Tensor, "batch head query d_v"] | None = None
+    q: Float[Tensor, "batch head query d_head"] | None = None
+    k: Float[Tensor, "batch kv_head key d_head"] | None = None
+    scale: float = 1.0
+    mask: Shaped[Tensor, "..."] | None = None
+    causal: bool = False
+    softcap: float | None = None
+    bias: Float[Tensor, "..."] | None = None
+    sinks: Float[Tensor, " head"] | Float[Tensor, "batch head query"] | None = None
+    scores: Float[Tensor, "batch head query key"] | None = None
+    pattern: Float[Tensor, "batch head query key"] | None = None
+    unknown: tuple[str, ...] = ()
+    is_token_first: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name within its layer: the name of its module, and the number of the module's attention."""
+        return self.name if self.part == 0 else f"{self.name}, call {self.part + 1}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(batch, head, query, key)` of the pattern."""
+        if self.scores is not None:
+            return tuple(self.scores.shape)
+        q, k, _ = self.qkv
+        return (*q.shape[:3], k.shape[2])
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which it was computed."""
+        return next(tensor for tensor in (self.q, self.scores) if tensor is not None).device
+
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values of a call of a function."""
+        assert self.q is not None
+        assert self.k is not None
+        assert self.v is not None
+        return self.q, self.k, self.v
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def holding(self, tensors: dict[str, Any]) -> Call:
+        """The call with other tensors, by name, instead of its own."""
+        held: dict[str, Any] = dict.fromkeys(self.tensors)
+        return replace(self, **held | tensors)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""
+        return "dropout" in self.unknown
+
+    @property
+    def unread_mask(self) -> str | None:
+        """The reason why its mask cannot be read, None if it can or there is none."""
+        mask: Any = self.mask
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else (0,)
+        is_of_keys = self.level != "sdpa" and len(shape) == 2  # flash-attention has a mask for padding only
+        sizes = zip(reversed(shape), reversed(self.shape), strict=False)
+        is_read = not is_of_keys and len(shape) <= len(self.shape) and all(n in (1, of) for n, of in sizes)
+        return None if mask is None or is_read else "attention whose mask is no tensor of batch, head, query and key"
+
+    def behind(self, n: int) -> Call:
+        """The attention with `n` queries of zeros before its own."""
+        padded: dict[str, Any] = {}
+        for name, tensor in self.tensors.items():
+            widths = (n, 0) if name == "sinks" else (0, 0, n, 0)
+            axis = tensor.ndim - len(widths) // 2
+            if name not in ("k", "v") and axis >= 0 and tensor.shape[axis] == self.shape[2]:
+                padded[name] = torch.nn.functional.pad(tensor, widths)
+        return replace(self, **padded)
+
+    def cropped(self, queries: slice, keys: slice) -> Call:
+        """The attention of some queries on some keys; a mask that is no tensor is not cropped."""
+        q_len, k_len = self.shape[2:]
+        cut: dict[str, Any] = {}
+        for name, tensor in self.tensors.items():
+            if name in ("q", "z", "k", "v"):
+                cut[name] = tensor[:, :, queries if name in ("q", "z") else keys]
+            elif name == "sinks":
+                cut[name] = tensor[:, :, queries] if tensor.ndim == 3 else tensor
+            else:
+                cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
+                cut[name] = cells[..., queries, :] if cells.ndim > 1 and cells.shape[-2] == q_len else cells
+        return replace(self, **cut)
+
+
+# ----------------------------------------------------------------------------------------------------------- the capture
+
 
 Take = Callable[[Call], Tensor | None]
 """Receives each call. Its tensors belong to the model, so copy or reduce them before returning. A returned tensor replaces `z`

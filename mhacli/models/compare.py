@@ -27,10 +27,11 @@ from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode, plain
 from mhacli.io.files import write_whole
 from mhacli.io.safetensors import METADATA_KEY, TensorFile
-from mhacli.models.calls import Call, as_attention
-from mhacli.models.inputs import shaken_parts
+from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
+from mhacli.models.layers import as_attention
 from mhacli.models.places import Forward, Part, Place, Places, Stack, evaluating, find_places, read_places
+from mhacli.models.run import shaken_parts
 
 TIMES_ROUNDING = 8
 """A difference counts beyond this multiple of the rounding of its place."""

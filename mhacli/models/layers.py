@@ -12,18 +12,21 @@ from math import prod
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 
+from mhacli.attention import masks
 from mhacli.attention.axes import Axes, StatisticsRequest, make_statistics_request
 from mhacli.attention.devices import environment
 from mhacli.attention.head_statistics import statistics_of
-from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
+from mhacli.attention.masks import Mask
+from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, strongest_key, tensor_bias
 from mhacli.attention.statistics import Baseline, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.models.calls import Call, Masking, as_attention, masking_of, state_of
-from mhacli.models.inputs import ModelInputs
+from mhacli.models.capture import FORBIDDING, Call
 from mhacli.models.layer_names import LayerKey, config_of, dtype_of, rope_theta_of, without_attention
 from mhacli.models.load import device_of
 from mhacli.record.checks import TOLERANCES, SelfCheck
@@ -35,12 +38,13 @@ from mhacli.record.record import (
     Model,
     Positions,
     Record,
+    SpanTokens,
     layer_prefix,
     texts_of,
 )
 from mhacli.run import Run
-from mhacli.settings import Config
-from mhacli.text.tokens import AttentionKind, LayerChoice
+from mhacli.settings import Config, PaddingSide
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
 
 KEPT = ("pattern", "z", "scores", "qk")
 """The matrices of a layer that can be kept, the most important first."""
@@ -51,6 +55,19 @@ attention. Other models make a tensor as large as the pattern for every layer.""
 
 LayerResults = tuple[InspectedLayer, tuple[HeadStatistics, ...], Mapping[str, Tensor]]
 """The entry of a finished layer in the record, and the statistics and arrays of its heads."""
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The texts of a pass, and the keywords for the model. In an encoder-decoder, the encoder reads `context` and the decoder
+    `sequences`. `spans` are named parts of the texts, `notes` are for the user."""
+
+    sequences: tuple[TokenSequence, ...] = ()
+    context: tuple[TokenSequence, ...] | None = None
+    side: PaddingSide = "right"
+    keywords: dict[str, Tensor] = field(default_factory=dict)
+    spans: tuple[SpanTokens, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -227,6 +244,92 @@ class PassInspection:
             max_positions=model.max_positions or Config.max_positions,
             rope_theta=Config.rope_theta if config is None else rope_theta_of(config, first.layer),
         ).resolved()
+
+
+# --------------------------------------------------------------------------------------------- an attention to be reduced
+
+
+Masking = tuple[Mask | None, Float[Tensor, "..."] | None, Bool[Tensor, "batch head query"] | None]
+"""The mask of a call, the bias added to its scores, and the queries that see a key, None if all do."""
+
+
+def state_of(tensor: Tensor | None) -> object:
+    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the number of writes in place, which
+    inference mode does not count. There a tensor is never known."""
+    if tensor is None:
+        return None
+    return object() if tensor.is_inference() else (WeakIdRef(tensor), tensor._version)
+
+
+def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
+    """The mask of a call, and the bias added to its scores; `real` marks the queries that are not padding."""
+    rules: list[Mask] = [masks.causal()] if call.causal else []
+    sees: Tensor | None = None
+    added: list[Tensor] = []
+    for tensor in (call.mask, call.bias):
+        if tensor is None:
+            continue
+        keep = tensor.clone() if tensor.dtype == torch.bool else tensor > FORBIDDING
+        keep = _alike(keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)))
+        if not bool(keep.all()):
+            rules.append(masks.from_tensor(keep))
+            sees = keep.any(dim=-1) if sees is None else sees & keep.any(dim=-1)
+        if tensor.dtype != torch.bool:
+            rest = tensor.masked_fill(~keep, 0.0)
+            added += [rest.to(torch.promote_types(rest.dtype, torch.float32))] if bool(rest.any()) else []
+    if not bool(real.all()):
+        rules.append(masks.from_tensor(real[:, None, :, None]))
+    return masks.both(*rules) if rules else None, sum(added[1:], start=added[0]) if added else None, sees
+
+
+def as_attention(call: Call, real: Bool[Tensor, "batch query"], masking: Masking | None = None) -> Attention:
+    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding, and a `masking`
+    is that of another call with the same mask. The output of a query that sees no key is zeros, whatever the model's code makes
+    of it."""
+    if call.q is None:
+        return _of_softmax(call, real)
+    (q, k, v), (allowed, bias, sees) = call.qkv, masking or masking_of(call, real)
+    is_of_heads = call.sinks is not None and call.sinks.ndim == 1
+    return ScoredAttention(
+        q=q.contiguous(),  # each is read many times
+        k=k.contiguous(),
+        v=v,
+        z=call.z if call.z is None or sees is None else call.z.masked_fill(~sees[..., None], 0.0),
+        scale=call.scale,
+        softcap=call.softcap,
+        bias=None if bias is None else tensor_bias(bias),
+        allowed=allowed,
+        kernel=call.kernel,
+        sink_logits=call.sinks.reshape(1, -1, 1) if call.sinks is not None and is_of_heads else call.sinks,
+    )
+
+
+def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> GivenAttention:
+    """An attention with a fully captured pattern. A cell is masked if its weight is 0 because of a very low score.
+
+    Weights in 16 bits, whose rows do not sum to 1, are recomputed from the scores.
+    """
+    pattern, scores = call.pattern, call.scores
+    assert pattern is not None
+    assert scores is not None
+    hidden = (pattern == 0) & (scores <= FORBIDDING)
+    keep = _alike(~hidden) & real[:, None, :, None]
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
+    weights = pattern if pattern.dtype in (torch.float32, torch.float64) else wide.softmax(dim=-1)
+    v, z = (None, wide.new_zeros(*wide.shape[:3], 1)) if call.v is None or call.z is None else (call.v, call.z)
+    return GivenAttention(
+        weights=weights.masked_fill(~keep, 0.0),
+        scores=scores,
+        allowed=masks.from_tensor(keep),
+        v=v,
+        z=z,
+        kernel="softmax",
+    )
+
+
+def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
+    """The mask with a head axis of 1 if it is equal for all heads."""
+    return keep[:, :1] if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()) else keep
 
 
 # ------------------------------------------------------------------------------------------------------- nothing to show

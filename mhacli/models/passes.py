@@ -15,8 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.models.calls import FORBIDDING, Call
-from mhacli.models.capture import Watch, captured
+from mhacli.models.capture import FORBIDDING, Call, Watch, captured
 from mhacli.models.layer_names import is_pair
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -18,8 +18,7 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
-from mhacli.models.calls import Call
-from mhacli.models.capture import captured
+from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_numbered
 from mhacli.text.tokens import AttentionKind
 from mhacli.usercode.projections import is_norm, read_name

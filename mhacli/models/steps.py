@@ -22,11 +22,10 @@ from mhacli.attention.taps import largest_difference, step_of, summarise, timing
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.layer.steps import cell_of, decode_step, largest_of, phase_of, spans_of, weight_bytes
-from mhacli.models.calls import Call, as_attention
-from mhacli.models.capture import captured
-from mhacli.models.inputs import outputs_of, run_model
+from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
-from mhacli.models.run import CheckpointRun
+from mhacli.models.layers import as_attention
+from mhacli.models.run import CheckpointRun, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import (

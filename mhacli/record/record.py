@@ -292,7 +292,7 @@ class InspectedLayer:
     """One attention of a checkpoint.
 
     `name` is its module's, and `captured_by` the interception: "registry", "module", "sdpa" or "softmax"
-    (`InterceptionLevel` in `mhacli.models.calls`). `mask` describes the mask in words. `bias`: scores have an
+    (`InterceptionLevel` in `mhacli.models.capture`). `mask` describes the mask in words. `bias`: scores have an
     additive bias; `sinks`: sink logits take part. `verified`: the pattern times the values is the layer's output,
     within the tolerance, and every argument is understood; else `unverified` has the reasons. If a module computes
     several attentions in one layer, `call` counts them from 1, and the `name` of later ones includes it. `extras`

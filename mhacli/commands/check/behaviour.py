@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.models.inputs import TIMES_SHAKEN, shaken_parts
 from mhacli.models.layer_names import dtype_of, is_attention
+from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.glossary import Word, words_of
 from mhacli.settings import PaddingSide

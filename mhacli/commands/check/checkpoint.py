@@ -42,10 +42,10 @@ from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
 from mhacli.io.long_work import Progress
 from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import TIMES_SHAKEN, ModelInputs, make_inputs, outputs_of
 from mhacli.models.layer_names import LayerNumbers, entry_of, most_positions, n_vocabulary_of
+from mhacli.models.layers import ModelInputs
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, own_tokenizer, require_ids
-from mhacli.models.run import CheckpointRun
+from mhacli.models.run import TIMES_SHAKEN, CheckpointRun, make_inputs, outputs_of
 from mhacli.record.checks import ROW_SUMS
 from mhacli.record.record import InspectedLayer
 from mhacli.run import Run

@@ -22,11 +22,10 @@ from mhacli.io import memory
 from mhacli.io.data import decode
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.compare import Computed, coarser, compare, compute, load_places, measure_rounding, save_places
-from mhacli.models.inputs import run_model
 from mhacli.models.load import Loaded, device_of, find, load_model
 from mhacli.models.passes import require_open
 from mhacli.models.places import OF_CALLS, Forward, Place
-from mhacli.models.run import make_texts
+from mhacli.models.run import make_texts, run_model
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, pairs
 from mhacli.text.numbers import shown

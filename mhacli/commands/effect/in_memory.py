@@ -23,14 +23,14 @@ from mhacli.commands.effect.removal import Removal, without
 from mhacli.commands.effect.study import EffectStudy, study_of, verified
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.models.calls import Call
+from mhacli.models.capture import Call
 from mhacli.models.folder import Checkpoint
-from mhacli.models.inputs import ModelInputs, run_model
 from mhacli.models.inspecting import inspecting
 from mhacli.models.layer_names import LayerKey, is_pair, n_vocabulary_of
+from mhacli.models.layers import ModelInputs
 from mhacli.models.load import Loaded, device_of, own_tokenizer
 from mhacli.models.passes import ModelPass, followed, require_open
-from mhacli.models.run import CheckpointRun, make_texts, prepare_checkpoint, run_of
+from mhacli.models.run import CheckpointRun, make_texts, prepare_checkpoint, run_model, run_of
 from mhacli.record.effect import REPLACEMENTS, Effect
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import Kept

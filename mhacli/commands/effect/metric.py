@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mhacli.errors import UsageError
-from mhacli.models.inputs import run_model
+from mhacli.models.run import run_model
 from mhacli.record.effect import Measured
 
 Target = tuple[int, int | None]

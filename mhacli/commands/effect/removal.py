@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mhacli.attention import masks
-from mhacli.models.calls import Call, as_attention
-from mhacli.models.capture import captured
+from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerKey, is_numbered
+from mhacli.models.layers import as_attention
 from mhacli.record.effect import Replacement
 
 

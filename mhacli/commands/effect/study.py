@@ -20,12 +20,10 @@ from mhacli.commands.effect.removal import Parts, Removal, finding, removed_othe
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.run import prepare, record_run
-from mhacli.models.calls import Call
-from mhacli.models.capture import captured
-from mhacli.models.inputs import TIMES_SHAKEN, shaken_parts
+from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerKey, dtype_of
 from mhacli.models.load import ModelTokenizer
-from mhacli.models.run import CheckpointRun, prepare_checkpoint
+from mhacli.models.run import TIMES_SHAKEN, CheckpointRun, prepare_checkpoint, shaken_parts
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screening
 from mhacli.record.exports import EffectTable

@@ -30,6 +30,7 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import Array, checksum, decode, json_checksum, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
+from mhacli.models.inspecting import CONDITION, SUMMED, HeadTotals
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import (
     CONFIDENCE,
@@ -47,7 +48,6 @@ from mhacli.record.exports import Columns, HeadTable
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
 from mhacli.record.storage import MANIFEST, SUMMARY
-from mhacli.record.totals import CONDITION, SUMMED, HeadTotals
 from mhacli.text.reading import Document
 
 Settings = Mapping[str, Any]
