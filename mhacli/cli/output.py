@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour, write
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import ViewOptions
     from mhacli.run import Run
 
-FORMATS = ("json", "csv")
-"""The formats of a record on stdout, each with an option and a module of `mhacli.render` of this name."""
 _SAVE = "Save the record in this file, for mha show, view and diff."
 _SAVE_WEIGHTS = "Save the weights in this file, for --weights."
 _KEEP = "Arrays in the saved record and in --json, such as pattern,z."
@@ -61,7 +60,7 @@ class Output:
     @property
     def format(self) -> str | None:
         """The format of stdout; None for the view of the terminal."""
-        return next((name for name in FORMATS if getattr(self, name)), None)
+        return "json" if self.json else "csv" if self.csv else None
 
     @property
     def files(self) -> dict[str, str]:
@@ -137,7 +136,7 @@ def print_result(
     weights to save, `view` prints in place of the usual view of the terminal, `check` is by default the self-check, and `after`
     suggests what to type next on a terminal. Raises `MhaError` for a file that cannot be written."""
     from mhacli.record.record import NOT_SEEN
-    from mhacli.render.json import nonfinite
+    from mhacli.render.data import nonfinite
 
     if output.save_weights is not None and run is not None:
         from mhacli.layer.run import weights_content
@@ -172,11 +171,12 @@ def print_result(
 def print_record(record: Record, options: ViewOptions, output: Output) -> None:
     """Prints a record in the chosen format, or the view of the terminal. Raises `UsageError` for a table of a record without
     patterns."""
+    if output.csv and record.module is not None:
+        raise UsageError("--csv needs attention weights, which the trace of a module does not have")
     if output.format is not None:
-        if record.module is not None and output.csv:
-            raise UsageError("--csv needs attention weights, which the trace of a module does not have")
-        renderer = import_module(f"mhacli.render.{output.format}")
-        sys.stdout.writelines(renderer.pieces(record, options))
+        from mhacli.render.data import csv_pieces, json_pieces
+
+        sys.stdout.writelines(json_pieces(record) if output.json else csv_pieces(record, options))
         return
     from mhacli.render.run.view import record_views
 
@@ -185,39 +185,30 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
 
 
 def print_report(
-    output: Output, *, view: Callable[[Screen], RenderableType], **formats: Callable[[], Iterable[str]]
+    output: Output,
+    *,
+    view: Callable[[Screen], RenderableType],
+    json: Callable[[], Any],
+    csv: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+    name: str = "",
+    command: Sequence[str] = (),
 ) -> None:
-    """Prints a report that is no record, in one of the `formats` or as the view of the terminal."""
-    if output.format is not None:
-        sys.stdout.writelines(formats[output.format]())
-        return
-    draw(view(output.screen), output.screen)
+    """Prints a report that is no record: its document, which may be text, the rows of its table, or the view of the terminal.
+    One with a `name` is also written as a page and as pictures."""
+    if output.json:
+        document = json()
+        write(document if isinstance(document, str) else dumps(document, indent=1, allow_nan=False) + "\n")
+    elif output.csv:
+        from mhacli.render.data import rows_csv
 
+        sys.stdout.writelines(rows_csv(csv()))
+    else:
+        draw(view(output.screen), output.screen)
+    if name:
+        from mhacli.render.notebook import report_figure, report_page
 
-def write_report(output: Output, name: str, view: Callable[[Screen], RenderableType], command: Sequence[str]) -> None:
-    """Writes the page and the pictures of a report that is no record, under its `name`, and names the files."""
-
-    def drawn(by: str) -> str:
-        report = import_module("mhacli.render.report")
-        content: str = getattr(report, by)(view, name, command)
-        return content
-
-    write_pictures(output, lambda: drawn("report_page"), lambda: drawn("report_figure"))
-    note_written(output)
-
-
-def csv_document(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """The pieces of a CSV document."""
-    from mhacli.render.csv import rows_csv
-
-    return rows_csv(rows)
-
-
-def json_document(value: Any) -> list[str]:
-    """The pieces of a JSON document."""
-    import json
-
-    return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
+        write_pictures(output, lambda: report_page(view, name, command), lambda: report_figure(view, name, command))
+        note_written(output)
 
 
 def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec.structs import replace
 
-from mhacli.cli.output import COLOUR, Output, json_document, print_report
+from mhacli.cli.output import COLOUR, Output, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
 from mhacli.record.glossary import TABLES, Word, words_of
@@ -54,7 +54,7 @@ def explain(
     listed = [{name: getattr(each, name) for name in _FIELDS} for each in matching]
     print_report(
         output,
-        json=lambda: json_document({"schema": SCHEMA, "terms": listed}),
+        json=lambda: {"schema": SCHEMA, "terms": listed},
         view=lambda on: _list_view(matching, on.width) if is_list else _terms_view(matching),
     )
 

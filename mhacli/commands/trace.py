@@ -141,13 +141,13 @@ def trace(
         require_one_layer(what.model, "mha trace")
         run = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
-            from mhacli.render.run.mask import mask_document, mask_view
+            from mhacli.render.run.trace import mask_document, mask_view
 
             with loading_torch():
                 from mhacli.layer.steps import masks_of
             masks = masks_of(run)
-            document = [mask_document(run, masks, record_command())]
-            print_report(output, view=partial(mask_view, run, masks), json=lambda: document)
+            document = partial(mask_document, run, masks, record_command())
+            print_report(output, view=partial(mask_view, run, masks), json=document)
             for text in run.notes:
                 note(text)
             return

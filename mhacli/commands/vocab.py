@@ -63,7 +63,7 @@ def vocab(
     print_report(
         output,
         view=lambda on: vocabulary_table(rows, counts, room, on.width),
-        json=lambda: [vocabulary_json(rows, config.tokenizer)],
+        json=lambda: vocabulary_json(rows, config.tokenizer),
     )
     note_written(output)
 

@@ -15,7 +15,7 @@ import typer
 from mhacli.attention.weights_file import EMBEDDING, saved_metadata
 from mhacli.cli.console import note, show_activity, write
 from mhacli.cli.help import HelpCommand, help_text
-from mhacli.cli.output import COLOUR, Output, json_document, print_report
+from mhacli.cli.output import COLOUR, Output, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights, size_of
@@ -154,7 +154,7 @@ def info(
     """Prints the contents of a checkpoint."""
     with show_activity("reading headers"):
         contents = contents_of(read_weights(path), with_tensors=tensors)
-    print_report(output, view=lambda on: contents_view(contents, on), json=lambda: json_document(contents))
+    print_report(output, view=lambda on: contents_view(contents, on), json=lambda: contents)
     for text in contents["notes"]:
         note(text)
 

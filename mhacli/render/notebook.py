@@ -1,5 +1,5 @@
 """A result in a notebook, as HTML: no script, no network, and a size limit. And what else results become through
-`mhacli.record.exports`: a terminal view, and the page of a record.
+`mhacli.record.exports`: a terminal view, the page of a record, and the page and the picture of a report that is no record.
 
 GitHub removes `<style>`, ids and scripts from notebooks. So cells have inline colours and a sign that is readable
 without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer/issues/450.
@@ -7,7 +7,7 @@ without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import RenderableType
@@ -21,7 +21,7 @@ from mhacli.render.heads.drawable import drawable_heads, scale_of, usual_scale
 from mhacli.render.heads.grids import cell_meaning, grid_of
 from mhacli.render.heads.head_map import HeadMap, cell_map, head_map
 from mhacli.render.page.document import most_certain, page
-from mhacli.render.page.elements import Html, joined, preformatted, tag, text
+from mhacli.render.page.elements import STATIC, Html, joined, page_part, preformatted, tag, text, whole
 from mhacli.render.page.tables import effect_pictures, legend
 from mhacli.render.page.tables import grid as grid_table
 from mhacli.render.run.view import record_views
@@ -159,3 +159,33 @@ _FRAME = 500
 def terminal_part(views: Iterable[RenderableType]) -> Html:
     """A terminal view, unchanged."""
     return joined(preformatted(view, COLUMNS) for view in views)
+
+
+# ------------------------------------------------------------------------------------------------------------- reports
+
+PAPER, PHONE = Screen(width=110, colour=False), Screen(width=42, colour=False)
+"""The screens whose view a picture and a page show, and a page on a narrow screen; cells have signs in place of shades."""
+_BY_WIDTH = (
+    ".narrow { display: none } @media (max-width: 700px) { .narrow { display: block } .wide { display: none } }\n"
+)
+View = Callable[[Screen], RenderableType]
+
+
+def report_page(view: View, name: str, command: Sequence[str]) -> str:
+    """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command."""
+
+    def printed(screen: Screen, kind: str) -> Html:
+        return tag("section", preformatted(view(screen), screen.width), class_=kind)
+
+    top = tag("header", tag("h1", text(name)), tag("p", text(" ".join(command)), id="origin"))
+    body = joined([top, tag("main", printed(PAPER, "wide"), printed(PHONE, "narrow"))])
+    return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
+
+
+def report_figure(view: View, name: str, command: Sequence[str]) -> str:
+    """An SVG picture of what the terminal prints, in its colours, with the command in its metadata."""
+    from mhacli.render.figures.document import document
+    from mhacli.render.figures.svg import Sheet, printed
+
+    sheet = Sheet(title=name, body=[printed(view(PAPER), PAPER.width)])
+    return document(sheet, {"command": [*command]})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.output import COLOUR, Output, csv_document, note_written, print_report, require_writable, write_pictures
+from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable, write_pictures
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
@@ -77,9 +78,9 @@ def bench(
 
     print_report(
         output,
-        view=lambda on: bench_view(benchmark, on),
-        json=lambda: [benchmark.to_json()],
-        csv=lambda: csv_document(benchmark.without_samples()),
+        view=partial(bench_view, benchmark),
+        json=benchmark.to_json,
+        csv=benchmark.without_samples,
     )
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)

@@ -24,7 +24,6 @@ from mhacli.render.figures.document import document
 from mhacli.render.figures.svg import Piece, Sheet, element, placed, rectangle, written
 from mhacli.render.page import elements
 from mhacli.render.page.elements import Html, tag
-from mhacli.render.report import POLICY
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
@@ -218,7 +217,7 @@ def bench_page(benchmark: Benchmark) -> str:
     for family, rows in _families(benchmark.rows).items():
         parts.append(elements.table(Table(columns=columns, rows=rows, title=family)))
     body = tag("main", *(tag("section", part, class_="numbers") for part in parts))
-    return elements.whole("mha bench", POLICY, elements.page_part("10-page.css"), body)
+    return elements.whole("mha bench", elements.STATIC, elements.page_part("10-page.css"), body)
 
 
 _COLOURS = (

@@ -12,11 +12,8 @@ from mhacli.cli.output import (
     COLOUR,
     REPORT,
     Output,
-    csv_document,
-    json_document,
     print_report,
     require_writable,
-    write_report,
 )
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
@@ -61,9 +58,10 @@ def check(
     print_report(
         output,
         view=lambda on: next(examination.views(on)),
-        json=lambda: json_document(examination.to_dict()),
-        csv=lambda: csv_document(examination.rows()),
+        json=examination.to_dict,
+        csv=examination.rows,
+        name="mha check",
+        command=examination.command,
     )
-    write_report(output, "mha check", lambda on: next(examination.views(on)), examination.command)
     if not examination.ok:
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)

@@ -14,11 +14,8 @@ from mhacli.cli.output import (
     COLOUR,
     REPORT,
     Output,
-    csv_document,
-    json_document,
     print_report,
     require_writable,
-    write_report,
 )
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
@@ -195,10 +192,11 @@ def _diff_models(
     print_report(
         output,
         view=lambda on: found.view(on, everything=options.everything),
-        json=lambda: json_document(found.to_dict(record_command())),
-        csv=lambda: csv_document(found.rows()),
+        json=lambda: found.to_dict(record_command()),
+        csv=found.rows,
+        name="mha diff",
+        command=record_command(),
     )
-    write_report(output, "mha diff", lambda on: found.view(on, everything=options.everything), record_command())
     if found["verdict"] == "differ":
         raise typer.Exit(EXIT_CHECK)
 
@@ -256,10 +254,11 @@ def _diff_records(a: str, b: str, tolerance: float | None, options: ViewOptions,
     print_report(
         output,
         view=lambda on: diff_view(found, options, on),
-        json=lambda: json_document(found.to_dict(record_command())),
-        csv=lambda: csv_document(found.rows()),
+        json=lambda: found.to_dict(record_command()),
+        csv=found.rows,
+        name="mha diff",
+        command=record_command(),
     )
-    write_report(output, "mha diff", lambda on: diff_view(found, options, on), record_command())
     require_agreement(found.a, a)
     require_agreement(found.b, b)
     if found.verdict == "nothing":

@@ -12,11 +12,8 @@ from mhacli.cli.output import (
     COLOUR,
     REPORT,
     Output,
-    csv_document,
-    json_document,
     print_report,
     require_writable,
-    write_report,
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
@@ -55,13 +52,13 @@ def doctor(
             report_progress=report_progress,
         )  # fmt: skip
     report = replace(report, command=record_command())
-    document = report.to_dict()
     print_report(
         output,
         view=lambda on: next(report.views(on)),
-        json=lambda: json_document(document),
-        csv=lambda: csv_document(document["checks"]),
+        json=report.to_dict,
+        csv=lambda: report.to_dict()["checks"],
+        name="mha doctor",
+        command=report.command,
     )
-    write_report(output, "mha doctor", lambda on: next(report.views(on)), report.command)
     if report.failed:
         raise typer.Exit(EXIT_CHECK)

@@ -1,34 +1,45 @@
-"""The walkthrough of a layer or of user code, step by step, and how a single attention weight is computed."""
+"""The walkthrough of a layer or of user code, step by step, how a single attention weight is computed, and a mask alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from math import exp, nan, prod
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.record.record import Cell, Record, ScorePart, Step, UserModule
-from mhacli.render.base.doc import Column, Table
+from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.format import (
     configuration,
+    count_of,
+    fitted,
     flowing,
     memory_text,
     rough_note,
     token_at,
     token_text,
 )
+from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
 from mhacli.render.checkpoint.header import model_header
+from mhacli.render.heads.head_map import sums
 from mhacli.render.run.steps import axes_text, lines_table, number_row, sources_of, step_name, value_lines, weights_of
 from mhacli.render.run.view import kv_heads_line, self_check_line
 from mhacli.settings import ROPE
-from mhacli.sites import variants
+from mhacli.sites import mask_rules, variants
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
+
+if TYPE_CHECKING:
+    from mhacli.run import Run
 
 _INDENT = (0, 0, 0, 3)
 _MORE = "--verbose prints the steps of the whole layer before it"
@@ -250,3 +261,76 @@ def _result(module: UserModule) -> Text:
         return Text(f"result: {list(module.result)} = {shape}, the shape that attention gives", style="bold")
     words = f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape}"
     return Text(words, style="bold yellow")
+
+
+# ----------------------------------------------------------------------------------------------------------- the mask
+
+Mask = Mapping[str, Any]
+"""The mask of a sequence, as in JSON."""
+_LABEL_WIDTH = 12
+
+
+def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType:
+    """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
+    rules = [visible(rule) for rule in mask_rules(run.dims)] or ["every key is visible"]
+    parts: list[RenderableType] = [flowing(["mask", *rules], screen.width, style="bold")]
+    for index, mask in enumerate(masks):
+        counts = mask["visible_per_query"]
+        n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
+        title = f"sequence {index}: {q_len} queries × {n_cells // q_len} keys"
+        sees = f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}"
+        if min(counts) == max(counts):
+            sees = f"every query sees {count_of(counts[0], 'key')}"
+        density = f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible"
+        picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")
+        parts += [Text(""), *picture, flowing([density, sees], screen.width, style="bold")]
+    return Group(*parts)
+
+
+def mask_document(run: Run, masks: Sequence[Mask], command: tuple[str, ...]) -> str:
+    """The masks as one JSON document, schema `mha.mask/1`."""
+    context = run.context_sequences
+    content = {
+        "schema": "mha.mask/1",
+        "command": command,
+        "config": asdict(run.config),
+        "sequences": [asdict(sequence) for sequence in run.sequences],
+        "context": None if context is None else [asdict(sequence) for sequence in context],
+        "rules": mask_rules(run.dims),
+        "masks": masks,
+    }
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
+    """The visible part of each cell, or of blocks of `merge` cells. Keys are numbered as tokens of their text."""
+    q_len, side = len(mask["visible_per_query"]), mask["block"] * merge
+    k_len = mask["n_cells"] // q_len
+    sequence, keys = run.sequences[index], (run.context_sequences or run.sequences)[index]
+    first = (
+        run.config.first_column(len(sequence.tokens), q_len),
+        run.config.first_column(len(keys.tokens), k_len),
+    )
+    heights, widths = (np.minimum(side, n - np.arange(0, n, side)) for n in (q_len, k_len))
+    counts = sums(sums(np.array(mask["block_counts"]), merge), merge, axis=1)
+    sees = mask["visible_per_query"]
+    starts, places = range(0, q_len, side), [key - first[1] for key in range(0, k_len, side)]
+    return Grid(
+        title=title,
+        values=counts / (heights[:, None] * widths),
+        allowed=counts > 0,
+        rows=[
+            fitted(token_text(sequence.tokens, row - first[0]), _LABEL_WIDTH) if side == 1 else str(row)
+            for row in starts
+        ],
+        columns=[str(place) if 0 <= place < len(keys.tokens) else "–" for place in places],
+        top=1.0,
+        corner="query",
+        meaning=f"each cell {side} × {side} tokens" if side > 1 else "each row: the keys that a query sees",
+        places=places,
+        beside=[Column(heading="sees", value=lambda row: sees[row], unit="integer")] if side == 1 else [],
+        has_all_rows=True,
+        smaller=lambda rows, columns: _grid(
+            run, mask, index, title, max(1, -(-len(counts) // rows), -(-counts.shape[1] // columns)) * merge
+        ),
+    )
