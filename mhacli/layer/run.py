@@ -16,13 +16,23 @@ from safetensors.torch import load
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.axes import Axes, make_statistics_request
 from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_cells
 from mhacli.attention.devices import choose_device, environment, free_bytes
 from mhacli.attention.head_statistics import head_statistics, statistics_of
-from mhacli.attention.layer import KeyRows, Places, TokenVectors, merge_heads, run_route, sinusoidal
+from mhacli.attention.layer import (
+    KeyRows,
+    Places,
+    TokenVectors,
+    from_file,
+    merge_heads,
+    new_layer,
+    require_finite_weights,
+    run_route,
+    sinusoidal,
+    to_bytes,
+)
 from mhacli.attention.masks import Mask
 from mhacli.attention.memory import require_memory
 from mhacli.attention.scores import (
@@ -82,9 +92,9 @@ class Setup:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if source is None:
-            layer = weights.new_layer(config, n_tokens)
+            layer = new_layer(config, n_tokens)
         else:
-            layer = weights.from_file(source, config, allow_nonfinite=request.allow_nonfinite)
+            layer = from_file(source, config, allow_nonfinite=request.allow_nonfinite)
             n_rows = layer.embedding.shape[0]
             if n_rows != n_tokens and config.random is None:
                 raise bad_file(
@@ -109,7 +119,7 @@ class Setup:
             stored = load(file.data)[name]
             bias = stored.to(torch.promote_types(getattr(torch, config.dtype), torch.float32))
             if not request.allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
-                weights.require_finite({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
+                require_finite_weights({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
             self.bias = bias.to(device)
 
     def record(self, request: Run, **found: Any) -> Record:
@@ -290,7 +300,7 @@ def prepare(request: Run) -> Setup:
 def weights_content(request: Run) -> bytes:
     """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
     setup = Setup(replace(request, allow_nonfinite=False))
-    return weights.to_bytes(setup.layer, setup.config, request.vocabulary)
+    return to_bytes(setup.layer, setup.config, request.vocabulary)
 
 
 def record_run(

@@ -17,8 +17,8 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import chosen_heads, chosen_layers
-from mhacli.render.checkpoint.corpus import corpus_tables
 from mhacli.render.checkpoint.header import checks_view
+from mhacli.render.checkpoint.view import corpus_tables
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
 from mhacli.render.heads.grids import cell_meaning
 from mhacli.render.page.elements import (
