@@ -204,7 +204,7 @@ def print_report(
         sys.stdout.writelines(rows_csv(csv()))
     else:
         draw(view(output.screen), output.screen)
-    if name:
+    if name and output.files:
         from mhacli.render.notebook import report_figure, report_page
 
         write_pictures(output, lambda: report_page(view, name, command), lambda: report_figure(view, name, command))
