@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.settings import PaddingSide
@@ -132,7 +133,8 @@ class Sequences:
         row, noted = note or (0, {})
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
-            tensors = [self.outputs_in(each, real.shape) for each in (inputs, output)]
+            numbers = tree_map_only(Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs)
+            tensors = [self.outputs_in(each, real.shape) for each in (numbers, output)]
             read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
             noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
 
@@ -399,17 +401,23 @@ def _padding_masks(
 
 
 def _n_ids_read(sequences: Sequences) -> int | None:
-    """The number of rows of the table that reads the ids of a call; None if none does, or the call raises."""
-    ids = torch.stack([sequences.draw(seed, sequences.length).tokens for seed in range(_BATCH)])
-    found: list[int] = []
+    """The number of rows of the first table that reads what other ids change; None if none does, or the call raises."""
+    first, second = (
+        torch.stack([sequences.draw(seed + row, sequences.length).tokens for row in range(_BATCH)])
+        for seed in (0, _BATCH)
+    )
+    read: list[tuple[int, Tensor]] = []
 
     def note(_name: str, part: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
-        if isinstance(part, nn.Embedding) and torch.equal(inputs[0], ids):
-            found.append(part.num_embeddings)
+        if isinstance(part, nn.Embedding):
+            read.append((part.num_embeddings, inputs[0]))
 
-    with suppress(Exception), seeded(0, ids.device), _watching(sequences.module, note):
-        sequences.call(ids)
-        return found[0] if found else None
+    with suppress(Exception), seeded(0, first.device), _watching(sequences.module, note):
+        sequences.call(first)
+        n_first = len(read)
+        sequences.call(second)
+        pairs = zip(read[:n_first], read[n_first:], strict=True)
+        return next((n_ids for (n_ids, ids), (_, others) in pairs if not torch.equal(ids, others)), None)
     return None  # the user's code may raise anything, and what it takes is not known
 
 

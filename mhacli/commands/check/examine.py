@@ -26,7 +26,7 @@ from mhacli.commands.check.diagnose import Diagnosis, diagnose
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.hypotheses import error_of, recorded
 from mhacli.commands.check.inputs import Examined, arguments_without_effect, make_case, max_error, with_random_weights
-from mhacli.commands.check.inside import attention_in, compared_inside
+from mhacli.commands.check.inside import AttentionFound, attention_in, compared_inside
 from mhacli.commands.check.probes import probe
 from mhacli.commands.check.result import (
     CheckRequest,
@@ -84,26 +84,34 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         with one_thread() if n_parameters < _SMALL else nullcontext():
             is_decoder = model.has_source and request.states_causal is None
             claim = True if is_decoder else request.states_causal
-            claim = is_claimed_causal(built.module) if claim is None else claim
             asker = asker_of(model, request.seed, stage, is_causal=claim)
-            asker.all()
+            attention = _ask(asker, claimed=is_claimed_causal(built.module))
         with one_thread():
-            _compare_inside(asker, request, stage)
+            _compare_inside(attention, asker, request, stage)
         return replace(_of_behaviour(request.of.target, asker), arguments=arguments_of(built))
     with one_thread():  # faster for such small products
         subjects = find_modes(built, request.of)
         return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
 
 
-def _compare_inside(asker: Asker, request: CheckRequest, stage: Stage) -> None:
+def _ask(asker: Asker, *, claimed: bool | None = None) -> AttentionFound:
+    """Asks all behaviours, and gives the attention in a pass. Where nothing states if tokens may see later ones, an attention
+    that hides them does, else what is `claimed`."""
+    attention = attention_in(asker.module, partial(asker.read, asker.text), asker.length)
+    if asker.is_causal is None:
+        asker.is_causal = True if attention.is_causal else claimed
+    asker.all()
+    return attention
+
+
+def _compare_inside(attention: AttentionFound, asker: Asker, request: CheckRequest, stage: Stage) -> None:
     """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
 
     def examine_alone(alone: CheckRequest) -> Examination:
         subjects = find_modes(load_built(alone.of, stage), alone.of)
         return combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
 
-    parts = attention_in(asker.module, partial(asker.read, asker.text), asker.length)
-    asker.inside, mistakes = compared_inside(parts, request, examine_alone)
+    asker.inside, mistakes = compared_inside(attention.modules, request, examine_alone)
     asker.findings = [*mistakes, *asker.findings]
 
 
@@ -162,9 +170,9 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     is_causal = (is_meant_causal(subject, request.of) or "causal" in choices) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
     asker = asker_of(sequences, request.seed, stage, is_causal=stated)
-    asker.all()
+    attention = _ask(asker)
     if report.verdict == "unknown":  # it may be a block around an attention
-        _compare_inside(asker, request, stage)
+        _compare_inside(attention, asker, request, stage)
     if asker.inside:
         return replace(_of_behaviour(request.of.target, asker), arguments=report.arguments, example=report.example)
     verdict = "wrong" if asker.findings else report.verdict

@@ -1,11 +1,12 @@
-"""The attention inside a model or a block: which modules compute attention weights in a pass, and whether each is right."""
+"""The attention inside a model or a block: which modules compute attention weights in a pass, whether any hides later tokens, and
+whether each is right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,18 +20,24 @@ from mhacli.usercode.inputs import copied
 from mhacli.usercode.process import exception_text
 from mhacli.usercode.target import naming
 
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Those of `scaled_dot_product_attention` in order; torch's modules call the other function with its masks by name."""
 _WHOLE = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+_HIDDEN = -1e3
+"""Terms added to scores below this number hide a key."""
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 
 
 class _Running(TorchFunctionMode):
-    """Notes, of a model that reads `length` tokens, the innermost module with weights that computes attention weights."""
+    """Notes, of a model that reads `length` tokens, the innermost module with weights that computes attention weights, and
+    whether any weights of these tokens over themselves are zero for all later tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
         self.length = length
         self.running: list[nn.Module] = []
         self.found: list[nn.Module] = []
+        self.is_causal = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the function, and notes the module if these are the weights of queries over keys."""
@@ -38,7 +45,22 @@ class _Running(TorchFunctionMode):
         is_pattern = func in _SOFTMAX and result.ndim > 2 and result.shape[-2:] == (self.length, self.length)
         if is_pattern or func in _WHOLE:
             self.found += [part for part in reversed(self.running) if any(True for _ in part.parameters())][:1]
+            by_place = args if func is F.scaled_dot_product_attention else ()
+            named = {**dict(zip(_ARGUMENTS, by_place, strict=False)), **(kwargs or {})}
+            mask = result if is_pattern else named.get("attn_mask")
+            self.is_causal |= named.get("is_causal") is True or self._hides_later(mask, is_pattern=is_pattern)
         return result
+
+    def _hides_later(self, mask: Tensor | None, *, is_pattern: bool) -> bool:
+        """Whether a mask, or a pattern, hides all later keys from each query."""
+        if mask is None or self.length < 2 or mask.shape[-2:] != (self.length, self.length):
+            return False
+        later = mask[..., torch.ones(self.length, self.length, dtype=torch.bool, device=mask.device).triu(1)]
+        if is_pattern:
+            return not bool(later.any())
+        if mask.dtype == torch.bool:  # torch's functions and modules differ in what True means
+            return bool((later != mask[..., :1, 0]).all())
+        return bool((later < _HIDDEN).all())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -57,9 +79,15 @@ class _Running(TorchFunctionMode):
             end.remove()
 
 
-def attention_in(module: nn.Module | None, run: Callable[[], object], length: int) -> dict[type, dict[str, nn.Module]]:
-    """The modules that compute attention weights while a pass reads `length` tokens, by class and name; empty if the module
-    itself does."""
+class AttentionFound(NamedTuple):
+    """The modules that compute attention weights in a pass, by class and name, and whether any hides all later tokens."""
+
+    modules: Mapping[type, Mapping[str, nn.Module]]
+    is_causal: bool
+
+
+def attention_in(module: nn.Module | None, run: Callable[[], object], length: int) -> AttentionFound:
+    """The attention in a pass that reads `length` tokens; without modules if the module itself computes it."""
     watched = _Running(length)
     with watched.watching():
         run()
@@ -68,11 +96,11 @@ def attention_in(module: nn.Module | None, run: Callable[[], object], length: in
     for name, part in module.named_modules() if module is not None and id(module) not in found else ():
         if id(part) in found:
             by_class.setdefault(type(part), {})[name] = part
-    return by_class
+    return AttentionFound(by_class, watched.is_causal)
 
 
 def compared_inside(
-    parts: dict[type, dict[str, nn.Module]], request: CheckRequest, examine: Callable[[CheckRequest], Examination]
+    parts: Mapping[type, Mapping[str, nn.Module]], request: CheckRequest, examine: Callable[[CheckRequest], Examination]
 ) -> tuple[tuple[AttentionInside, ...], list[Finding]]:
     """The comparison of each class of attention inside a model with the reference, by `examine`, and the mistakes found."""
     inside, mistakes = list[AttentionInside](), list[Finding]()

@@ -320,6 +320,14 @@ def test_whether_later_tokens_may_be_seen_is_stated_or_known(layer: str, states:
     assert causality.ok is (False if verdict == "wrong" else None)
 
 
+@pytest.mark.parametrize("read", ["self.tokens(ids).mean(1, keepdim=True)", "self.tokens(ids.roll(-1, dims=1))"])
+def test_an_attention_that_hides_later_tokens_states_that_none_may_be_seen(tmp_path: Path, read: str) -> None:
+    path, _ = user_code.write(tmp_path, "models:Net", ("self.tokens(ids) +", f"{read} + self.tokens(ids) +"))
+    report = mhacli.check(user_code.load(path).Net())
+    assert [finding.code for finding in report.findings] == ["sees-the-future"]
+    assert "first in the model (Net)" in report.findings[0].message
+
+
 def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     model = user_code.load(user_code.ZOO / "models.py").GPT()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
