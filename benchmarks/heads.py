@@ -33,9 +33,10 @@ from mhacli.attention.devices import shared_out
 from mhacli.attention.scores import ScoredAttention
 from mhacli.attention.statistics import Reduced, head_groups, make_baseline, reduce_heads
 from mhacli.layer.run import inspect_heads
+from mhacli.record.record import dims_of
 from mhacli.run import Run
 from mhacli.settings import Config
-from mhacli.text.encode import encode
+from mhacli.text.tokenizers import encode
 
 N_HEADS, D_HEAD = 12, 64
 LENGTHS = (2048, 4096, 8192)
@@ -110,13 +111,13 @@ def time_command(rounds: int) -> None:
     os.environ["MHA_BLOCK"] = "c"
     config = Config(d_model=N_HEADS * D_HEAD, n_heads=N_HEADS, causal=True).resolved()
     words = " ".join(f"w{token}" for token in request_of(COMMAND_LENGTH).q_tokens[0].tolist())
-    sequences, _, vocabulary, _ = encode([words], config)
-    run = Run(sequences=sequences, vocabulary=vocabulary, config=config)
+    texts, vocabulary, _ = encode([words], config)
+    run = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
     attention = made(COMMAND_LENGTH, causal=True)
     assert attention.v is not None
 
     fused = partial(scaled_dot_product_attention, attention.q, attention.k, attention.v, is_causal=True)
-    seconds = in_turns({"fused": fused, "command": partial(inspect_heads, run)}, rounds)
+    seconds = in_turns({"fused": fused, "command": partial(inspect_heads, run, texts)}, rounds)
     print(f"mha heads, {COMMAND_LENGTH:,} causal: {ratios(seconds)}", flush=True)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from peak import peak_mib
 
 from mhacli.attention.memory import require_memory
+from mhacli.record.record import dims_of
 from mhacli.run import Run
 from mhacli.settings import Config
-from mhacli.text.encode import encode
+from mhacli.text.tokenizers import encode
 
 MHA = str(Path(sys.executable).with_name("mha"))
 
@@ -23,8 +24,8 @@ def compare_memory(length: int, n_heads: int) -> None:
     """Prints the largest memory of a run beside what was predicted for it."""
     config = Config(n_heads=n_heads, causal=True).resolved()
     words_of_text = "a b c d " * (length // 4)
-    sequences, _, vocabulary, _ = encode([words_of_text], config)
-    run = Run(sequences=sequences, vocabulary=vocabulary, config=config)
+    texts, vocabulary, _ = encode([words_of_text], config)
+    run = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
     predicted = require_memory(run, 1 << 60) / 2**20
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
         text.write(words_of_text)

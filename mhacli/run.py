@@ -1,10 +1,9 @@
-"""What a command computes: the settings, the texts, and what is kept of the result. Made before torch is loaded."""
+"""What a command computes: the settings, the sizes of the texts, and what is kept of the result. Made before torch is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from mhacli.io.safetensors import TensorFile
     from mhacli.models.folder import Checkpoint
     from mhacli.text.spans import Message
-    from mhacli.text.tokens import TokenSequence
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """The arrays that a record keeps by default, the most important first."""
@@ -26,10 +24,10 @@ DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The settings, the texts and what to compute, of a layer of mha or of a checkpoint (`model.path`).
+    """The settings and what to compute, of a layer of mha or of a checkpoint (`model.path`).
 
-    A layer reads `sequences`, and keys of `context_sequences` if there are any, under a resolved `config`, with weights of a file
-    or of the config's seed; the ids are those of the `vocabulary`. A checkpoint reads `texts`, or a `chat` in place of one;
+    A layer reads texts of these sizes (`dims`) under a resolved config, with weights of a file or of the config's seed; the ids
+    are those of the `vocabulary`. A checkpoint reads `texts`, or a `chat` in place of one;
     `pair` are the second texts of pairs, `context` is the input of an encoder, `spans` are named parts of the text as typed, and
     `n_generated` tokens are generated greedily. `max_tokens` truncates texts; without it, longer texts are refused. Its folder is
     the `checkpoint`, if it is read already.
@@ -38,10 +36,7 @@ class Run:
     `kept` cells of long texts. `repeat` is the number of timed runs. `notes` are for the user.
     """
 
-    command: tuple[str, ...] = ()
-    config: Config = Config()
-    sequences: tuple[TokenSequence, ...] = ()
-    context_sequences: tuple[TokenSequence, ...] | None = None
+    dims: Dims = Dims(Config(), batch=0, q_len=0, k_len=0)
     vocabulary: tuple[str, ...] = ()
     weights: TensorFile | None = None
     model: ModelSettings = ModelSettings()
@@ -68,12 +63,12 @@ class Run:
         assert self.model.path is not None, "a layer of mha has no checkpoint"
         return self.model.path
 
-    @cached_property
-    def dims(self) -> Dims:
-        """The sizes of the run of a layer."""
-        return Dims.of(self.config, self.sequences, self.context_sequences, n_tokens=len(self.vocabulary))
+    @property
+    def config(self) -> Config:
+        """The resolved config of a layer."""
+        return self.dims.config
 
-    @cached_property
+    @property
     def plan(self) -> tuple[dict[str, int], tuple[str, ...]]:
         """What `arrays_to_keep` says of this run."""
         return self.arrays_to_keep(self.dims)
@@ -109,13 +104,13 @@ CellIndex = tuple[int, int, int, int]
 
 
 def require_inside(
-    place: CellIndex, n_heads: int, queries: Sequence[TokenSequence], keys: Sequence[TokenSequence]
+    place: CellIndex, n_heads: int, queries: Sequence[Sequence[int]], keys: Sequence[Sequence[int]]
 ) -> None:
-    """Raises `UsageError` for a cell outside of the patterns of these texts."""
+    """Raises `UsageError` for a cell outside of the patterns of texts with these ids."""
     sequence, *cell = place
     if sequence >= len(queries):
         raise UsageError(out_of_range("--sequence", sequence, len(queries)))
-    counts = {"head": n_heads, "query": len(queries[sequence].ids), "key": len(keys[sequence].ids)}
+    counts = {"head": n_heads, "query": len(queries[sequence]), "key": len(keys[sequence])}
     for index, (name, count) in zip(cell, counts.items(), strict=True):
         if index >= count:
             raise UsageError(out_of_range(f"--cell {','.join(map(str, cell))}: {name}", index, count))

@@ -105,13 +105,13 @@ class Option:
             and (self.below is None or value < self.below)
         )
 
-    def name(self, field_name: str, value: object = True) -> str:
-        """The first name, such as `--heads`; for the value False the one that switches off, such as `--no-bias`."""
+    def name(self, field_name: str, *, is_off: bool = False) -> str:
+        """The first name, such as `--heads`, or the one that switches off, such as `--no-bias`."""
         if self.argument and self.metavar is not None:
             return self.metavar.strip("[].")
         first = next((name for name in self.names if name.startswith("--")), "--" + field_name.replace("_", "-"))
         on, _, off = first.partition("/")
-        return (off or f"--no-{on[2:]}") if value is False else on
+        return (off or f"--no-{on[2:]}") if is_off else on
 
 
 def setting(value: Any, panel: str, text: str, *names: str, **how: Any) -> Any:
@@ -136,7 +136,7 @@ def like(group: type, name: str, panel: str, **changes: Any) -> Any:
 
 def as_option(name: str, value: object, group: type | None = None) -> str:
     """A setting, of the layer or another group, as the user types it: `--heads 5`, `--no-bias`."""
-    option = dict(options_of(group or Config))[name].name(name, value)
+    option = dict(options_of(group or Config))[name].name(name, is_off=value is False)
     word = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return option if isinstance(value, bool) else f"{option} {shlex.quote(word[:60])}"
 

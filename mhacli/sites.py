@@ -8,7 +8,7 @@ known before its first tensor; the end of the file computes the cost of a decodi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from mhacli.record.glossary import Word, words_of
 from mhacli.settings import ITEM_BYTES, ROPE, Config
-from mhacli.text.tokens import TokenSequence
 
 WAVES_AT_ONCE = 1 << 20
 """The number of sinusoidal position values computed at a time in float64."""
@@ -39,20 +38,6 @@ class Dims:
     padded: bool = False
     packed: bool = False
     n_tokens: int = 0
-
-    @staticmethod
-    def of(
-        config: Config, sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] | None, *, n_tokens: int
-    ) -> Dims:
-        """The sizes of these sequences under a resolved config."""
-        keys = sequences if context is None else context
-        q_lens, k_lens = ([len(sequence.tokens) for sequence in family] for family in (sequences, keys))
-        return Dims(
-            config, len(sequences), max(q_lens), max(k_lens), cross=context is not None,
-            padded=len(set(q_lens)) > 1 or len(set(k_lens)) > 1,
-            packed=any(len(set(sequence.documents)) > 1 for sequence in (*sequences, *keys)),
-            n_tokens=n_tokens,
-        )  # fmt: skip
 
     @property
     def sizes(self) -> Mapping[str, int]:

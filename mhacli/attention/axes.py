@@ -15,12 +15,14 @@ from torch import Tensor
 from mhacli.record.record import SpanTokens
 from mhacli.settings import SINK_TOKENS, PaddingSide
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of
-from mhacli.text.tokens import TokenSequence
+from mhacli.text.tokens import places_in
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
 Cells = Bool[Tensor, "query key"]
 Matches = Callable[[Queries, Keys], Cells]
+Rows = tuple[tuple[int, ...], ...]
+"""A number for each token of each text."""
 _Plane = Bool[Tensor, "#query #key"]
 
 MAP_CELLS = 192
@@ -51,14 +53,17 @@ class StatisticsRequest:
 
 @dataclass(frozen=True)
 class Axes:
-    """The texts on the query axis, of length `q_len`, and on the key axis, with padding on a `side` of the shorter ones.
+    """The ids of the texts on the query axis, of length `q_len`, and on the key axis, with padding on a `side` of the shorter
+    ones, and the document of each token, empty for a text that is not split.
 
     `is_self` where both are the same tokens; `id_of` gives the id of a word, or a number below 0; `dtype` is that of the
     computation, which says how far two ways of doing it may be apart.
     """
 
-    queries: tuple[TokenSequence, ...]
-    keys: tuple[TokenSequence, ...]
+    queries: Rows
+    keys: Rows
+    q_documents: Rows
+    k_documents: Rows
     q_len: int
     k_len: int
     side: PaddingSide
@@ -69,11 +74,16 @@ class Axes:
 
     def first_query(self, sequence: int) -> int:
         """The column in which a sequence's queries begin."""
-        return self._first(len(self.queries[sequence].ids), self.q_len)
+        return self._first(len(self.queries[sequence]), self.q_len)
 
     def first_key(self, sequence: int) -> int:
         """The column in which its keys begin."""
-        return self._first(len(self.keys[sequence].ids), self.k_len)
+        return self._first(len(self.keys[sequence]), self.k_len)
+
+    @property
+    def key_places(self) -> list[tuple[int, ...]]:
+        """The position of each key in its document."""
+        return [places_in(of, len(ids)) for of, ids in zip(self.k_documents, self.keys, strict=True)]
 
     def on_queries(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch query"]:
         """A number for every query of every text, and `fill` for padding."""
@@ -85,7 +95,7 @@ class Axes:
 
     def real_queries(self) -> Bool[Tensor, "batch query"]:
         """Which columns of the query axis hold a token."""
-        return self.on_queries([[1] * len(text.ids) for text in self.queries], 0) > 0
+        return self.on_queries([[1] * len(ids) for ids in self.queries], 0) > 0
 
     def _first(self, n_tokens: int, length: int) -> int:
         return length - n_tokens if self.side == "left" else 0
@@ -111,25 +121,25 @@ def make_statistics_request(
     Patterns count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
     parts of the queries' texts and of the keys'.
     """
-    places = axes.on_keys([text.places for text in axes.keys], -1)
-    k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
+    places = axes.on_keys(axes.key_places, -1)
+    k_tokens = axes.on_keys(axes.keys, -1)
     matches: list[list[Matches]] = [[] for _ in patterns]
-    for b, texts in enumerate(zip(axes.queries, axes.keys, strict=True)):  # places count from the first token of a text
-        q_ids, k_ids = (torch.tensor(text.ids, device=axes.device) for text in texts)
+    for b, ids in enumerate(zip(axes.queries, axes.keys, strict=True)):  # places count from the first token of a text
+        q_ids, k_ids = (torch.tensor(of_axis, device=axes.device) for of_axis in ids)
         first = axes.first_query(b), axes.first_key(b)
         for of_pattern, pattern in zip(matches, patterns, strict=True):
             of_pattern.append(matcher(pattern, q_ids, k_ids, axes.id_of, first=first))
     return StatisticsRequest(
         block=block_of(max(axes.q_len, axes.k_len)),
-        q_tokens=axes.on_queries([text.ids for text in axes.queries], -1),
+        q_tokens=axes.on_queries(axes.queries, -1),
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
         first=places == 0,
         leading=(places >= 0) & (places < sink_tokens),
         is_self=axes.is_self,
         matches=tuple(map(tuple, matches)),
-        q_spans=_marked(spans, [len(t.ids) for t in axes.queries], axes.on_queries) if spans else None,
-        k_spans=_marked(spans, [len(t.ids) for t in axes.keys], axes.on_keys) if spans else None,
+        q_spans=_marked(spans, [*map(len, axes.queries)], axes.on_queries) if spans else None,
+        k_spans=_marked(spans, [*map(len, axes.keys)], axes.on_keys) if spans else None,
     )
 
 

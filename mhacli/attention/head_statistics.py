@@ -464,7 +464,7 @@ class CheckOfZ:
 
     def queries(self, batch: int) -> list[int]:
         """The queries of a sequence whose z is to be checked: all of a short text, else some that are evenly spread."""
-        n = len(self._axes.queries[batch].ids)
+        n = len(self._axes.queries[batch])
         n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
         spread = torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
         chosen: list[int] = (self._axes.first_query(batch) + spread).tolist()

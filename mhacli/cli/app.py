@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -42,15 +42,14 @@ COMMANDS: Mapping[str, str] = {
 folder of that name, in its `command`."""
 
 
-def _application(words: Sequence[str]) -> Any:
-    """The group of all commands. Only the module of the command that the first of the words names is imported; listing others
-    needs only their names and help."""
+def _application(needed: str | None) -> Any:
+    """The group of all commands. Only the module of the `needed` one is imported; listing others needs only their names and
+    help."""
     app = typer.Typer(name="mha", pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True, epilog=_EXAMPLES)(_root)
-    first = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command: Any = _root
-        if name == first:
+        if name == needed:
             with gc_paused():
                 module = importlib.import_module(f"mhacli.commands.{name}")
                 if hasattr(module, "__path__"):  # a folder
@@ -92,17 +91,17 @@ def _root(
 
 def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
-    if "_MHA_COMPLETE" in os.environ:  # the shell requests completions
-        # bash gives the typed words in the first variable, zsh and fish in the second one
-        typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-        _application(typed.split()[1:]).main(prog_name="mha")
-    code = 0
+    words, completes, code = sys.argv[1:], "_MHA_COMPLETE" in os.environ, 0
+    if completes:  # bash gives the typed words in the first variable, zsh and fish in the second one
+        words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+    elif words[:1] == ["help"]:  # `help COMMAND` is `COMMAND --help`
+        words = [*(word for word in words[1:] if not word.startswith("-")), "--help"]
+    needed = next((word for word in words if not word.startswith("-")), None)
+    if completes:
+        _application(needed).main(prog_name="mha")
     try:
         require_stdout()
-        words = sys.argv[1:]
-        if words[:1] == ["help"]:  # `help COMMAND` is `COMMAND --help`
-            words = [*(word for word in words[1:] if not word.startswith("-")), "--help"]
-        app = _application(words)
+        app = _application(needed)
         try:
             with app.make_context("mha", words) as context:  # app.main would return 1 for a broken pipe
                 app.invoke(context)

@@ -117,7 +117,7 @@ def _spread(of: Any, declared: list[_Parameter]) -> _Caller:
 def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mode: Mode | None) -> None:
     """Raises `UsageError` for an option that is empty, that the mode does not have, that excludes another, or that needs one."""
     for field_name, value in given.items():
-        option, name = options[field_name], options[field_name].name(field_name, value)
+        option, name = options[field_name], options[field_name].name(field_name, is_off=value is False)
         if value == "" and not option.argument:
             raise UsageError(f"{name} is empty")
         if mode is not None and mode not in option.modes:
@@ -127,7 +127,7 @@ def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mo
             raise UsageError(f"{name} needs {needed}")
         for other in option.excludes:
             if other in given:
-                partner = options[other].name(other, given[other])
+                partner = options[other].name(other, is_off=given[other] is False)
                 raise UsageError(f"{name} and {partner} exclude each other")
         partners = [options[other].name(other) for other in option.needs if other in options]
         if partners and given.keys().isdisjoint(option.needs):

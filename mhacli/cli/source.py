@@ -15,14 +15,14 @@ from mhacli.cli.console import loading_torch, show_activity
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
+from mhacli.record.record import Record, dims_of
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import Run
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
-from mhacli.text.encode import encode
-from mhacli.text.escape import without_surrogates
-from mhacli.text.reading import argument_text, stream_text
+from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
-from mhacli.text.tokenizers import Vocabulary, read_vocabulary
+from mhacli.text.tokenizers import Vocabulary, encode, read_vocabulary
+from mhacli.text.tokens import Texts
 
 if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
@@ -32,23 +32,22 @@ MATRICES = ("pattern", "scores", "qk", "z")
 """The arrays of a checkpoint that can be kept."""
 
 
-def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> Run:
-    """The run that the command line describes, of a layer of mha or of a checkpoint, with `more` of the fields of `Run`. Raises
-    `MhaError` before anything slow begins."""
+def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> tuple[Run, Texts]:
+    """The run that the command line describes, with `more` of the fields of `Run`, of a layer of mha with its texts, or of a
+    checkpoint, which reads them later. Raises `MhaError` before anything slow begins."""
     run = Run(
-        command=record_command(),
         max_tokens=what.max_tokens,
         repeat=what.repeat,
         allow_nonfinite=what.allow_nonfinite,
         **more,
     )
-    return _of_layer(run, what) if what.model.path is None else _of_checkpoint(run, what, reading)
+    return _of_layer(run, what) if what.model.path is None else (_of_checkpoint(run, what, reading), ((), None))
 
 
 # ------------------------------------------------------------------------------------------------------ a layer of mha
 
 
-def _of_layer(run: Run, what: Computation) -> Run:
+def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
     given, weights, saved = dict(what.given), None, None
     if "random" in given:
         given.setdefault("positions", "none")
@@ -69,7 +68,7 @@ def _of_layer(run: Run, what: Computation) -> Run:
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)
     with show_activity("reading the text"):
-        sequences, context, tokens, notes = encode(
+        encoded, tokens, notes = encode(
             texts,
             config,
             context=argument_texts(what.context, what, option="--context"),
@@ -78,18 +77,10 @@ def _of_layer(run: Run, what: Computation) -> Run:
             max_tokens=what.max_tokens,
             max_token_len=what.max_token_len,
         )
-    made = replace(
-        run,
-        config=config,
-        weights=weights,
-        sequences=sequences,
-        context_sequences=context,
-        vocabulary=tokens,
-        notes=notes,
-    )
+    dims = dims_of(config, encoded, n_tokens=len(tokens))
     if config.score_bias is not None:
-        read_bias_file(config.score_bias, made.dims)
-    return made
+        read_bias_file(config.score_bias, dims)
+    return replace(run, dims=dims, weights=weights, vocabulary=tokens, notes=notes), encoded
 
 
 def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head") -> None:
@@ -162,7 +153,7 @@ def start(run: Run, options: ViewOptions) -> tuple[CheckpointRun | None, tuple[s
         with show_activity("loading the checkpoint"), gc_paused():
             return prepare_checkpoint(run)
     require_memory(run)
-    require_choices(run.config.n_heads, len(run.sequences), options)
+    require_choices(run.config.n_heads, run.dims.batch, options)
     with loading_torch():
         import_module("mhacli.layer.run")
     return None, run.notes
@@ -183,13 +174,17 @@ def are_literal() -> bool:
 
 
 def argument_texts(words: Iterable[str], source: Source, *, option: str = "") -> list[str]:
-    """The texts given as arguments, or of an option. Raises `UsageError` for an existing path, unless `are_literal`."""
+    """The texts given as arguments, or of an option. Their undecodable bytes (surrogates in Python) are treated by
+    `source.errors`. Raises `UsageError` for an empty one, and for a path that exists, unless of `--text` or behind `--`."""
     texts = []
     for word in words:
-        if os.path.lexists(word) and not are_literal():
+        if not word:
+            raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
+        if option != "--text" and os.path.lexists(word) and not are_literal():
             hint = "--file FILE reads a text; after -- texts are taken as they are, and so is that of --text"
             raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
-        texts.append(argument_text(word, source))
+        raw = word.encode("utf-8", "surrogateescape")
+        texts.append("".join(decoded([raw], Source(errors=source.errors), "the text argument")))
     return texts
 
 
@@ -202,7 +197,7 @@ def texts_of(source: Source) -> list[tuple[str, Iterable[str]]]:
     if paths.count("-") > 1:
         raise UsageError("stdin (-) is named twice")
     typed = argument_texts((word for word in source.typed if word != "-"), source)
-    typed += [argument_text(word, source) for word in source.text]
+    typed += argument_texts(source.text, source, option="--text")
     return [*(("", [text]) for text in typed), *((describe(path), stream_text(path, source)) for path in paths)]
 
 
@@ -225,6 +220,12 @@ def require_not_blank(texts: Sequence[str]) -> None:
             raise MhaError(f"text {place} is empty or white space", code="no-tokens")
 
 
+def recorded(record: Record) -> Record:
+    """The record of a computation with the command that made it."""
+    return replace(record, command=record_command())
+
+
 def record_command() -> tuple[str, ...]:
-    """The command line for the record."""
-    return ("mha", *map(without_surrogates, sys.argv[1:]))
+    """The command line for the record, with undecodable bytes as escapes."""
+    raw = (word.encode("utf-8", "surrogateescape") for word in sys.argv[1:])
+    return ("mha", *(word.decode("utf-8", "backslashreplace") for word in raw))

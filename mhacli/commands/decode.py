@@ -12,9 +12,11 @@ from mhacli.errors import UsageError, out_of_range
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import MAX_LENGTH, Computation, Reading, setting
 from mhacli.sites import CacheKind
+from mhacli.text.tokens import places_in
 
 if TYPE_CHECKING:
     from mhacli.run import Run
+    from mhacli.text.tokens import Sequences
 
 _DECODING = "Decoding"
 _PROMPT_LEN = "Read the first N tokens in one pass (prefill), then decode."
@@ -39,43 +41,44 @@ def decode(
     cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
-    from mhacli.cli.source import make_run, require_one_layer, start
+    from mhacli.cli.source import make_run, recorded, require_one_layer, start
 
     require_output(options, output)
     if what.given.get("causal") is False:
         raise UsageError("--no-causal does not work with mha decode: later tokens do not exist yet")
     require_one_layer(what.model, "mha decode")
-    run = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit)
+    run, texts = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit)
     if run.model.path is None:
-        run = _decodable(run, prompt_len)
+        run = _decodable(run, texts[0], prompt_len)
     prepared, notes = start(run, options)
     with show_activity("computing"):
         if prepared is None:
             from mhacli.layer import steps as of_layer
 
-            record = of_layer.decode(run, cache=cache, prompt_len=prompt_len)
+            record = of_layer.decode(run, texts, cache=cache, prompt_len=prompt_len)
         else:
             from mhacli.models.steps import decode_checkpoint
 
             record = decode_checkpoint(prepared, prompt_len)
-    print_result(record, notes, options=options, output=output, run=run)
+    print_result(recorded(record), notes, options=options, output=output, run=run)
 
 
-def _decodable(run: Run, prompt_len: int) -> Run:
+def _decodable(run: Run, sequences: Sequences, prompt_len: int) -> Run:
     """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
     config, longest = run.config, run.dims.q_len
     if prompt_len > longest:
         raise UsageError(out_of_range("--prompt-len", prompt_len, longest + 1))
-    if run.context_sequences is not None:
+    if run.dims.cross:
         raise UsageError("--context does not work with mha decode, which follows one text")
     if config.train:
         raise UsageError("--train does not work with mha decode: with dropout a step differs from a full computation")
     needed = 0  # the end of the last token of a prefix that an earlier one sees: a step must not split these
-    for sequence in run.sequences:
-        first = config.first_column(len(sequence.tokens), longest)
-        seen = [first + i for i, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
+    for text in sequences:
+        first, places = config.first_column(len(text.ids), longest), places_in(text.documents, len(text.ids))
+        seen = [first + i for i, place in enumerate(places) if 1 <= place < (config.prefix or 0)]
         needed = max([needed, *(column + 1 for column in seen)])
     if needed > prompt_len:
         message = f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once"
         raise UsageError(message, hint=f"try --prompt-len {needed}")
-    return run if config.prefix is not None else replace(run, config=replace(config, causal=True))
+    causal = config if config.prefix is not None else replace(config, causal=True)
+    return replace(run, dims=replace(run.dims, config=causal))

@@ -18,6 +18,7 @@ from mhacli.settings import HEADS, OUTPUT, TOP, Computation, Reading, Statistics
 
 if TYPE_CHECKING:
     from mhacli.run import Run
+    from mhacli.text.tokens import Texts
 
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
@@ -84,23 +85,23 @@ def heads(
     control: bool = setting(False, HEADS, _CONTROL, modes=("model",), excludes=("generate",)),
 ) -> None:
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
-    from mhacli.cli.source import make_run, require_heads
+    from mhacli.cli.source import make_run, recorded, require_heads
 
     require_output(options, output)
     options = replace(options, layers=what.model.layers)
     heads = None if cells.head is None else tuple(sorted(set(cells.head)))
     keep = () if what.model.path is not None else None
-    run = make_run(what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep)
+    run, texts = make_run(what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep)
     require_heads(heads, run)
     require_heads(options.maps, run, "--map")
     if run.model.path is None:
-        record, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
+        record, notes = _of_layer(run, texts, cells, options, keep_z=keep_z), run.notes
     else:
         record, notes = _of_checkpoint(run, cells, effect=effect, control=control, keep_z=keep_z)
-    print_result(record, notes, options=options, output=output)
+    print_result(recorded(record), notes, options=options, output=output)
 
 
-def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Record:
+def _of_layer(run: Run, texts: Texts, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Record:
     """The record of a layer. Raises `MhaError`, before torch is loaded, for options that do not fit it."""
     from mhacli.attention.memory import require_memory
 
@@ -111,12 +112,12 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
     run = replace(run, kept=cells.kept(dims.q_len, dims.k_len, z=keep_z, is_shifted=is_shifted))
     for head in {*options.maps}.difference(cells.head or options.maps):
         raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
-    require_choices(run.config.n_heads, len(run.sequences), options)
+    require_choices(run.config.n_heads, dims.batch, options)
     require_memory(run, has_matrices=False)
     with loading_torch():
         from mhacli.layer.run import inspect_heads
     with progress() as report_progress:
-        return inspect_heads(run, report_progress)
+        return inspect_heads(run, texts, report_progress)
 
 
 def _of_checkpoint(
@@ -130,7 +131,7 @@ def _of_checkpoint(
     with show_activity("loading the checkpoint"), gc_paused():
         prepared, notes = prepare_checkpoint(run, "predict" if effect else None)
     axes = [prepared.axes(kind) for kind in kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)]
-    is_shifted = any(a.side == "left" and len({len(text.ids) for text in (*a.queries, *a.keys)}) > 1 for a in axes)
+    is_shifted = any(a.side == "left" and len({len(ids) for ids in (*a.queries, *a.keys)}) > 1 for a in axes)
     q_len, k_len = min((a.q_len for a in axes), default=0), min((a.k_len for a in axes), default=0)
     kept = cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)
     prepared.request = replace(prepared.request, kept=kept)

@@ -25,6 +25,7 @@ from mhacli.settings import Computation, Reading
 if TYPE_CHECKING:
     from mhacli.record.record import Record
     from mhacli.run import Run
+    from mhacli.text.tokens import Texts
 
 
 @command(
@@ -48,14 +49,14 @@ def run(
     require_generated(options.rows, is_generated=reading.generate is not None)
     options = replace(options, layers=what.model.layers)
     also = ("v",) if output.html is not None else ()
-    run = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
-    record, notes = inspected(run, options)
+    run, texts = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
+    record, notes = inspected(run, texts, options)
     print_result(record, notes, options=options, output=output, run=run, after=after_run)
 
 
-def inspected(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     """The record of a run, and the notes to print. `options` are checked against the texts."""
-    from mhacli.cli.source import start
+    from mhacli.cli.source import recorded, start
     from mhacli.record.record import kinds_of
     from mhacli.render.base.selection import require_rows
 
@@ -64,9 +65,9 @@ def inspected(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
         if prepared is None:
             from mhacli.layer.run import inspect_layer
 
-            return inspect_layer(run), notes
+            return recorded(inspect_layer(run, texts)), notes
         inputs = prepared.inputs
         kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
         require_rows(options, kinds, inputs.sequences, inputs.context)
         prepared.run()
-        return prepared.record(), notes
+        return recorded(prepared.record()), notes

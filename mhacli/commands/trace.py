@@ -23,7 +23,7 @@ from mhacli.cli.output import (
     require_output,
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import are_literal, make_run, record_command, require_one_layer, start
+from mhacli.cli.source import are_literal, make_run, record_command, recorded, require_one_layer, start
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
@@ -41,6 +41,7 @@ from mhacli.settings import (
     pairs,
     setting,
 )
+from mhacli.text.tokens import Texts
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
@@ -139,37 +140,38 @@ def trace(
         record = _walk_code(target, walk, what.given)
     else:
         require_one_layer(what.model, "mha trace")
-        run = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
+        run, texts = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
             from mhacli.render.run.trace import mask_document, mask_view
 
             with loading_torch():
                 from mhacli.layer.steps import masks_of
-            masks = masks_of(run)
-            document = partial(mask_document, run, masks, record_command())
-            print_report(output, view=partial(mask_view, run, masks), json=document)
+            masks = masks_of(run, texts)
+            document = partial(mask_document, run.dims, texts, masks, record_command())
+            print_report(output, view=partial(mask_view, run.dims, texts, masks), json=document)
             for text in run.notes:
                 note(text)
             return
-        record, notes = _walked(run, walk)
+        record, notes = _walked(run, texts, walk)
     view = partial(_print_steps, record, output.screen, walk)
     print_result(record, notes, options=options, output=output, run=run, view=view, after=after_trace)
 
 
-def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
+def _walked(run: Run, texts: Texts, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
-    place, texts = None if walk.cell is None else (walk.sequence, *walk.cell), run.sequences
+    place = None if walk.cell is None else (walk.sequence, *walk.cell)
     if place is not None and run.model.path is None:
-        require_inside(place, run.config.n_heads, texts, run.context_sequences or texts)
+        queries, keys = ([text.ids for text in of_axis or texts[0]] for of_axis in texts)
+        require_inside(place, run.config.n_heads, queries, keys)
     prepared, notes = start(run, ViewOptions())
     with show_activity("computing"):
         if prepared is None:
             from mhacli.layer import steps as of_layer
 
-            return of_layer.walk(run, route=walk.route, values=walk.values, place=place), notes
+            return recorded(of_layer.walk(run, texts, route=walk.route, values=walk.values, place=place)), notes
         from mhacli.models.steps import walk_checkpoint
 
-        return walk_checkpoint(prepared, values=walk.values, place=place), notes
+        return recorded(walk_checkpoint(prepared, values=walk.values, place=place)), notes
 
 
 def _print_steps(record: Record, on: Screen, walk: Walk) -> None:

@@ -82,8 +82,8 @@ def view(
             record = storage.load_late(path)
     else:
         require_output(options, output)
-        run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
-        record, notes = inspected(run, options)
+        run, texts = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
+        record, notes = inspected(run, texts, options)
     with gc_paused():
         from mhacli.viewer.app import run_viewer
         from mhacli.viewer.session import Session

@@ -40,8 +40,7 @@ def vocab(
 ) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
     from mhacli.cli.source import texts_of
-    from mhacli.text.encode import no_tokens
-    from mhacli.text.tokenizers import entries, make_tokenizer, vocabulary_json
+    from mhacli.text.tokenizers import entries, make_tokenizer, no_tokens, vocabulary_json
 
     require_writable(output.files, force=output.force)
     tokenizer = make_tokenizer(config, source.max_token_len)

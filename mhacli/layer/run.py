@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mhacli.attention import masks
-from mhacli.attention.axes import Axes, make_statistics_request
+from mhacli.attention.axes import Axes, Rows, make_statistics_request
 from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_cells
 from mhacli.attention.devices import choose_device, environment, free_bytes
 from mhacli.attention.head_statistics import head_statistics, statistics_of
 from mhacli.attention.layer import (
     KeyRows,
+    LayerWeights,
     Places,
     TokenVectors,
     from_file,
@@ -59,12 +60,12 @@ from mhacli.errors import UsageError, bad_file
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
-from mhacli.record.record import Record, Step
+from mhacli.record.record import Record, Step, dims_of
 from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.sites import Dims
-from mhacli.text.encode import encode
-from mhacli.text.tokens import TokenSequence
+from mhacli.text.tokenizers import encode
+from mhacli.text.tokens import Texts, places_in
 
 _INPUT_STREAM = 1 << 63
 """Added to the seed for random vectors, so that they differ from the numbers in the weights."""
@@ -84,29 +85,17 @@ class Setup:
     vectors that replace embedded tokens, with `config.random`.
     """
 
-    def __init__(self, request: Run) -> None:
+    def __init__(self, request: Run, texts: Texts) -> None:
         """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing or
         the weights do not fit the vocabulary."""
-        config, dims, source = request.config, request.dims, request.weights
-        device, n_tokens = choose_device(config.device), len(request.vocabulary)
+        config, dims, device = request.config, request.dims, choose_device(request.config.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        if source is None:
-            layer = new_layer(config, n_tokens)
-        else:
-            layer = from_file(source, config, allow_nonfinite=request.allow_nonfinite)
-            n_rows = layer.embedding.shape[0]
-            if n_rows != n_tokens and config.random is None:
-                raise bad_file(
-                    source.path,
-                    f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
-                    hint="--vocab FILE names the vocabulary that the weights were made with",
-                )
-        self.config, self.dims, self.device = replace(config, device=str(device)), dims, device
-        self.layer = layer.to(device)
-        self.axes = axes = make_axes(request, device)
-        self.queries = _tokens(axes.queries, axes.on_queries, dims)
-        self.context = None if axes.is_self else _tokens(axes.keys, axes.on_keys, dims)
+        self.request, self.config, self.dims, self.device = request, replace(config, device=str(device)), dims, device
+        self.layer = layer_of(request).to(device)
+        self.axes = axes = make_axes(request, texts, device)
+        self.queries = _tokens(axes.queries, axes.q_documents, axes.on_queries, dims)
+        self.context = None if axes.is_self else _tokens(axes.keys, axes.k_documents, axes.on_keys, dims)
         self.allowed, self.random, self.bias = make_mask(axes, dims), None, None
         if config.random is not None:
             shape = (*config.random, config.d_input or config.d_model)
@@ -122,13 +111,14 @@ class Setup:
                 require_finite_weights({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
             self.bias = bias.to(device)
 
-    def record(self, request: Run, **found: Any) -> Record:
-        """The record of a request, which says what was requested and where it ran. `found` are the fields of the results."""
+    def record(self, texts: Texts, **found: Any) -> Record:
+        """The record of the texts, which says what was requested and where it ran. `found` are the fields of the results."""
+        request, (sequences, context) = self.request, texts
         return Record(
-            command=request.command,
+            command=(),
             config=self.config,
-            sequences=request.sequences,
-            context=request.context_sequences,
+            sequences=sequences,
+            context=context,
             vocabulary=request.vocabulary,
             environment=environment(self.device, request.config.device),
             weights=None if request.weights is None else request.weights.path,
@@ -207,16 +197,35 @@ class Setup:
         return cells.expand(self.dims.batch, -1, len(q_idx), len(k_idx))
 
 
-def make_axes(request: Run, device: torch.device) -> Axes:
+def layer_of(request: Run) -> LayerWeights:
+    """The layer with the weights of a file, or new ones from the seed. Raises `MhaError` if they do not fit the vocabulary."""
+    config, source, n_tokens = request.config, request.weights, len(request.vocabulary)
+    if source is None:
+        return new_layer(config, n_tokens)
+    layer = from_file(source, config, allow_nonfinite=request.allow_nonfinite)
+    n_rows = layer.embedding.shape[0]
+    if n_rows != n_tokens and config.random is None:
+        raise bad_file(
+            source.path,
+            f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
+            hint="--vocab FILE names the vocabulary that the weights were made with",
+        )
+    return layer
+
+
+def make_axes(request: Run, texts: Texts, device: torch.device) -> Axes:
     """The texts of a run on the query and key axes."""
     dims, ids = request.dims, {token: i for i, token in enumerate(request.vocabulary)}
+    queries, keys = (of_axis or texts[0] for of_axis in texts)
     return Axes(
-        queries=request.sequences,
-        keys=request.context_sequences or request.sequences,
+        queries=tuple(text.ids for text in queries),
+        keys=tuple(text.ids for text in keys),
+        q_documents=tuple(text.documents for text in queries),
+        k_documents=tuple(text.documents for text in keys),
         q_len=dims.q_len,
         k_len=dims.k_len,
         side=request.config.padding,
-        is_self=request.context_sequences is None,
+        is_self=not dims.cross,
         id_of=lambda word: ids.get(word, -1),
         dtype=request.config.dtype,
         device=device,
@@ -224,12 +233,14 @@ def make_axes(request: Run, device: torch.device) -> Axes:
 
 
 def _tokens(
-    texts: Sequence[TokenSequence],
+    rows: Rows,
+    documents: Rows,
     padded: Callable[[Sequence[Sequence[int]], int], Int[Tensor, "batch length"]],
     dims: Dims,
 ) -> Tokens:
     """The tokens on an axis, which `padded` fills up. There is one row of positions for all texts if they begin together."""
-    ids, places = padded([text.ids for text in texts], -1), padded([text.places for text in texts], 0)
+    ids = padded(rows, -1)
+    places = padded([places_in(of, len(row)) for of, row in zip(documents, rows, strict=True)], 0)
     return Tokens(ids, places if dims.has_separate_positions else torch.arange(ids.shape[1], device=ids.device))
 
 
@@ -242,19 +253,18 @@ def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
     config, rules = dims.config, list[Mask]()
     if config.causal or config.prefix is not None:
         rules.append(masks.causal())
-    places = _tokens(axes.keys, axes.on_keys, dims).places
+    places = _tokens(axes.keys, axes.k_documents, axes.on_keys, dims).places
     if config.window is not None:
         near = masks.window(*config.window)
         rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
     if config.prefix is not None:
         rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
     if dims.padded:
-        k_lens, q_lens = ([len(text.ids) for text in texts] for texts in (axes.keys, axes.queries))
+        k_lens, q_lens = ([*map(len, ids)] for ids in (axes.keys, axes.queries))
         rules.append(masks.padding(k_lens, axes.side, padded_len=axes.k_len, of="key"))
         rules.append(masks.padding(q_lens, axes.side, padded_len=axes.q_len, of="query"))
     if dims.packed:
-        of_queries = axes.on_queries([text.documents for text in axes.queries], -1)
-        rules.append(masks.documents(of_queries, axes.on_keys([text.documents for text in axes.keys], -1)))
+        rules.append(masks.documents(axes.on_queries(axes.q_documents, -1), axes.on_keys(axes.k_documents, -1)))
     return masks.both(*rules) if rules else None
 
 
@@ -279,46 +289,46 @@ def inspect(
     weights come from the config's seed. Raises `MhaError` for errors that the user can fix: contradictory sizes, text without
     tokens, too little memory, numbers that overflow.
     """
-    config, texts = (config or Config()).resolved(), [text] if isinstance(text, str) else text or ()
-    sequences, keys, vocabulary, _ = encode(texts, config, context=context)
-    return inspect_layer(Run(sequences=sequences, context_sequences=keys, vocabulary=vocabulary, config=config))
+    config, given = (config or Config()).resolved(), [text] if isinstance(text, str) else text or ()
+    texts, vocabulary, _ = encode(given, config, context=context)
+    return inspect_layer(Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary), texts)
 
 
 @torch.no_grad()
-def inspect_layer(request: Run) -> Record:
+def inspect_layer(request: Run, texts: Texts) -> Record:
     """The record for a resolved request, as by `inspect`."""
-    return record_run(prepare(request), request)[0]
+    return record_run(prepare(request, texts), texts)[0]
 
 
-def prepare(request: Run) -> Setup:
+def prepare(request: Run, texts: Texts) -> Setup:
     """The setup of a run. Raises `MhaError`, before the first large tensor, if the run does not fit into the device's
     memory."""
     require_memory(request, free_bytes(request.config.device))
-    return Setup(request)
+    return Setup(request, texts)
 
 
 def weights_content(request: Run) -> bytes:
     """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
-    setup = Setup(replace(request, allow_nonfinite=False))
-    return to_bytes(setup.layer, setup.config, request.vocabulary)
+    layer = layer_of(replace(request, allow_nonfinite=False))
+    return to_bytes(layer, request.config, request.vocabulary)
 
 
 def record_run(
-    setup: Setup, request: Run, *, route: str = "separate", values: bool = False, also: Sequence[str] = ()
+    setup: Setup, texts: Texts, *, route: str = "separate", values: bool = False, also: Sequence[str] = ()
 ) -> tuple[Record, Mapping[str, Tensor]]:
     """The record of one observed run and its repetitions, and the tensors of that run: those that the record is made of, and
     the sites of `also`."""
-    capture = setup.capture({*request.plan[0], *also, *_ALWAYS, *_OTHER_NAMES}, values=values)
+    capture = setup.capture({*setup.request.plan[0], *also, *_ALWAYS, *_OTHER_NAMES}, values=values)
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
     return make_record(
-        setup, request, capture.steps, capture.tensors, watch.seconds, again=lambda tap: setup.run(tap, route)
+        setup, texts, capture.steps, capture.tensors, watch.seconds, again=lambda tap: setup.run(tap, route)
     )
 
 
 def make_record(
     setup: Setup,
-    request: Run,
+    texts: Texts,
     steps: Sequence[Step],
     tensors: Mapping[str, Tensor],
     seconds: Mapping[str, float],
@@ -330,7 +340,7 @@ def make_record(
 
     Raises `MhaError` for numbers that are not finite, and `UsageError` for an array of a site that the run does not have.
     """
-    found = {site: tensor.cpu() for site, tensor in tensors.items()}
+    request, found = setup.request, {site: tensor.cpu() for site, tensor in tensors.items()}
     found |= {_OTHER_NAMES[site]: found[site] for site in tensors if site in _OTHER_NAMES}
     if not request.allow_nonfinite:
         require_finite(found["qk"], found["out"], setup.config.dtype)
@@ -349,7 +359,7 @@ def make_record(
     entropy = reduced.statistics["entropy"]
     derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(pattern)}
     record = setup.record(
-        request,
+        texts,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
         heads=HeadTable(head_statistics(reduced, top_score=scores.amax(dim=-1), baseline=baseline, axes=axes)),
         timings=timings,
@@ -389,14 +399,14 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
 
 
 @torch.no_grad()
-def inspect_heads(request: Run, report_progress: Progress = no_progress) -> Record:
+def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_progress) -> Record:
     """The record of the exact statistics of every head of a long text, without a matrix of queries × keys. `report_progress`
     receives the completed fraction. Raises `MhaError` where the run cannot fit, before the first large
     tensor; where the device is missing; and for numbers that overflow."""
     config, chosen = request.config, request.statistics
     on_gpu = choose_device(config.device).type != "cpu"
     peak_bytes = require_memory(request, free_bytes(config.device), has_matrices=False, on_gpu=on_gpu)
-    setup, began = Setup(request), perf_counter()
+    setup, began = Setup(request, texts), perf_counter()
     capture = setup.capture()
     attention = setup.attention(capture)
     if not attention.is_finite and not request.allow_nonfinite:
@@ -429,7 +439,7 @@ def inspect_heads(request: Run, report_progress: Progress = no_progress) -> Reco
     )
     seconds["statistics"] = perf_counter() - began
     return setup.record(
-        request,
+        texts,
         trace=tuple(capture.steps),
         heads=HeadTable(heads),
         timings=stage_timings(seconds, [seconds]),

@@ -29,17 +29,18 @@ from mhacli.record.record import CacheStep, Cell, DecodeSummary, Record, ScorePa
 from mhacli.run import CellIndex, Run
 from mhacli.settings import ROPE
 from mhacli.sites import CacheKind, alibi_slopes, moved_bytes, step_flops, token_bytes
+from mhacli.text.tokens import Texts
 
 NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 """The sites needed to explain a cell, besides those that every run keeps."""
 
 
 @torch.no_grad()
-def walk(request: Run, *, route: str, values: bool, place: CellIndex | None) -> Record:
+def walk(request: Run, texts: Texts, *, route: str, values: bool, place: CellIndex | None) -> Record:
     """A record whose trace follows `route`; with `values`, a summary of each tensor's numbers, and with a `place`, which counts
     tokens, all numbers of one cell. Raises `MhaError` as `inspect` does."""
-    setup = prepare(request)
-    record, tensors = record_run(setup, request, route=route, values=values, also=NEEDED if place else ())
+    setup = prepare(request, texts)
+    record, tensors = record_run(setup, texts, route=route, values=values, also=NEEDED if place else ())
     if place is None:
         return record
     (sequence, _, query, key), axes, config = place, setup.axes, setup.config
@@ -58,7 +59,7 @@ def cell_of(axes: Axes, place: CellIndex, at: tuple[int, int], tensors: Mapping[
     after any dropout. `described` are the other fields of `Cell`."""
     (b, h, query, key), (i, j) = place, at
     first, allowed = axes.first_key(b), tensors["allowed"]
-    keys = slice(first, first + len(axes.keys[b].ids))
+    keys = slice(first, first + len(axes.keys[b]))
     names = ("q", "k", "v", "qk", "scores", "pattern", "weights", "z")
     q, k, v, qk, scores, pattern, weights, z = (tensors[name][b, h] for name in names)
     return Cell(
@@ -91,7 +92,7 @@ def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tu
     scaled = unrotated = scaled_product(tensors["q"], tensors["k"])
     if config.positions in ROPE:
         scaled = scaled_product(tensors["q_rot"], tensors["k_rot"])
-        places = setup.axes.queries[b].places
+        places = setup.axes.key_places[b]  # those of the queries too
         yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
         name = f"change by the rotation, distance {abs(places[query] - places[key])}"
         yield ScorePart(name, "position", finite(scaled - unrotated))
@@ -150,7 +151,7 @@ _STRIP_CELLS = 1 << 20
 """The most cells to evaluate at a time."""
 
 
-def masks_of(request: Run) -> list[dict[str, Any]]:
+def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
     """The mask of each sequence, as in JSON: its visible cells, the number of keys that each query sees, padding included, and
     the visible cells per block of `block` × `block` queries and keys, of which the last may be smaller. Raises `MhaError` if
     the device is missing or there are too many cells."""
@@ -162,7 +163,7 @@ def masks_of(request: Run) -> list[dict[str, Any]]:
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )
-    allowed = make_mask(make_axes(request, device), dims) or both()
+    allowed = make_mask(make_axes(request, texts, device), dims) or both()
     queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (dims.q_len, dims.k_len))
     block = -(-max(dims.q_len, dims.k_len) // MAX_BLOCKS)
     height = block * max(1, _STRIP_CELLS // (dims.batch * dims.k_len * block))
@@ -193,14 +194,15 @@ _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 
 
 @torch.no_grad()
-def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
+def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> Record:
     """A record whose trace has one entry per step: a prefill of `prompt_len` tokens if any, then one token at a time.
 
     Its arrays are the steps' results, row by row. Its self-check is the worse of two: of the output against the pattern, and
     of the steps against a full pass, where both sides round. Raises `MhaError` as `inspect` does.
     """
-    setup = prepare(request)
+    setup = prepare(request, texts)
     x, full = setup.rows(setup.queries), setup.run()
+    begun = [(setup.axes.first_query(b), text.tokens) for b, text in enumerate(texts[0])]
     whole, seen, steps = dict[str, Tensor](), dict[str, Tensor](), list[Step]()
 
     def take(site: str, tensor: Tensor, **where: Any) -> None:
@@ -213,6 +215,7 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
             into[..., slice(*span), : rows.shape[-1]] = rows
         whole["v"] = seen["v"] if past is None else past.v
         found: dict[str, Any] = {"phase": phase_of(len(steps), prompt_len)}
+        found["tokens"] = tuple(tokens[max(0, span[0] - begin) : max(0, span[1] - begin)] for begin, tokens in begun)
         found["max_abs_difference"] = finite(largest_difference(tensor, full[:, slice(*span)]))
         found["cache_bytes"] = 0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v))
         steps.append(_described(setup, len(steps), span, seen=seen, cache=cache, **found))
@@ -220,7 +223,7 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
     run = partial(_run_steps, setup, x, cache, prompt_len)
     watch = Stopwatch(setup.device, then=take)
     run(watch, inside=lambda site, tensor, **_: seen.update({site: tensor}))
-    record, _ = make_record(setup, request, steps, whole, watch.seconds, again=run)
+    record, _ = make_record(setup, texts, steps, whole, watch.seconds, again=run)
     weights = weight_bytes(setup.layer.attention)
     token, of_all = (token_bytes(setup.config, n) for n in (setup.config.n_kv_heads, setup.config.n_heads))
     of_steps = SelfCheck.of(largest_of(record.trace), 2 * record.self_check.tolerance)
@@ -261,16 +264,11 @@ def _described(
     setup: Setup, number: int, span: tuple[int, int], *, seen: Mapping[str, Tensor], cache: CacheKind, **found: Any
 ) -> Step:
     """A step of the trace. `found` are the other fields of its `CacheStep`."""
-    (start, end), config, axes, batch = span, setup.config, setup.axes, len(seen["out"])
+    (start, end), config, batch = span, setup.config, len(seen["out"])
     cost: dict[str, Any] = {"batch": batch, "n_new": end - start, "length": end, "cache": cache}
     token = 0 if cache == "none" else batch * token_bytes(config)
-    tokens = []
-    for b, text in enumerate(axes.queries):
-        first = axes.first_query(b)
-        tokens.append(text.tokens[max(0, start - first) : max(0, end - first)])
     entry = CacheStep(
         start=start,
-        tokens=tuple(tokens),
         q_shape=tuple(seen["q"].shape),
         k_shape=tuple(seen["k"].shape),
         v_shape=tuple(seen["v"].shape),

@@ -143,11 +143,11 @@ class PassInspection:
         if keeps:
             arrays |= self._matrices(call, attention)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in heads)
-        n, first = len(axes.queries[0].ids), axes.first_query(0)
+        n, first = len(axes.queries[0]), axes.first_query(0)
         counts = (
             baseline.visible[0, 0, first : first + n].long().tolist()
         )  # the keys that each query of the first text sees
-        most, n_keys, n_before = max(counts), len(axes.keys[0].ids), first - axes.first_key(0)
+        most, n_keys, n_before = max(counts), len(axes.keys[0]), first - axes.first_key(0)
         mask = "all keys" if counts == [n_keys] * n else f"at most {most} keys"
         if counts == [min(n_before + i + 1, most) for i in range(n)]:
             mask = "causal" if most == n_before + n else f"causal, window {most}"
@@ -156,7 +156,7 @@ class PassInspection:
     def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Baseline]:
         """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
         real = axes.real_queries()
-        n_first = len(axes.queries[0].ids)
+        n_first = len(axes.queries[0])
         key = (call.kind, call.causal, call.device, call.shape, n_first, state_of(call.mask), state_of(call.bias))
         known = None if call.q is None else self._known.get(key)
         masking = None if call.q is None else masking_of(call, real) if known is None else known[0]
@@ -200,7 +200,7 @@ class PassInspection:
             without=without_attention(config_of(self.model), self.found, self.unfit),
         )
         return Record(
-            command=self.request.command,
+            command=(),
             config=self._config(model, layers),
             sequences=self.inputs.sequences,
             context=self.inputs.context,
@@ -392,8 +392,10 @@ def axes_of(
     queries, keys = texts_of(kind, inputs.sequences, inputs.context, positions)
     ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
     return Axes(
-        queries=queries,
-        keys=keys,
+        queries=tuple(text.ids for text in queries),
+        keys=tuple(text.ids for text in keys),
+        q_documents=tuple(text.documents for text in queries),
+        k_documents=tuple(text.documents for text in keys),
         q_len=max(len(text.ids) for text in queries),
         k_len=max(len(text.ids) for text in keys),
         side=inputs.side,

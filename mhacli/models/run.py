@@ -39,8 +39,8 @@ from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer, device_of, 
 from mhacli.record.record import Generated, Record, SpanTokens
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_MAX_TOKENS, ModelSettings, PaddingSide
-from mhacli.text.encode import of_each
 from mhacli.text.spans import Ranges, find_spans, tokens_of
+from mhacli.text.tokenizers import of_each
 from mhacli.text.tokens import AttentionKind, TokenSequence
 
 

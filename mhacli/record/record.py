@@ -28,7 +28,7 @@ from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.settings import Config
 from mhacli.sites import Dims
 from mhacli.text.escape import visible
-from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, behind, places
+from mhacli.text.tokens import AttentionKind, LayerChoice, Sequences, Texts, TokenSequence, behind, places
 
 if TYPE_CHECKING:
     Heads = HeadTable
@@ -121,7 +121,7 @@ class Record(Shown):
     @cached_property
     def dims(self) -> Dims:
         """The sizes on which formulas and shapes depend."""
-        return Dims.of(self.config, self.sequences, self.context, n_tokens=len(self.vocabulary))
+        return dims_of(self.config, (self.sequences, self.context), n_tokens=len(self.vocabulary))
 
     def first_query(self, sequence: int) -> int:
         """The index of a sequence's first token on the query axis, after any left padding."""
@@ -202,6 +202,23 @@ class Record(Shown):
         return save(arrays, metadata={tensorfile.METADATA_KEY: header})
 
 
+def dims_of(config: Config, texts: Texts, *, n_tokens: int) -> Dims:
+    """The sizes of a run of these texts under a resolved config."""
+    queries, context = texts
+    keys = queries if context is None else context
+    q_lens, k_lens = ([len(text.ids) for text in of_axis] for of_axis in (queries, keys))
+    return Dims(
+        config,
+        batch=len(queries),
+        q_len=max(q_lens),
+        k_len=max(k_lens),
+        cross=context is not None,
+        padded=len(set(q_lens)) > 1 or len(set(k_lens)) > 1,
+        packed=any(len(set(text.documents)) > 1 for text in (*queries, *keys)),
+        n_tokens=n_tokens,
+    )
+
+
 def layer_prefix(index: int) -> str:
     """The prefix of a layer's array names."""
     return f"layers.{index}."
@@ -210,17 +227,14 @@ def layer_prefix(index: int) -> str:
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
 
-_Texts = tuple[TokenSequence, ...]
-
-
 Positions = tuple[int, int | None, int | None]
 """The numbers of sequences, of query positions and of key positions of an attention whose axes are not the tokens of the texts;
 None for an axis of tokens."""
 
 
 def texts_of(
-    kind: AttentionKind, sequences: _Texts, context: _Texts | None, positions: Positions | None = None
-) -> tuple[_Texts, _Texts]:
+    kind: AttentionKind, sequences: Sequences, context: Sequences | None, positions: Positions | None = None
+) -> tuple[Sequences, Sequences]:
     """The texts of an attention's queries and of its keys, or bare positions. `context` is the encoder's input."""
     encoder = context or sequences
     queries, keys = encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences

@@ -40,14 +40,6 @@ def stream_text(path: str, source: Source) -> Iterator[str]:
         raise _bad(describe(path), "empty", code="no-tokens", path=path)
 
 
-def argument_text(argument: str, source: Source) -> str:
-    """A command-line argument as text. Its undecodable bytes (surrogates in Python) are treated by `source.errors`."""
-    if not argument:
-        raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
-    raw = argument.encode("utf-8", "surrogateescape")
-    return "".join(decoded([raw], Source(errors=source.errors), "the text argument"))
-
-
 def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str | None = None) -> Iterator[str]:
     """The text of bytes in pieces that are not empty, by the encoding of a source. A byte order mark is dropped,
     CRLF becomes LF, and a lone CR stays.

@@ -46,14 +46,6 @@ class TokenSequence:
     token_type_ids: tuple[int, ...] = ()
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """The position of each token in its document, counted from 0."""
-        begins = {document: i for i, document in reversed([*enumerate(self.documents)])}
-        return tuple(i - begins[document] for i, document in enumerate(self.documents)) or tuple(
-            range(len(self.tokens))
-        )
-
-    @property
     def words(self) -> tuple[range, ...]:
         """The tokens of each word in order; a special token is alone, and without pieces every token is."""
         words = [piece.word for piece in self.pieces] or [None] * len(self.tokens)
@@ -75,6 +67,17 @@ class TokenSequence:
     def covered(self) -> TokenSequence:
         """The sequence without the text behind its tokens."""
         return replace(self, text=self.text[: max((end for _, end in self.offsets), default=0)])
+
+
+Sequences = tuple[TokenSequence, ...]
+Texts = tuple[Sequences, Sequences | None]
+"""The texts of a computation, and the context of each; None for attention of the texts to themselves."""
+
+
+def places_in(documents: Sequence[int], n: int) -> tuple[int, ...]:
+    """The position of each of `n` tokens in its document, counted from 0; without documents in the text."""
+    begins = {document: i for i, document in reversed([*enumerate(documents)])}
+    return tuple(i - begins[document] for i, document in enumerate(documents)) or tuple(range(n))
 
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]

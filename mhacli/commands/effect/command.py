@@ -118,16 +118,17 @@ def effect(
     output: Annotated[Output, offers("json", "save", "force", *DRAWN, *COLOUR, csv="Print CSV: a line per removal.")],
 ) -> None:
     """Computes the effects, saves the record and prints it."""
-    from mhacli.cli.source import make_run
+    from mhacli.cli.source import make_run, recorded
 
     if reading.span and effect.cut is None:
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     require_output(options, output)
-    run = make_run(what, reading=reading, keep=())
+    run, texts = make_run(what, reading=reading, keep=())
     with loading_torch():
         from mhacli.commands.effect.study import checkpoint_study, layer_study
     with show_activity("computing" if run.model.path is None else "inspecting the checkpoint"), gc_paused():
-        study, notes = (layer_study if run.model.path is None else checkpoint_study)(run, effect)
+        of_layer = run.model.path is None
+        study, notes = layer_study(run, texts, effect) if of_layer else checkpoint_study(run, effect)
     with progress() as report_progress:
         record = study.run(report_progress)
-    print_result(record, notes, options=options, output=output)
+    print_result(recorded(record), notes, options=options, output=output)

@@ -29,6 +29,7 @@ from mhacli.record.effect import EFFECT_NUMBERS, Effect, EffectSummary, Screenin
 from mhacli.record.exports import EffectTable
 from mhacli.record.record import Record
 from mhacli.run import Run
+from mhacli.text.tokens import Texts
 
 LEAST_ROWS = 2
 """The rows of the smallest batch: one removal and an untouched row."""
@@ -64,14 +65,14 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
 
 
 @torch.no_grad()
-def layer_study(run: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
+def layer_study(run: Run, texts: Texts, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a layer whose run is recorded here, as a model of one layer, and notes for the user. Raises `UsageError` for
     a layer with dropout, whose runs differ."""
     _require_one_text(run.dims.batch)
     if run.config.train and run.config.dropout:
         raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
-    setup = prepare(run)
-    record, _ = record_run(setup, run)
+    setup = prepare(run, texts)
+    record, _ = record_run(setup, texts)
     x, context, places = setup.inputs()
     model: Any = nn.Module()
     model.add_module("attention" if context is None else "cross_attention", setup.layer.attention)

@@ -19,6 +19,7 @@ from mhacli.record.record import Record
 from mhacli.render.base.format import token_text
 from mhacli.render.base.grids import FORBIDDEN
 from mhacli.render.heads.drawable import DrawableHead
+from mhacli.text.tokens import places_in
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
@@ -303,7 +304,8 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
     keys = record.keys[sequence]
-    sinks = tuple(key for key in sink_places(statistics, sequence, len(keys.ids)) if keys.places[key] == 0)
+    places = places_in(keys.documents, len(keys.ids))
+    sinks = tuple(key for key in sink_places(statistics, sequence, len(keys.ids)) if places[key] == 0)
     cells = HeadMap(
         queries=record.sequences[sequence].tokens,
         keys=keys.tokens,

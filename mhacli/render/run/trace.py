@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import exp, nan, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -33,13 +33,11 @@ from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import sums
 from mhacli.render.run.steps import axes_text, lines_table, number_row, sources_of, step_name, value_lines, weights_of
 from mhacli.render.run.view import kv_heads_line, self_check_line
-from mhacli.settings import ROPE
-from mhacli.sites import mask_rules, variants
+from mhacli.settings import ROPE, Config
+from mhacli.sites import Dims, mask_rules, variants
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
-
-if TYPE_CHECKING:
-    from mhacli.run import Run
+from mhacli.text.tokens import Texts
 
 _INDENT = (0, 0, 0, 3)
 _MORE = "--verbose prints the steps of the whole layer before it"
@@ -270,9 +268,9 @@ Mask = Mapping[str, Any]
 _LABEL_WIDTH = 12
 
 
-def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType:
+def mask_view(dims: Dims, texts: Texts, masks: Sequence[Mask], screen: Screen) -> RenderableType:
     """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
-    rules = [visible(rule) for rule in mask_rules(run.dims)] or ["every key is visible"]
+    rules = [visible(rule) for rule in mask_rules(dims)] or ["every key is visible"]
     parts: list[RenderableType] = [flowing(["mask", *rules], screen.width, style="bold")]
     for index, mask in enumerate(masks):
         counts = mask["visible_per_query"]
@@ -282,34 +280,34 @@ def mask_view(run: Run, masks: Sequence[Mask], screen: Screen) -> RenderableType
         if min(counts) == max(counts):
             sees = f"every query sees {count_of(counts[0], 'key')}"
         density = f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible"
-        picture = grids([_grid(run, mask, index, title, 1)], screen, form="shades")
+        picture = grids([_grid(dims.config, texts, mask, index, title)], screen, form="shades")
         parts += [Text(""), *picture, flowing([density, sees], screen.width, style="bold")]
     return Group(*parts)
 
 
-def mask_document(run: Run, masks: Sequence[Mask], command: tuple[str, ...]) -> str:
+def mask_document(dims: Dims, texts: Texts, masks: Sequence[Mask], command: tuple[str, ...]) -> str:
     """The masks as one JSON document, schema `mha.mask/1`."""
-    context = run.context_sequences
+    sequences, context = texts
     content = {
         "schema": "mha.mask/1",
         "command": command,
-        "config": asdict(run.config),
-        "sequences": [asdict(sequence) for sequence in run.sequences],
+        "config": asdict(dims.config),
+        "sequences": [asdict(sequence) for sequence in sequences],
         "context": None if context is None else [asdict(sequence) for sequence in context],
-        "rules": mask_rules(run.dims),
+        "rules": mask_rules(dims),
         "masks": masks,
     }
     return json.dumps(content, allow_nan=False) + "\n"
 
 
-def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
+def _grid(config: Config, texts: Texts, mask: Mask, index: int, title: str, merge: int = 1) -> Grid:
     """The visible part of each cell, or of blocks of `merge` cells. Keys are numbered as tokens of their text."""
     q_len, side = len(mask["visible_per_query"]), mask["block"] * merge
     k_len = mask["n_cells"] // q_len
-    sequence, keys = run.sequences[index], (run.context_sequences or run.sequences)[index]
+    sequence, keys = texts[0][index], (texts[1] or texts[0])[index]
     first = (
-        run.config.first_column(len(sequence.tokens), q_len),
-        run.config.first_column(len(keys.tokens), k_len),
+        config.first_column(len(sequence.tokens), q_len),
+        config.first_column(len(keys.tokens), k_len),
     )
     heights, widths = (np.minimum(side, n - np.arange(0, n, side)) for n in (q_len, k_len))
     counts = sums(sums(np.array(mask["block_counts"]), merge), merge, axis=1)
@@ -331,6 +329,6 @@ def _grid(run: Run, mask: Mask, index: int, title: str, merge: int) -> Grid:
         beside=[Column(heading="sees", value=lambda row: sees[row], unit="integer")] if side == 1 else [],
         has_all_rows=True,
         smaller=lambda rows, columns: _grid(
-            run, mask, index, title, max(1, -(-len(counts) // rows), -(-counts.shape[1] // columns)) * merge
+            config, texts, mask, index, title, max(1, -(-len(counts) // rows), -(-counts.shape[1] // columns)) * merge
         ),
     )
