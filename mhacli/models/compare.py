@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from mmap import ACCESS_READ, mmap
-from shutil import copyfileobj
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, NamedTuple
 
@@ -30,14 +29,16 @@ from mhacli.io.safetensors import METADATA_KEY, TensorFile
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.layers import as_attention
-from mhacli.models.places import Forward, Part, Place, Places, Stack, evaluating, find_places, read_places
+from mhacli.models.places import Event, Forward, Part, Place, Places, Stack, evaluating, find_places, observe
 from mhacli.models.run import shaken_parts
 
 TIMES_ROUNDING = 8
 """A difference counts beyond this multiple of the rounding of its place."""
 _SHAKES = 3
-_CHUNK = 1 << 22
-"""The most numbers of a tensor that are compared at once."""
+_CHUNK = 1 << 18
+"""The most numbers of a tensor that are compared at once: what a cache holds."""
+_KNOWN = 8
+"""The number of last tensors of which it is known where they are stored."""
 _SAMPLED, _SAMPLES = 64, 2
 """Of many queries, the rounding of scores is that of so many at the end of each half."""
 
@@ -82,34 +83,13 @@ class Computed:
     file: BinaryIO
     entries: dict[Place, tuple[Call | None, dict[str, Stored]]] = field(default_factory=dict)
     rounding: dict[Place, Rounding] = field(default_factory=dict)
-    _known: list[tuple[Tensor, Stored]] = field(default_factory=list)
-
-    def add(self, place: Place, value: Tensor | Call) -> None:
-        """Stores what is computed at a place."""
-        if isinstance(value, Tensor):
-            self.entries[place] = None, {"": self._store(value)}
-            return
-        tensors = {name: self._store(tensor) for name, tensor in value.tensors.items() if name != "z"}
-        self.entries[place] = value.holding({}), tensors
-
-    def _store(self, tensor: Tensor) -> Stored:
-        """A tensor in the file; one of the last ones, such as a mask that layers share, is stored once."""
-        for known, stored in self._known:
-            if known is tensor:
-                return stored
-        data = tensor.detach().cpu().contiguous()
-        stored = Stored(data.dtype, tuple(data.shape), self.file.seek(0, 2))
-        self.file.write(data.flatten().view(torch.uint8).numpy().data)
-        self._known = [*self._known[-7:], (tensor, stored)]
-        return stored
 
     def read(self, stored: Stored, start: int, stop: int) -> Tensor:
         """The numbers of a stored tensor from `start` to `stop`."""
-        size = stored.dtype.itemsize
-        data = bytearray((stop - start) * size)
-        self.file.seek(stored.start + start * size)
-        self.file.readinto(data)  # type: ignore[attr-defined]
-        return torch.frombuffer(data, dtype=stored.dtype) if data else torch.empty(0, dtype=stored.dtype)
+        numbers = torch.empty(stop - start, dtype=stored.dtype)
+        self.file.seek(stored.start + start * stored.dtype.itemsize)
+        self.file.readinto(numbers.view(torch.uint8).numpy())  # type: ignore[attr-defined]
+        return numbers
 
     def value(self, place: Place) -> Numbers | Call:
         """What is stored of a place."""
@@ -128,22 +108,43 @@ class Computed:
     def rotates_nothing(self, place: Place) -> bool:
         """Whether a place is that of queries or keys before their scores that are the same as projected."""
         before = changed(place, site=place.site.removesuffix("_rotated"))
-        projected = next((other for other in self.entries if other.key == before.key and other is not place), None)
-        if projected is None or before.site == place.site:
-            return False
-        gaps = [gap for _, gap in _gaps(place, self.value(projected), self.value(place))]
-        return bool(gaps) and gaps[0].largest == 0.0
+        return before.site != place.site and any(
+            other.key == before.key and entry == self.entries[place] for other, entry in self.entries.items()
+        )
 
 
 def compute(
     model: nn.Module, forward: Forward, name: str, file: BinaryIO, mapped: Mapping[str, Place | None] = {}
 ) -> Computed:
     """What a model computes at all its places, in an empty file; `mapped` modules are as for `find_places`."""
-    with torch.no_grad(), evaluating(model):
-        found = Computed(name, _class_of(model), dtype_of(model), find_places(model, forward, mapped), file)
-        read_places(model, forward, found.places, found.add)
-    found._known = []
-    return found
+    stored, known = dict[Event, tuple[Call | None, dict[str, Stored]]](), dict[Any, tuple[Tensor, Stored]]()
+    names = {name for name, module in model.named_modules() if name in mapped or any(True for _ in module.parameters())}
+
+    def store(tensor: Tensor) -> Stored:
+        """A tensor in the file; what is the same as one of the last ones, such as a mask that layers share, is stored once."""
+        version = object() if tensor.is_inference() else tensor._version
+        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), version)
+        if same in known:
+            return known[same][1]
+        data = tensor.detach().cpu().contiguous()
+        where = Stored(data.dtype, tuple(data.shape), file.seek(0, 2))
+        file.write(data.flatten().view(torch.uint8).numpy().data)
+        known[same] = tensor, where
+        if len(known) > _KNOWN:
+            del known[next(iter(known))]
+        return where
+
+    def add(event: Event, value: Tensor | Call) -> None:
+        if isinstance(value, Call):
+            tensors = {name: store(tensor) for name, tensor in value.tensors.items() if name != "z"}
+            stored[event] = value.holding({}), tensors
+        elif event.source[0] != "out" or event.name in names:
+            stored[event] = None, {"": store(value)}
+
+    with evaluating(model):
+        places = find_places(observe(model, forward, add), mapped)
+    entries = {place: entry for event, entry in stored.items() if (place := places.of(event)) is not None}
+    return Computed(name, _class_of(model), dtype_of(model), places, file, entries)
 
 
 def _class_of(model: nn.Module) -> str:
@@ -153,7 +154,10 @@ def _class_of(model: nn.Module) -> str:
 def measure_rounding(model: nn.Module, forward: Forward, found: Computed) -> None:
     """Measures how far the places of a model move if every part rounds otherwise: the most in some passes."""
 
-    def compare(place: Place, value: Tensor | Call) -> None:
+    def compare(event: Event, value: Tensor | Call) -> None:
+        place = found.places.of(event)
+        if place is None:
+            return
         now = value if isinstance(value, Call) else numbers_of(value)
         for site, gap in _gaps(place, found.value(place), now, sampled=True):
             own = changed(place, site=site)
@@ -162,8 +166,8 @@ def measure_rounding(model: nn.Module, forward: Forward, found: Computed) -> Non
             found.rounding[own] = max(relative, gap.relative), heads
 
     for seed in range(_SHAKES):
-        with torch.no_grad(), evaluating(model), shaken_parts(model, seed):
-            read_places(model, forward, found.places, compare)
+        with evaluating(model), shaken_parts(model, seed):
+            observe(model, forward, compare)
 
 
 # -------------------------------------------------------------------------------------------------------- places that are saved
@@ -224,14 +228,17 @@ def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str],
     header = (list(p.n_layers.items()), sorted(p.n_heads), list(p.hidden), inputs, entries)
     saved = _Saved(SCHEMA, [*command], found.name, found.kind, dtype, *header)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
+    start = 0
     for stored, name in names.items():
-        end = stored.start + math.prod(stored.shape) * stored.dtype.itemsize
-        document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [stored.start, end]}
+        end = start + math.prod(stored.shape) * stored.dtype.itemsize
+        document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
+        start = end
     head = json.dumps(document).encode()
     with TemporaryFile() as whole:
         whole.write(len(head).to_bytes(8, "little") + head)
-        found.file.seek(0)
-        copyfileobj(found.file, whole)
+        for stored in names:
+            found.file.seek(stored.start)
+            whole.write(found.file.read(math.prod(stored.shape) * stored.dtype.itemsize))
         whole.flush()
         with mmap(whole.fileno(), 0, access=ACCESS_READ) as data:
             write_whole(path, data, force=force)
@@ -265,12 +272,12 @@ def load_places(header: TensorFile, file: BinaryIO) -> tuple[Computed, dict[str,
 @dataclass
 class Gap:
     """How far two arrays of a `shape` are apart: for each head, if the second of four axes is that of heads, the squares of the
-    difference and of the first array; and the largest difference with its place."""
+    difference and of the first array; and the largest difference, in rows of `n_columns` of which the first begins at `start`."""
 
     shape: tuple[int, ...]
     squares: list[list[float]] = field(default_factory=list)
     largest: float = 0.0
-    at: tuple[int, ...] | None = None
+    _worst: tuple[int, Tensor, int] | None = None
 
     def __post_init__(self) -> None:
         """Begins with no difference."""
@@ -282,18 +289,25 @@ class Gap:
         wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
         a, b = a.flatten().to(wide), b.flatten().to(wide)
         change = b - a
-        squares = [change.dot(change).item(), a.dot(a).item()]
-        if not all(map(math.isfinite, squares)):
+        sizes = [torch.linalg.vector_norm(each).item() for each in (change, a)]
+        if not all(map(math.isfinite, sizes)):
             is_same = (a == b) | (a.isnan() & b.isnan())
             change = change.double().masked_fill(is_same, 0.0).nan_to_num(nan=math.inf)
-            squares = [each.dot(each).item() for each in (change, a.double().nan_to_num(posinf=0.0, neginf=0.0))]
+            parts = (change, a.double().nan_to_num(posinf=0.0, neginf=0.0))
+            sizes = [torch.linalg.vector_norm(each).item() for each in parts]
         of_head = self.squares[start // math.prod(self.shape[2:]) % self.shape[1] if len(self.shape) == 4 else 0]
-        of_head[:] = [before + more for before, more in zip(of_head, squares, strict=True)]
-        if squares[0] and (worst := max(map(abs, torch.stack(change.aminmax()).tolist()))) > self.largest:
-            self.largest = worst
-            row, column = divmod(int(change.abs().argmax()), n_columns)
-            place = np.unravel_index(start + row * self.shape[-1] + column, self.shape)
-            self.at = tuple(map(int, place))
+        of_head[:] = [before + size * size for before, size in zip(of_head, sizes, strict=True)]
+        if sizes[0] and (worst := max(map(abs, torch.stack(change.aminmax()).tolist()))) > self.largest:
+            self.largest, self._worst = worst, (start, change, n_columns)
+
+    @property
+    def at(self) -> tuple[int, ...] | None:
+        """The place of the largest difference."""
+        if self._worst is None:
+            return None
+        start, change, n_columns = self._worst
+        row, column = divmod(int(change.abs().argmax()), n_columns)
+        return tuple(map(int, np.unravel_index(start + row * self.shape[-1] + column, self.shape)))
 
     @property
     def relative(self) -> float:
@@ -449,10 +463,12 @@ def compare(a: Computed, b: Computed) -> Comparison:
     rows, unmatched = list[Difference](), list[Unmatched]()
     for place in a.entries:
         other = of_b.pop(place.key, None)
+        if a.rotates_nothing(place) and (other is None or b.rotates_nothing(other)):
+            continue
         gaps = [] if other is None else [*_gaps(place, a.value(place), b.value(other))]
         where = (place.layer, place.stack, place.part, place.site, place.name)
         if other is None:
-            unmatched += [] if a.rotates_nothing(place) else [Unmatched(*where, None, "only A has it")]
+            unmatched.append(Unmatched(*where, None, "only A has it"))
         elif not gaps:
             shapes = [list(each) for each in (a.shape(place), b.shape(other))]
             unmatched.append(Unmatched(*where, other.name, f"its shape is {shapes[0]} in A and {shapes[1]} in B"))

@@ -1,7 +1,7 @@
 """The places of a model in the order of execution: its embedding, the parts of each block, its final norm and its logits.
 
-A first pass shows which modules run within which, and where attentions are computed. What a module is for follows from the order
-in which it runs; names are read only for the roles of projections. A second pass gives what is computed at each place.
+A pass shows which modules run within which, where attentions are computed, and what all of them give. What a module is for
+follows from the order in which it runs; names are read only for the roles of projections.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -27,12 +27,14 @@ Part = Literal["embedding", "attention", "mlp", "norm", "logits"]
 Stack = Literal["encoder", "decoder", "cross"]
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
-Run = tuple[str, int]
-"""The name of a module, and how often it ran before."""
+Source = tuple[Literal["in", "out", "call"], str, int]
+"""What a module reads or gives, by its name and how often it ran before; or the number of an attention, without a name."""
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
 """The sites of an attention that are not the output of a module."""
 _NORM = re.compile(r"norm|^ln|ln$", re.IGNORECASE)
 _ROUTER = re.compile(r"router|^gate$", re.IGNORECASE)
+_NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
+"""The name of the innermost element of a list that is or contains a module."""
 _STACKS: dict[AttentionKind, Stack | None] = {
     "self": None,
     "encoder": "encoder",
@@ -58,19 +60,28 @@ class Place(msgspec.Struct, frozen=True):
         return self.stack, self.layer, self.part, self.site, self.number
 
 
+class Event(NamedTuple):
+    """Something that is computed in a pass, by the module `name`. Of an attention and a router there are several, by `site`."""
+
+    source: Source
+    name: str
+    site: str = ""
+
+
+Sink = Callable[[Event, Tensor | Call], None]
+"""Receives what is computed: a tensor, or the attention for its scores."""
+
+
 @dataclass(eq=False)
 class _Span:
-    """A run of a module. `items` are what ran within it, in order: modules, and the numbers of captured attentions."""
+    """A run of a module. `items` are what ran within it, in order: modules, and the numbers of captured attentions. `output` is
+    what it gave, until the module around it ends."""
 
     name: str
     run: int
     module: nn.Module
     items: list[_Span | int] = field(default_factory=list)
-
-    @property
-    def id(self) -> Run:
-        """Its module and its number."""
-        return self.name, self.run
+    output: Tensor | None = None
 
     def within(self) -> Iterator[_Span | int]:
         """Everything that ran within it."""
@@ -96,66 +107,124 @@ class _Span:
         """Whether its module has weights."""
         return any(True for _ in self.module.parameters())
 
+    @property
+    def is_router(self) -> bool:
+        """Whether it chooses experts, by its name."""
+        return _ROUTER.search(self.name.rpartition(".")[2]) is not None
+
+    @property
+    def projected(self) -> list[_Span]:
+        """What ran within it since the last attention, of which the output is known."""
+        after = max((at + 1 for at, item in enumerate(self.items) if isinstance(item, int)), default=0)
+        return [item for item in self.items[after:] if isinstance(item, _Span) and item.output is not None]
+
 
 @dataclass
 class Places:
-    """Where a model computes what: by the output of a module, by its input, and by an attention; the modules whose outputs are
-    projected before an attention, with "q_norm" or "k_norm" for norms of queries and keys; the numbers of layers and of heads;
-    and the modules that hide their attention."""
+    """Where a model computes what; the numbers of layers and of heads; and the modules that hide their attention."""
 
-    outputs: dict[Run, Place] = field(default_factory=dict)
-    inputs: dict[Run, Place] = field(default_factory=dict)
-    calls: dict[int, Place] = field(default_factory=dict)
-    projected: dict[Run, str] = field(default_factory=dict)
+    known: dict[Source, Place] = field(default_factory=dict)
     n_layers: dict[Stack | None, int] = field(default_factory=dict)
     n_heads: set[int] = field(default_factory=set)
     hidden: tuple[str, ...] = ()
     _taken: Counter[tuple[Any, ...]] = field(default_factory=Counter)
 
-    def numbered(self, place: Place) -> Place:
-        """A place with its number."""
+    def of(self, event: Event) -> Place | None:
+        """The place of what is computed, None if it has none."""
+        place = self.known.get(event.source)
+        if place is None or not event.site:
+            return place
+        if event.source[0] == "call":
+            return changed(place, site=event.site, name=event.name)
+        return changed(place, site=event.site) if place.site == "router" else None
+
+    def add(self, source: Source, place: Place) -> None:
+        """Adds a place, with its number."""
+        self.known[source] = changed(place, number=self._taken[place.key])
         self._taken[place.key] += 1
-        return changed(place, number=self._taken[place.key] - 1)
 
 
-# ----------------------------------------------------------------------------------------------------------- the first pass
+# ------------------------------------------------------------------------------------------------------------------ a pass
 
 
-def find_places(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}) -> Places:
-    """The places of a model, found in one pass of it; `mapped` modules have a place that is given, or one of their own."""
+@dataclass
+class Pass:
+    """A pass of a model: its modules and attentions as they ran, these without tensors."""
+
+    root: _Span
+    calls: list[Call]
+    n_heads: set[int]
+    hidden: tuple[str, ...]
+
+
+@torch.no_grad()
+def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
+    """Runs a model, and gives what it computes to `sink`, in the order of execution: what modules with weights give and elements
+    of lists read, and attentions."""
     names = {id(module): name for name, module in model.named_modules()}
     top = _Span("", 0, nn.Module())
     running, runs, calls, n_heads = [top], Counter[str](), list[Call](), set[int]()
 
-    def enter(module: nn.Module, _: Any) -> None:
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         name = names[id(module)]
         span = _Span(name, runs[name], module)
         runs[name] += 1
         running[-1].items.append(span)
+        numbered, tensor = _NUMBERED.match(name), first_tensor((args, kwargs))
+        if (
+            numbered
+            and tensor is not None
+            and not any(f"{each.name}.".startswith(f"{numbered[0]}.") for each in running)
+        ):
+            sink(Event(("in", name, span.run), name), tensor)
         running.append(span)
 
-    def leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
-        running.pop()
+    def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
+        span = running.pop()
+        for item in span.items:
+            if isinstance(item, _Span):
+                item.output = None
+        tensor = first_tensor(output)
+        if tensor is None:
+            return
+        if span.has_weights and not span.calls and not (is_numbered(span.name) and span.items):
+            span.output = tensor
+        source: Source = ("out", span.name, span.run)
+        sink(Event(source, span.name), tensor)
+        if span.is_router and isinstance(output, tuple):
+            for chosen in (each for each in output if isinstance(each, Tensor) and not each.is_floating_point()):
+                sink(Event(source, span.name, "experts"), chosen.sort(dim=-1).values.float())
 
     def take(call: Call) -> None:
+        units = next((units for span in reversed(running) if (units := span.projected)), [])
         running[-1].items.append(len(calls))
-        n_heads.add(call.shape[1])
+        for site, name, value in _of_call(call, units):
+            sink(Event(("call", "", len(calls)), name, site), value)
+        for unit in units:
+            unit.output = None
         calls.append(call.holding({}))
+        n_heads.add(call.shape[1])
 
     with ExitStack() as hooks, captured(model, take) as watch:
         for module in model.modules():
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         forward()
     root = next((item for item in top.items if isinstance(item, _Span) and item.name == ""), top)
-    found = _Planner(_grouped(root), calls, Places(hidden=tuple(watch.silent), n_heads=n_heads)).places()
+    return Pass(root, calls, n_heads, tuple(watch.silent))
+
+
+def find_places(found: Pass, mapped: Mapping[str, Place | None] = {}) -> Places:
+    """The places of a model by a pass of it; `mapped` modules have a place that is given, or one of their own."""
+    known = Places(n_heads=found.n_heads, hidden=found.hidden)
+    places = _Planner(_grouped(found.root), found.calls, known).places()
     for name, place in mapped.items():
         if place is None:
-            found.outputs.setdefault((name, 0), Place(None, None, "mlp", f"mapped {name}", name))
+            places.known.setdefault(("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name))
         else:
-            found.outputs = {run: other for run, other in found.outputs.items() if other.key != place.key}
-            found.outputs[name, 0] = changed(place, name=name)
-    return found
+            places.known = {source: other for source, other in places.known.items() if other.key != place.key}
+            places.known["out", name, 0] = changed(place, name=name)
+    return places
 
 
 def _grouped(span: _Span) -> _Span:
@@ -232,16 +301,16 @@ class _Planner:
     ) -> None:
         place = Place(layer, stack, part, site, span.name if name is None else name)
         if span.run >= 0:
-            self.found.outputs[span.id] = self.found.numbered(place)
+            self.found.add(("out", span.name, span.run), place)
 
     def _blocks(self) -> set[str]:
         """The names of the blocks: elements of the longest list of modules of one class whose elements contain attention."""
         spans = [item for item in self.root.within() if isinstance(item, _Span) and is_numbered(item.name)]
-        holds = {span.id: bool(span.calls) or self._has_silent(span) for span in spans}
+        holds = {span: bool(span.calls) or self._has_silent(span) for span in spans}
         members: dict[tuple[str, type], set[str]] = defaultdict(set)
         any_attention = any(holds.values())
         for span in spans:
-            if holds[span.id] or not any_attention:
+            if holds[span] or not any_attention:
                 members[span.name.rpartition(".")[0], type(span.module)].add(span.name)
 
         def size(span: _Span) -> int:
@@ -251,7 +320,7 @@ class _Planner:
 
         def visit(span: _Span, above: list[_Span]) -> None:
             inner = [item for item in span.items if isinstance(item, _Span)]
-            above = [*above, span] if span.id in holds and (holds[span.id] or not any_attention) else above
+            above = [*above, span] if span in holds and (holds[span] or not any_attention) else above
             is_end = any(isinstance(item, int) for item in span.items) or span.name in self.silent
             if above and (is_end or (not any_attention and not inner)):
                 lists.add(max(above, key=size).name.rpartition(".")[0])  # of equals the outermost
@@ -318,7 +387,7 @@ class _Planner:
         first = span
         while first.run < 0 and isinstance(first.items[0], _Span):
             first = first.items[0]
-        self.found.inputs[first.id] = Place(None, stack, "embedding", "embedding", first.name)
+        self.found.add(("in", first.name, first.run), Place(None, stack, "embedding", "embedding", first.name))
 
     def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
         content = span
@@ -337,17 +406,14 @@ class _Planner:
             elif item.kind == "call":
                 name = self.all_calls[item.call].name
                 place = Place(layer, stacks[item.call], "attention", "scores", name)
-                self.found.calls[item.call] = self.found.numbered(place)
+                self.found.add(("call", "", item.call), place)
                 after = [unit for unit in units if unit.of == item.call and items.index(unit) > at]
                 output = after[0].span if after else item.owner
-                for unit in units:
-                    if unit.of == item.call and unit not in after:
-                        self.found.projected[unit.span.id] = ""
                 if output is not None:
                     self._put(output, layer, stacks[item.call], "attention", "output")
         of_mlp = [unit.span for unit in units if unit.of == "mlp"]
         for inner in (each for unit in of_mlp for each in unit.within() if isinstance(each, _Span)):
-            if _ROUTER.search(inner.name.rpartition(".")[2]):
+            if inner.is_router:
                 self._put(inner, layer, stack, "mlp", "router")
         if of_mlp:
             self._put(of_mlp[-1], layer, stack, "mlp", "output")
@@ -367,7 +433,7 @@ class _Planner:
         has_output = set[int]()
         for item in items:
             if item.kind in ("call", "silent"):
-                item.of = item.call if item.kind == "call" else item.span.id
+                item.of = item.call if item.kind == "call" else item.span
             if item.kind != "unit":
                 continue
             of_owner = [call for call in calls if call.owner is item.owner]
@@ -404,8 +470,6 @@ class _Planner:
             site = f"{letters}_norm" if letters in ("q", "k") else "inner_norm"
         elif before is not None and (after is None or not begins or items[at + 1].kind == "norm"):
             site, of = "output_norm", before
-        if site in ("q_norm", "k_norm"):
-            self.found.projected[item.span.id] = site
         if of is None or site in ("q_norm", "k_norm"):
             return
         is_mlp = of.of == "mlp"
@@ -413,63 +477,7 @@ class _Planner:
         self._put(item.span, layer, own, "mlp" if is_mlp else "attention", site)
 
 
-# ---------------------------------------------------------------------------------------------------------- the second pass
-
-
-Sink = Callable[[Place, Tensor | Call], None]
-"""Receives what is computed at a place: a tensor, or the attention for its scores."""
-
-
-@torch.no_grad()
-def read_places(model: nn.Module, forward: Forward, places: Places, sink: Sink) -> None:
-    """Runs the model, and gives what it computes at each place to `sink`, in the order of execution."""
-    runs, n_calls, projected = Counter[tuple[str, str]](), 0, dict[str, tuple[str, Tensor]]()
-
-    def entered(name: str, args: Any, kwargs: Any) -> None:
-        place = places.inputs.get((name, runs["in", name]))
-        runs["in", name] += 1
-        tensor = first_tensor((args, kwargs))
-        if place is not None and tensor is not None:
-            sink(place, tensor)
-
-    def left(name: str, output: Any) -> None:
-        run = (name, runs["out", name])
-        runs["out", name] += 1
-        tensor = first_tensor(output)
-        if tensor is None:
-            return
-        if run in places.projected:
-            projected[name] = places.projected[run], tensor
-        if run in places.outputs:
-            sink(place := places.outputs[run], tensor)
-            if place.site == "router" and isinstance(output, tuple):
-                for chosen in (each for each in output if isinstance(each, Tensor) and not each.is_floating_point()):
-                    sink(changed(place, site="experts"), chosen.sort(dim=-1).values.float())
-
-    def take(call: Call) -> None:
-        nonlocal n_calls
-        place = places.calls.get(n_calls)
-        n_calls += 1
-        if place is not None:
-            for site, name, value in _of_call(call, projected):
-                sink(changed(place, site=site, name=name), value)
-        projected.clear()
-
-    modules = dict(model.named_modules())
-    with captured(model, take), ExitStack() as hooks:
-        for name in {name for name, _ in places.inputs}:
-
-            def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                entered(name, args, kwargs)
-
-            hooks.callback(modules[name].register_forward_pre_hook(before, with_kwargs=True).remove)
-        for name in {name for name, _ in (*places.outputs, *places.projected)}:
-
-            def after(_module: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
-                left(name, output)
-
-            hooks.callback(modules[name].register_forward_hook(after).remove)
-        forward()
+# ------------------------------------------------------------------------------------------------------- what is computed
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -482,10 +490,10 @@ def first_tensor(value: Any) -> Tensor | None:
     return next((tensor for each in values if (tensor := first_tensor(each)) is not None), None)
 
 
-def _of_call(call: Call, projected: dict[str, tuple[str, Tensor]]) -> Iterator[tuple[str, str, Tensor | Call]]:
+def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Tensor | Call]]:
     """The sites of an attention in the order of execution, with the names of their modules: q, k and v as projected, the norms of
-    queries and keys, q and k as they enter the scores, the scores with the pattern, and z."""
-    found = _projections(call, projected)
+    queries and keys, q and k as they enter the scores, the scores with the pattern, and z. `units` ran before it."""
+    found = _projections(call, units)
     if call.v is not None:
         found.setdefault("v", (call.name, call.v))
     for site in OF_CALLS[:5]:
@@ -500,25 +508,30 @@ def _of_call(call: Call, projected: dict[str, tuple[str, Tensor]]) -> Iterator[t
         yield "z", call.name, call.z
 
 
-def _projections(call: Call, projected: dict[str, tuple[str, Tensor]]) -> dict[str, tuple[str, Tensor]]:
+def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Tensor]]:
     """The queries, keys and values as projected, and the normed ones, `[batch, head, position, width]`, with their modules, as
     far as names and widths tell them. Fused projections are cut so that the values are those of the attention."""
     found = dict[str, tuple[str, Tensor]]()
     batch, n_heads, *_ = call.shape
-    v, n_plain = call.v, sum(not site for site, _ in projected.values())
-    for name, (site, tensor) in projected.items():
-        letters = site[:1] or read_name(name)[0]
-        if v is None or tensor.ndim < 2 or tensor.numel() % batch:
+    v, letters_of = (
+        call.v,
+        {unit: read_name(unit.name)[0] for unit in units if not isinstance(unit.module, nn.Embedding)},
+    )
+    n_plain = sum(letters != "o" and not unit.is_norm for unit, letters in letters_of.items())
+    for unit, letters in letters_of.items():
+        tensor, name = unit.output, unit.name
+        site = f"{letters}_norm" if unit.is_norm else letters
+        if v is None or tensor is None or tensor.ndim < 2 or tensor.numel() % batch:
             continue
         like = {"q": call.q, "k": call.k, "v": v}.get(letters)
         d = v.shape[-1] if like is None else like.shape[-1]
         n = n_heads if letters == "q" else tensor.shape[-1] // d
-        if tensor.ndim == 4:
+        if tensor.ndim == 4 and letters in ("q", "k", "v"):
             is_first = tensor.shape[-1] == d and like is not None and tensor.shape[1] == like.shape[1]
-            found[site or letters] = name, tensor if is_first else tensor.transpose(1, 2)
+            found[site] = name, tensor if is_first else tensor.transpose(1, 2)
         elif letters in ("q", "k", "v") and n and tensor.shape[-1] % n == 0:
-            found[site or letters] = name, tensor.reshape(batch, -1, n, tensor.shape[-1] // n).transpose(1, 2)
-        elif len(letters) == 3 or n_plain == 1:
+            found[site] = name, tensor.reshape(batch, -1, n, tensor.shape[-1] // n).transpose(1, 2)
+        elif not unit.is_norm and (len(letters) == 3 or (n_plain == 1 and letters != "o")):
             rows = tensor.reshape(batch, -1, tensor.shape[-1])
             found |= {letter: (name, part) for letter, part in _cut(rows, n_heads, v).items()}
     return found

@@ -422,9 +422,10 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
     def shake(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
-        signs = torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8).to(output.device)
-        step = signs.to(output.dtype).mul_(2).sub_(1).mul_(eps)  # in place: the logits of a long text are large
-        return step.mul_(output).add_(output)
+        n = output.numel()
+        bits = torch.empty(-(-n // 8), dtype=torch.int64).random_(generator=generator).view(torch.int8)[:n]
+        signs = bits.bitwise_and_(2).sub_(1).view(output.shape).to(output.device).to(output.dtype)
+        return torch.addcmul(output, output, signs, value=eps)
 
     handles = [module.register_forward_hook(shake) for module in model.modules() if not any(module.children())]
     try:
