@@ -252,13 +252,14 @@ def _require_room(found: Loaded, length: int) -> None:
     config = found.text_config
     width, n_layers = int(getattr(config, "hidden_size", 0)), int(getattr(config, "num_hidden_layers", 0))
     n_heads, words = int(getattr(config, "num_attention_heads", 0)), int(getattr(config, "vocab_size", 0))
+    inner = getattr(config, "intermediate_size", None) or 4 * width
     is_eager = getattr(config, "_attn_implementation", None) == "eager"
 
     def needed(n: int) -> int:
         return 4 * n * (24 * width + 3 * words) + 4 * n * n * (2 + 3 * n_heads * is_eager)
 
     def stored(n: int) -> int:
-        return 4 * n * (14 * n_layers * width + words)
+        return 4 * n * (n_layers * (16 * width + 2 * inner) + words)
 
     require_room(needed, length, memory.available_bytes(), what=f"{length} tokens through {found.source}")
     folder = tempfile.gettempdir()
