@@ -60,7 +60,7 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
     """The walkthrough of a record; for decoding its steps."""
     record, paper = session.record, Paper(width, session.colour)
     if record.decoding is not None:
-        from mhacli.render.run.decode import decode_view
+        from mhacli.render.run.trace import decode_view
 
         yield decode_view(record, ViewOptions(everything=True), paper)
     elif record.trace:

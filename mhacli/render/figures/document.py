@@ -35,9 +35,8 @@ from mhacli.render.figures.svg import (
 )
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.elements import segments_of, text
-from mhacli.render.run.decode import step_table
 from mhacli.render.run.steps import steps_table
-from mhacli.render.run.trace import closing, header
+from mhacli.render.run.trace import closing, header, step_table
 
 _MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
 _TITLE, _TITLE_EM, _ABOUT = 16.0, 0.68, 11.0

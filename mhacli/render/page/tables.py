@@ -17,9 +17,8 @@ from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_w
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
 from mhacli.render.page.elements import WIDE, Html, change_class, lines_of, preformatted, table, tag, text
-from mhacli.render.run.decode import step_table
 from mhacli.render.run.steps import steps_table
-from mhacli.render.run.trace import closing
+from mhacli.render.run.trace import closing, step_table
 from mhacli.render.run.view import self_check_line
 
 Paint = Callable[[int], Mapping[str, str]]

@@ -40,7 +40,7 @@ def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[R
 
         yield from walk(record, on, in_detail=options.verbose)
     elif record.decoding is not None and options.view in ("auto", "matrix"):
-        from mhacli.render.run.decode import decode_view
+        from mhacli.render.run.trace import decode_view
 
         yield decode_view(record, options, on)
     elif record.effect is not None:
