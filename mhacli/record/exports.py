@@ -30,22 +30,16 @@ class Shown:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """The HTML for a notebook."""
-        return html_of(self)
+        """The HTML for a notebook: static, without a script, below 200 kB, for light and dark themes."""
+        return str(renderers().html_of(self))
 
-    def views(self, screen: Any) -> Iterator[Any]:
+    def view(self, screen: Any) -> Any:
         """What its command prints on a screen."""
         raise NotImplementedError
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """The parts of its view, which adapts to the width and the colours of the console."""
         yield from renderers().views_of(self, options.max_width, colour=console.color_system is not None)
-
-
-def html_of(result: object) -> str:
-    """A result as HTML: static, without a script, below 200 kB, for light and dark themes."""
-    html: str = renderers().html_of(result)
-    return html
 
 
 def renderers() -> Any:
@@ -257,7 +251,7 @@ class Pattern(Table):
 
     def _repr_html_(self) -> str:
         """The HTML for a notebook."""
-        return html_of(self)
+        return str(renderers().html_of(self))
 
     def columns(self) -> Columns:
         """The columns, by name, of a table with a row per cell."""

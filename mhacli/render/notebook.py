@@ -43,15 +43,13 @@ def html_of(result: Shown | Pattern) -> str:
         return pattern_html(result)
     if isinstance(result, Record):
         return record_html(result)
-    return fragment([("the report", terminal_part(result.views(_SCREEN)))])
+    return fragment([("the report", terminal_part([result.view(_SCREEN)]))])
 
 
 def views_of(result: Shown, width: int, *, colour: bool) -> Iterator[RenderableType]:
     """The parts of the terminal view of a result."""
     screen = Screen(width, colour)
-    if isinstance(result, Record):
-        return record_views(result, ViewOptions(view="auto"), screen)
-    return result.views(screen)
+    return record_views(result, ViewOptions(), screen) if isinstance(result, Record) else iter([result.view(screen)])
 
 
 def page_of(record: Record) -> str:

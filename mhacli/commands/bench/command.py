@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -74,11 +73,11 @@ def bench(
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
     if baseline is not None:
         benchmark = compare(benchmark, baseline, compare_with or "", fail_if)
-    from mhacli.commands.bench.view import bench_figure, bench_page, bench_view
+    from mhacli.commands.bench.view import bench_figure, bench_page
 
     print_report(
         output,
-        view=partial(bench_view, benchmark),
+        view=benchmark.view,
         json=benchmark.to_json,
         csv=benchmark.without_samples,
     )

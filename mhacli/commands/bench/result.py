@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -233,11 +233,11 @@ class Benchmark(Shown):
     schema: Literal["mha.bench/1"] = "mha.bench/1"
     comparison: Mapping[str, Any] | None = None
 
-    def views(self, screen: Any) -> Iterator[Any]:
+    def view(self, screen: Any) -> Any:
         """What `mha bench` prints on a screen."""
         from mhacli.commands.bench.view import bench_view
 
-        yield bench_view(self, screen)
+        return bench_view(self, screen)
 
     def __repr__(self) -> str:
         """One line that names the fastest backend."""

@@ -57,7 +57,7 @@ def check(
         examination = replace(examine_in_child(request, on_stage=on_stage), command=record_command())
     print_report(
         output,
-        view=lambda on: next(examination.views(on)),
+        view=examination.view,
         json=examination.to_dict,
         csv=examination.rows,
         name="mha check",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -256,11 +256,11 @@ class Examination(Shown):
         behaviours = [{"of": "behaviour", **behaviour} for behaviour in document["behaviour"]]
         return [*findings, *behaviours, *({"of": "probe", **probe} for probe in document["probes"])]
 
-    def views(self, screen: Any) -> Iterator[Any]:
+    def view(self, screen: Any) -> Any:
         """What `mha check` prints on a screen."""
         from mhacli.commands.check.view import check_view
 
-        yield check_view(self, screen)
+        return check_view(self, screen)
 
     def __repr__(self) -> str:
         """The target, and the summary in one line."""

@@ -86,12 +86,8 @@ class ModelDiff(dict[str, Any], Shown):
         """The result in a sentence."""
         return f"<ModelDiff: {self['summary']}>"
 
-    def views(self, screen: Any) -> Iterator[Any]:
-        """What `mha diff` prints on a screen."""
-        yield self.view(screen)
-
     def view(self, screen: Any, *, everything: bool = False) -> Any:
-        """The same, with all places."""
+        """What `mha diff` prints on a screen, with all places on request."""
         from mhacli.commands.diff.model_view import model_diff_view
 
         return model_diff_view(self, screen, everything=everything)

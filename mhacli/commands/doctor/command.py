@@ -54,7 +54,7 @@ def doctor(
     report = replace(report, command=record_command())
     print_report(
         output,
-        view=lambda on: next(report.views(on)),
+        view=report.view,
         json=report.to_dict,
         csv=lambda: report.to_dict()["checks"],
         name="mha doctor",

@@ -59,9 +59,9 @@ class Report(Shown):
     seed: int = 0
     time_s: float = 0.0
 
-    def views(self, screen: Any) -> Iterator[Any]:
+    def view(self, screen: Any) -> Any:
         """What `mha doctor` prints on a screen."""
-        yield doctor_view(self, screen)
+        return doctor_view(self, screen)
 
     def __repr__(self) -> str:
         """The verdict in a sentence."""
