@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, UsageError, missing_library
 from mhacli.io.data import Array
 from mhacli.record.effect import Effect
-from mhacli.record.heads import STATISTICS, HeadStatistics, removal_columns
+from mhacli.record.heads import Averages, HeadStatistics, removal_columns
 from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
     """Head statistics by layer: a tuple, and a table with a row per head.
 
     Columns are named like the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the
-    type), then every statistic of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in
+    type), then the statistics of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in
     tokens; `effective_keys` and `participation` count keys; `max_score` is a score before softmax; the others are
     attention weights or fractions from 0 to 1. `pattern_1` … are the user's conditions. If they were requested, `d_logit`,
     `d_output` and `floor` say what the removal of the head changes, and `control_kind` … are its statistics on random tokens.
@@ -167,16 +167,24 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
         n_layers = len({(head.layer, head.attention) for head in self})
         return f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars() and others make a table>"
 
-    def columns(self) -> Columns:
-        """The columns by name."""
-        names = ["layer", "attention", "head", "kind", *(row.field for row in STATISTICS)]
-        columns = _columns(self, HeadStatistics, names)
-        for index in range(max((len(head.patterns) for head in self), default=0)):
-            columns[f"pattern_{index + 1}"] = float, [head.patterns[index] for head in self]
+    def columns(self, *, has_uniform: bool = False) -> Columns:
+        """The columns by name; with those of uniform attention, `uniform_entropy` …, on request."""
+        means = [f.name for f in fields(Averages) if f.name != "patterns"]
+        statistics = ["kind", "certainty", "max_score", *means]
+        columns = _statistics(self, ["layer", "attention", "head", *statistics])
+        if has_uniform:
+            columns |= _statistics([head.uniform or Averages() for head in self], means, "uniform_")
         columns |= _columns(self, HeadStatistics, [row.field for row in removal_columns(self)])
         controls = [head.control for head in self if head.control is not None]
-        of_control = _columns(controls, HeadStatistics, names[names.index("kind") :]) if controls else {}
-        return columns | {f"control_{name}": column for name, column in of_control.items()}
+        return columns | (_statistics(controls, statistics, "control_") if controls else {})
+
+
+def _statistics(rows: Sequence[Averages], names: Sequence[str], prefix: str = "") -> Columns:
+    """Statistics and conditions as columns."""
+    columns = {prefix + name: column for name, column in _columns(rows, HeadStatistics, names).items()}
+    for index in range(max((len(row.patterns) for row in rows), default=0)):
+        columns[f"{prefix}pattern_{index + 1}"] = float, [row.patterns[index] if row.patterns else None for row in rows]
+    return columns
 
 
 def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:

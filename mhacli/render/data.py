@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from io import StringIO
 from typing import Any
 
@@ -16,7 +15,8 @@ import numpy as np
 
 from mhacli.errors import MhaError
 from mhacli.io.data import Array, under
-from mhacli.record.heads import PER_QUERY, Averages, HeadStatistics, removal_columns
+from mhacli.record.exports import HeadTable, dicts_of
+from mhacli.record.heads import PER_QUERY, HeadStatistics
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import chosen_heads, chosen_layers, require_inspected_heads
@@ -171,24 +171,12 @@ def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ())
 
 
 def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:
-    """A row per head: its type, its statistics, and those of uniform attention. Missing values are empty. If they were requested,
-    also what its removal changes, and its type and statistics on random tokens."""
-    numbers = [f.name for f in fields(Averages) if f.name != "patterns"]
-    kinds, removals = ["kind", "certainty", "max_score"], [row.field for row in removal_columns(heads)]
-
-    def values(of: Averages, names: Sequence[str], prefix: str = "") -> dict[str, Any]:
-        patterns = {f"{prefix}pattern_{index}": weight for index, weight in enumerate(of.patterns, 1)}
-        return {prefix + name: getattr(of, name) for name in names} | patterns
-
-    rows = []
-    for head in heads:
-        row = {"layer": head.layer, "attention": head.attention} if has_layers else {"layer": head.layer}
-        row |= {"head": head.head, **values(head, [*kinds, *numbers])}
-        row |= values(head.uniform or Averages(patterns=(None,) * len(head.patterns)), numbers, "uniform_")
-        row |= {name: getattr(head, name) for name in removals}
-        row |= {} if head.control is None else values(head.control, [*kinds, *numbers], "control_")
-        rows.append(row)
-    yield from rows_csv(rows)
+    """A row per head: its type, its statistics, and those of uniform attention. If they were requested, also what its removal
+    changes, and its type and statistics on random tokens."""
+    columns = HeadTable(heads).columns(has_uniform=True)
+    if not has_layers:
+        del columns["attention"]
+    yield from rows_csv(dicts_of(columns))
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
