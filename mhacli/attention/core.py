@@ -146,8 +146,13 @@ def visible_cells(
         cells.append(allowed(q_idx, k_idx))
     if bias is not None:
         cells.append(~torch.isneginf(bias))
-    full = [keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)) for keep in cells]
+    full = [four_axes(keep) for keep in cells]
     return full[0] & full[1] if len(full) == 2 else next(iter(full), None)
+
+
+def four_axes(tensor: Tensor) -> Tensor:
+    """The tensor with axes of 1 before its own, as many as `[batch, head, query, key]` has."""
+    return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
 
 
 def is_finite(tensor: Float[Tensor, "..."]) -> bool:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed
+from mhacli.attention.core import Allowed, four_axes
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
@@ -150,7 +150,7 @@ def from_tensor(t: Tensor) -> Mask:
     """
     if t.dtype != torch.bool:
         raise TypeError(f"mask must be a bool tensor with True = may attend, got {t.dtype}")
-    full = t.reshape((1,) * (4 - t.ndim) + tuple(t.shape))
+    full = four_axes(t)
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         cells = full.to(q_idx.device)
@@ -170,7 +170,7 @@ def both(*masks: Allowed) -> Mask:
     band = Band(max((b.low for b in bands), default=-_FAR), min((b.high for b in bands), default=_FAR))
     if all(isinstance(mask, Mask) and mask.cells is None for mask in masks):
         return Mask(band=band)
-    return Mask(lambda q_idx, k_idx: reduce(and_, (_full(mask(q_idx, k_idx)) for mask in masks)), band)
+    return Mask(lambda q_idx, k_idx: reduce(and_, (four_axes(mask(q_idx, k_idx)) for mask in masks)), band)
 
 
 def either(*masks: Allowed) -> Mask:
@@ -185,7 +185,7 @@ def either(*masks: Allowed) -> Mask:
     no_cell = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        return reduce(or_, (_full(mask(q_idx, k_idx)) for mask in masks), no_cell.to(q_idx.device))
+        return reduce(or_, (four_axes(mask(q_idx, k_idx)) for mask in masks), no_cell.to(q_idx.device))
 
     return Mask(allowed, band)
 
@@ -200,7 +200,3 @@ def shifted(mask: Allowed, offset: int) -> Mask:
     if isinstance(mask, Mask) and mask.cells is None:
         return Mask(band=band)
     return Mask(lambda q_idx, k_idx: mask(q_idx + offset, k_idx), band)
-
-
-def _full(cells: Bool[Tensor, "..."]) -> Cells:
-    return cells.reshape((1,) * (4 - cells.ndim) + tuple(cells.shape))

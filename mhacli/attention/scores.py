@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed, is_finite, visible_cells
+from mhacli.attention.core import Allowed, four_axes, is_finite, visible_cells
 from mhacli.attention.masks import Mask
 from mhacli.sites import alibi_slopes
 
@@ -362,7 +362,7 @@ def distance_bias(
 
 def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:
     """A tensor that broadcasts to `[batch, head, query, key]`, block by block."""
-    full = numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
+    full = four_axes(numbers)
 
     def bias(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         planes: Tensor = full[min(batch, full.shape[0] - 1)]

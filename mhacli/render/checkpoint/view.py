@@ -73,7 +73,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     else:
         sections += [Group(*overview), Group(numbers, drawn)]
     sections += corpus_tables(record, layers, listed, options, screen)
-    of_layers = [*_of_layers(layers, listed)]
+    of_layers = [(layer, [head for head in listed if head in layer.record.heads]) for layer in layers]
     is_chosen = (options.layers is not None or options.heads is not None) and len(listed) <= MAX_DRAWN
     if record.corpus is not None and is_chosen:
         sections.append(Group(*table(cells_table(record, record.corpus, layers, listed), screen.width)))
@@ -132,20 +132,9 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
         layer = views[head.layer, head.attention]
         stack = "encoder " if record.context is not None and layer.inspected.kind in ("encoder", "cross") else ""
         name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-        keys = (
-            (f"{stack}{token_name(layer.record.keys, sink.sequence, sink.key)}", sink.share) for sink in head.sink_keys
-        )
-        found += [(key, share, name) for key, share in keys]
+        for sink in head.sink_keys:
+            found.append((f"{stack}{token_name(layer.record.keys, sink.sequence, sink.key)}", sink.share, name))
     return sinks_text(found, sinks_are(survey_of(record).sink_share), "layer.head ", screen.width)
-
-
-def _of_layers(
-    layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
-) -> Iterator[tuple[LayerView, list[HeadStatistics]]]:
-    """The layers, each with its listed heads."""
-    for layer in layers:
-        name = (layer.inspected.layer, layer.inspected.name)
-        yield layer, [head for head in listed if (head.layer, head.attention) == name]
 
 
 # -------------------------------------------------------------------------------------------------------- grid of heads
