@@ -58,12 +58,6 @@ def install() -> None:
     threading.Thread(target=end_in_time, daemon=True).start()
 
 
-def more_time(seconds: float) -> None:
-    """Gives the main thread `seconds` from now for its last output before the process is ended."""
-    global _not_before
-    _not_before = time.monotonic() + seconds
-
-
 @contextmanager
 def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """A predicate that becomes true at the first Ctrl-C, so that work can end by itself. The second Ctrl-C interrupts
@@ -90,14 +84,15 @@ def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[]
 def uninterrupted(seconds: float) -> Iterator[None]:
     """Delays Ctrl-C and SIGTERM to the end of the block, which would leave processes behind if it were interrupted, but by at
     most `seconds`. For the main thread only."""
+    global _not_before
     received = list[int]()
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
-    more_time(seconds)
+    _not_before = time.monotonic() + seconds
     try:
         yield
     finally:
-        more_time(0.0)
+        _not_before = 0.0
         for number, handler in before.items():
             signal.signal(number, handler)
         for sent in received:
