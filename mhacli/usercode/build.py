@@ -7,22 +7,24 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhacli.errors import MhaError, first_names
 from mhacli.record.record import Argument
-from mhacli.usercode.inputs import copied, seeded
-from mhacli.usercode.process import Stage, exception_text, lacks_cuda, no_stage, shown_path, user_code_error
+from mhacli.usercode.process import Stage, exception_text, no_stage, shown_path, user_code_error
 from mhacli.usercode.roles import ROWS, Role, role_of, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
+T = TypeVar("T")
 _EMPTY: Final = inspect.Parameter.empty
 _MOST_SHOWN: Final = 40
 
@@ -34,7 +36,7 @@ class Built:
     `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
     class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
     arguments, defaults included; `given` names those from the user, and `guesses` those that mha had to guess, with the reason
-    of each. `rebuild(changes)` builds the target again with some arguments changed. `file` is its source file, None if there is
+    of each. `rebuild()` builds the target again. `file` is its source file, None if there is
     none. `stage` is told when a call begins and ends, so that only calls have a time limit.
     """
 
@@ -42,26 +44,12 @@ class Built:
     thing: Any
     call: Callable[..., Any]
     module: nn.Module | None
-    arguments: Mapping[str, Any]
-    given: frozenset[str]
-    guesses: Mapping[str, str]
-    rebuild: Callable[[Mapping[str, Any]], Built]
+    rebuild: Callable[[], Built]
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+    guesses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     file: str | None = None
     stage: Stage = no_stage
-
-    @contextlib.contextmanager
-    def calling(self) -> Iterator[None]:
-        """Tells the stage that a call begins, and at the end that it ended."""
-        self.stage(f"calling {self.name}")
-        try:
-            yield
-        finally:
-            self.stage(f"examining {self.name}", limited=False)
-
-    @property
-    def files(self) -> list[str]:
-        """The source file as a list, empty if there is none."""
-        return [] if self.file is None else [self.file]
 
 
 def load_built(request: TargetRequest, stage: Stage) -> Built:
@@ -102,7 +90,7 @@ def build(thing: Any, request: TargetRequest) -> Built:
             code="argument",
         )
     original = copied(thing)
-    return _built(thing, thing, request, lambda _: build(copied(original), request))
+    return _built(thing, thing, request, lambda: build(copied(original), request))
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
@@ -116,38 +104,31 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
     return all(parameter.name in given for parameter in signature_of(thing, *ROWS, "rest"))
 
 
-def _built(made: Any, shown: Any, request: TargetRequest, rebuild: Callable[[Mapping[str, Any]], Built]) -> Built:
+def _built(made: Any, shown: Any, request: TargetRequest, rebuild: Callable[[], Built]) -> Built:
     """What is called, without a word on its arguments; `shown` is the class or the function that has its code."""
     module = made if isinstance(made, nn.Module) else None
     if module is not None:
         module = made = (module if request.device == "cpu" else module.to(request.device)).eval()
     call = made if callable(made) else made.forward
-    return Built(request.target, shown, call, module, {}, frozenset(), {}, rebuild, source_file(shown))
+    return Built(request.target, shown, call, module, rebuild, file=source_file(shown))
 
 
 def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -> Built:
     """What a class or a factory returns for the given arguments, and for guesses."""
     guesses: dict[str, str] = {}
     file, parameters = source_file(thing), parameters_of(thing)
-
-    def rebuild(changes: Mapping[str, Any]) -> Built:
-        return _constructed(thing, request, {name: arguments[name] for name in guesses} | dict(given) | dict(changes))
-
     try:
         values = _arguments(thing, given, request, guesses)
         with seeded(request.seed, torch.device("cpu")):
             made = thing(**values)
         is_callable = not inspect.isclass(made) and (callable(made) or hasattr(made, "forward"))
         shown = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
-        built = _built(made, shown, request, rebuild) if is_callable else None
+        built = _built(made, shown, request, partial(build, thing, request)) if is_callable else None
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
         words = ", ".join(f"{name}={text}" for name, text in request.arguments)
         subject = f"{request.target.rpartition(':')[2]}({words})" + (f" of {shown_path(file)}" if file else "")
-        if lacks_cuda(exception_text(fault)):
-            subject = f"{subject} needs a CUDA device, which this machine does not have"
-            raise user_code_error(subject, fault, file, code="no-device") from fault
         advice = None if words else f"its arguments are {_described(parameters)}"
         raise user_code_error(f"{subject} could not be built", fault, file, code="build", advice=advice) from fault
     if built is None:
@@ -211,13 +192,12 @@ def _arguments(
             fields.setdefault(first, {}).update({rest: value} if dot else value)
         else:
             values[name] = value
-    names = frozenset(parameters)
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     required = [name for name, default in defaults.items() if default is _EMPTY and name not in values]
     configs = dict.fromkeys([*(name for name in required if _is_config(parameters[name])), *fields])
-    roles = {name: role_of(name, names) for name in required if name not in configs}
+    roles = {name: role_of(name) for name in required if name not in configs}
     stated = [item for group in (values, *fields.values(), defaults) for item in group.items()]
-    known = {role_of(name, names): value for name, value in reversed(stated) if isinstance(value, int)}
+    known = {role_of(name): value for name, value in reversed(stated) if isinstance(value, int)}
     is_grouped = bool(configs) or "n_kv_heads" in (*roles.values(), *known)
     usual = usual_values(known, is_grouped=is_grouped, causal=request.causal, device=request.device)
     unknown = [f"{path}{name}" for name, role in roles.items() if role not in usual]
@@ -266,14 +246,14 @@ class Config(dict[str, Any]):
 
     def __init__(self, usual: Usual, guesses: dict[str, str], path: str) -> None:
         super().__init__()
-        vars(self).update(_usual=usual, _guesses=guesses, _path=path)
+        vars(self)["_known"] = usual, guesses, path
 
     def __missing__(self, name: str) -> Any:
         """A usual value."""
-        own = vars(self)
-        if role_of(name) not in own["_usual"]:
-            raise KeyError(f"mha cannot guess it: --arg {own['_path']}{name}=VALUE")
-        self[name], own["_guesses"][f"{own['_path']}{name}"] = own["_usual"][role_of(name)]
+        usual, guesses, path = vars(self)["_known"]
+        if role_of(name) not in usual:
+            raise KeyError(f"mha cannot guess it: --arg {path}{name}=VALUE")
+        self[name], guesses[f"{path}{name}"] = usual[role_of(name)]
         return self[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -422,18 +402,63 @@ def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_g
 
     def drawbacks(n_heads: int) -> tuple[bool, ...]:
         """The drawbacks of a number, the worst first."""
-        head, remainder = divmod(width, n_heads) if width else (d_head or _D_HEAD, 0)
-        is_alike = n_kv_heads in (n_heads, n_heads**0.5) or head == n_heads
-        return (
-            remainder != 0 or head != (d_head or head),
-            head < 4 or n_heads < 3,
-            is_alike,
-            head % 2 != 0,
-            n_heads % 2 == 0,
-        )
+        head = width // n_heads if width else d_head or _D_HEAD
+        return head < 4 or n_heads < 3, n_heads in (head, n_kv_heads), head % 2 != 0
 
+    if width and d_head and width >= d_head:
+        return width // d_head
     choices = _GROUPED_HEADS if is_grouped or n_kv_heads else _HEADS
-    if width and d_head:
-        choices = (max(1, width // d_head), *choices)
-    fitting = [n for n in choices if n % (n_kv_heads or 1) == 0]
+    fitting = [n for n in choices if n % (n_kv_heads or 1) == 0 and (width or n) % n == 0]
     return min(fitting or [3 * (n_kv_heads or 1)], key=drawbacks)
+
+
+# ------------------------------------------------------------------------------------------------- seeds and copies
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seeds torch's generators inside the block and restores their state afterwards."""
+    is_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_cuda else []):
+        (torch.manual_seed if is_cuda else torch.default_generator.manual_seed)(seed)  # the latter is ten times as fast
+        yield
+
+
+def copied(obj: T) -> T:
+    """A deep copy, or the object itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(obj)
+    except Exception:  # user objects may raise anything
+        return obj
+
+
+def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) -> T:
+    """Casts the floating tensors of a module or instance in place to `dtype`, unregistered ones included, moves them to `device`
+    if given, and returns it.
+
+    Complex tensors get the same precision, complex64 at least, because few operations support narrower ones. Integers and bools
+    keep their dtype. `nn.Module.to` would drop imaginary parts, and with them the angles of a rotary table.
+    """
+
+    def change(tensor: Tensor) -> Tensor:
+        return tensor.to(device=device, dtype=cast_dtype(tensor, dtype))
+
+    roots = [call, *getattr(call, "__dict__", {}).values()]
+    modules = [root._apply(change).modules() for root in roots if isinstance(root, nn.Module)]
+    for part in {call, *itertools.chain(*modules)}:
+        for name, value in list(getattr(part, "__dict__", {}).items()):
+            if isinstance(value, Tensor):
+                part.__dict__[name] = change(value)
+    return call
+
+
+def cast_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor after its module is cast to `dtype`."""
+    if tensor.is_complex():
+        return torch.promote_types(dtype, torch.float32).to_complex()
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def cast_copy(call: T, dtype: torch.dtype, device: torch.device | str | None = None) -> T:
+    """A cast copy of a module or instance. A function is returned unchanged. Raises what copying raises."""
+    return call if inspect.isroutine(call) else cast(copy.deepcopy(call), dtype, device)

@@ -19,19 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.usercode.build import Built, parse_value
-from mhacli.usercode.inputs import (
-    Inputs,
-    InputSizes,
-    MaskForm,
-    MaskKind,
-    MaskMeaning,
-    float64_copy,
-    lengths_of,
-    map_rows,
-    seeded,
-)
-from mhacli.usercode.process import exception_text, lacks_cuda, source_line_of
+from mhacli.usercode.build import Built, cast_copy, parse_value, seeded
+from mhacli.usercode.process import exception_text, source_line_of, user_code_error
 from mhacli.usercode.roles import (
     IN_ORDER,
     MASKS,
@@ -49,15 +38,15 @@ from mhacli.usercode.user_attention import (
     ROW_AXES,
     AxisNames,
     CallSizes,
+    Inputs,
+    MaskForm,
+    MaskKind,
+    MaskMeaning,
     UserAttention,
     changed,
-    described,
-    drawer_of,
-    example_text,
     leaves,
     mask_in,
     output_in,
-    part_of,
 )
 
 _MOST_CALLS, _MOST_S = 200, 10.0
@@ -69,7 +58,7 @@ _INPUT_SCALE = 0.3
 
 def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
     """The target with the way to call it, with a context if it takes one. Raises MhaError if no call works."""
-    return _finished(_with_masks(_first_call(built, request), request.seed)[0], request.seed)
+    return _finished(_with_masks(_first_call(built, request), request.seed), request.seed)
 
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
@@ -77,13 +66,13 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     works."""
     first = _with_independent_rows(_first_call(built, request), request.seed)
     found = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
-    hiding = set().union(*(names for _, names in found))
-    modes = []
-    for mode, names in found:
-        others = hiding - names  # they hide keys in the other mode alone
-        masks = tuple(form for form in mode.mask_forms if form.parameter not in others)
-        paddings = tuple(form for form in mode.padding_forms if form.parameter not in others)
-        modes.append(_finished(replace(mode, mask_forms=masks, padding_forms=paddings), request.seed))
+    modes, hiding = [], {form.parameter for mode in found for form in mode.forms if form.hides}
+    for mode in found:
+        others = hiding - {
+            form.parameter for form in mode.forms if form.hides
+        }  # they hide keys in the other mode alone
+        forms = tuple(form for form in mode.forms if form.parameter not in others)
+        modes.append(_finished(replace(mode, forms=forms), request.seed))
     return tuple(modes)
 
 
@@ -96,10 +85,12 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
-    device, sizes = torch.device(request.device), InputSizes(1, 1, 1, 1, 1)
+    device, sizes = torch.device(request.device), CallSizes(1, 1, 1)
     like = UserAttention(built, sizes, dtype, device, fixed=fixed, is_forgetful=is_small)
     if request.example is not None:
-        candidates: Iterable[UserAttention] = _attentions_of_example(like, example_of(request.example, built))
+        like = replace(like, example=example_of(request.example, built))
+        lengths = _SHOWN_LENGTHS if like.is_resizable else (0,)
+        candidates: Iterable[UserAttention] = (_attention_of_example(like, length) for length in lengths)
     else:
         _refuse_unknown(built, fixed)
         candidates = _usual_calls(like, causal=request.causal)
@@ -117,8 +108,8 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
 
 def _inputs(attention: UserAttention, seed: int) -> Inputs:
     """Random inputs, the same in each call."""
-    rows = drawer_of(attention, seed).inputs(with_context=attention.n_rows > 1)
-    return map_rows(rows, lambda tensor: _INPUT_SCALE * tensor)
+    rows = attention.drawer(seed).inputs(with_context=attention.n_rows > 1)
+    return rows.map(lambda tensor: _INPUT_SCALE * tensor)
 
 
 def _with_output(attention: UserAttention, seed: int) -> UserAttention:
@@ -149,7 +140,7 @@ def _with_independent_rows(attention: UserAttention, seed: int) -> UserAttention
         with suppress(Exception):  # the user's code may raise anything
             way = _with_output(replace(attention, axes=axes), seed)
             inputs = _inputs(way, seed)
-            among, alone = (way(rows, seed=seed) for rows in (inputs, map_rows(inputs, lambda rows: rows[1:2])))
+            among, alone = (way(rows, seed=seed) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
             if torch.allclose(among[1:2], alone, atol=1e-5 * float(among.abs().max())):
                 return way
     return attention
@@ -157,11 +148,11 @@ def _with_independent_rows(attention: UserAttention, seed: int) -> UserAttention
 
 def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:
     """The attention in each mode: self and cross if keys are optional, else one."""
-    keys = [slot for slot in attention.slots if part_of(slot) != "queries"]
+    keys = [slot for slot in attention.slots if slot.part != "queries"]
     if not keys or attention.example is not None or any(slot.required for slot in keys):
         return [attention]
     crossed = replace(attention, slots=tuple(slot._replace(required=True) for slot in attention.slots))
-    sizes = replace(attention.sizes, k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
+    sizes = attention.sizes._replace(k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
     alone = replace(attention, sizes=sizes, slots=tuple(slot for slot in attention.slots if slot not in keys))
     try:
         return [replace(_with_output(alone, seed), mode="self"), replace(crossed, mode="cross")]
@@ -200,27 +191,26 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
     shapes = _shapes_of(built)
     found = [stated(built.arguments, "d_model") or 0, *(shape[1] for shape in shapes), *(shape[0] for shape in shapes)]
     known = list(dict.fromkeys(size for size in found if size > 1))[:4] or [width or n_heads * _HEAD_WIDTH]
-    is_projecting = bool(shapes) or any(p.role in ("weight", "heads") for p in signature)
+    is_projecting = bool(shapes) or any(p.role in ("weight", "n_heads") for p in signature)
     variants = range(_N_SHAPES if any(p.required and p.role in _OF_SHAPES for p in free) else 1)
     for slots in _slots(free, built):
-        is_function = len({part_of(slot) for slot in slots}) == 3 and not is_projecting
+        is_function = len({slot.part for slot in slots}) == 3 and not is_projecting
         widths = [d_head or width // n_heads or _HEAD_WIDTH] if is_function else known
         pairs = itertools.product(widths, widths) if len(slots) > 1 else zip(widths, widths, strict=True)
         layouts = _layouts(built, states, shapes, is_pair=len(slots) > 1, is_function=is_function)
         for (d_in, d_context), layout, variant, masks in itertools.product(pairs, layouts, variants, _open_masks(free)):
             of_head = d_in if is_function else d_head or max(1, d_in // n_heads)
             axes, batch, q_len, k_len = layout
-            numbers = {"heads": n_heads, "d_head": of_head, "d_model": n_heads * d_in if is_function else d_in}
+            numbers = {"n_heads": n_heads, "d_head": of_head, "d_model": n_heads * d_in if is_function else d_in}
             others = _others(free, numbers, variant, causal=causal) | masks
+            n_split = (n_heads if "head" in axes else 1) if is_function else 0
             yield replace(
                 like,
                 slots=slots,
                 axes=axes,
-                is_function=is_function,
                 fixed={**like.fixed, **{name: value for name, value in others.items() if not callable(value)}},
                 made={name: make for name, make in others.items() if callable(make)},
-                n_heads=n_heads if is_function and "head" in axes else 1,
-                sizes=InputSizes(batch, q_len, k_len, d_in, d_context),
+                sizes=CallSizes(batch, q_len, k_len, d_in, d_context, n_split),
             )
 
 
@@ -230,7 +220,7 @@ def _slots(free: Sequence[CallParameter], built: Built) -> list[tuple[CallParame
     rows = [p for p in free if p.role in ROWS and (p.required or p.name not in unread)]
     if not rows and any(parameter.role == "rest" for parameter in free):
         rows = [CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4])]
-    needed = [slot for slot in rows if slot.required or part_of(slot) == "queries"]
+    needed = [slot for slot in rows if slot.required or slot.part == "queries"]
     if not needed:
         message = f"{built.name} has no parameter for token vectors, such as x, or query, key and value"
         raise _refused(built, message, "name a class or function that computes attention, or give --example")
@@ -341,15 +331,6 @@ def example_of(text: str, built: Built) -> Callable[..., Any]:
         raise UsageError(f"--example cannot be read: {exception_text(fault)}") from fault
 
 
-def _attentions_of_example(like: UserAttention, example: Callable[..., Any]) -> Iterator[UserAttention]:
-    """The target, called as the example does, at lengths that may work."""
-    like = replace(like, example=example)
-    for length in _SHOWN_LENGTHS if like.is_resizable else (0,):
-        made = arguments_of_example(like, length)
-        longer = arguments_of_example(like, length + _UNLIKE)
-        yield _attention(like, made, longer)
-
-
 def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     """The arguments of the call that an example makes, by name. Raises `MhaError` if it makes none."""
     built, made = like.built, list[dict[str, Any]]()
@@ -370,14 +351,15 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     return made[0]
 
 
-def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]) -> UserAttention:
-    """The target with the inputs and the masks that the arguments show; `longer` are those of a longer text."""
+def _attention_of_example(like: UserAttention, length: int) -> UserAttention:
+    """The target with the inputs that its example shows at a length."""
+    made, longer = (arguments_of_example(like, n) for n in (length, length + _UNLIKE))
     built, slots = like.built, _vectors_in(made, like.built)
     if not slots:
         has_ids = any(map(is_ids, made.values()))
         hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if has_ids else None
         raise _refused(built, f"--example gives {built.name} no vectors", hint)
-    parts = {part_of(slot): made[slot.name] for slot in slots}
+    parts = {slot.part: made[slot.name] for slot in slots}
     queries = parts.get("queries", made[slots[0].name])
     is_function = len(parts) == 3 and not _shapes_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
@@ -385,14 +367,13 @@ def _attention(like: UserAttention, made: dict[str, Any], longer: dict[str, Any]
     shape = dict(zip(axes, queries.shape, strict=True))
     of_keys = dict(zip(axes, parts.get("keys", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
+    n_heads = shape.get("head", 1) if is_function else 0
     return replace(
         like,
         slots=slots,
         axes=axes,
-        is_function=is_function,
-        n_heads=shape.get("head", 1),
         fixed={},
-        sizes=InputSizes(shape.get("batch", 1), q_len, k_len, shape["width"], of_keys["width"]),
+        sizes=CallSizes(shape.get("batch", 1), q_len, k_len, shape["width"], of_keys["width"], n_heads),
         is_forgetful=True,
     )
 
@@ -445,12 +426,12 @@ def _forms_of(parameter: CallParameter, *, padding: bool) -> list[MaskForm]:
     if not padding and parameter.role not in ("mask", "bias"):
         return []
     if parameter.role == "lengths":
-        return [MaskForm(parameter.name, ("batch",), "lengths")]
+        return [MaskForm(parameter.name, ("batch",), "lengths", is_padding=padding)]
     forms = []
     for axes, kind, meaning in itertools.product(_OF_PADDING if padding else _OF_MASKS, _KINDS, _MEANINGS):
         is_added = kind == "additive" and meaning == "keep"
         if is_added or (kind != "additive" and parameter.role != "bias"):
-            forms.append(MaskForm(parameter.name, axes, kind, meaning))
+            forms.append(MaskForm(parameter.name, axes, kind, meaning, is_padding=padding))
     return forms
 
 
@@ -470,48 +451,42 @@ def _open(form: MaskForm, sizes: CallSizes) -> Tensor:
     return mask_in(form, torch.ones(1, 1, sizes.q_len, sizes.k_len, dtype=torch.bool), None, sizes)
 
 
-def _with_masks(attention: UserAttention, seed: int) -> tuple[UserAttention, set[str]]:
-    """The attention with the mask forms that its call accepts, those that hide a key first, and the masks that do."""
+def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
+    """The attention with the mask forms that its call accepts, those that hide a key first."""
     given = attention.fixed
     if attention.example is not None:
         shown = arguments_of_example(attention, attention.sizes.q_len)
         given = {p.name: shown.get(p.name) for p in signature_of(attention.built.call, *MASKS)}
-    hides: dict[MaskForm, bool] = {}
-    paddings: set[MaskForm] = set()
+    found: list[MaskForm] = []
     for parameter in signature_of(attention.built.call, *MASKS):
         is_fixed = given.get(parameter.name) is not None
         if is_fixed is (attention.example is None):
             continue
         for padding in (False, True):
-            accepted = {}
+            accepted = []
             for form in _forms_of(parameter, padding=padding):
                 with suppress(Exception, SystemExit):  # a form that the call does not take
-                    accepted[form] = _hides(attention, form, seed, padding=padding)
-            hides |= accepted
+                    accepted.append(form._replace(hides=_hides(attention, form, seed)))
+            found += accepted
             if accepted:
-                paddings |= {*accepted} if padding else set()
                 break
-    best = sorted(hides, key=lambda form: not hides[form])
-    likeliest = {form.parameter: partial(_open, form) for form in reversed(best)}
-    attention = replace(
-        attention,
-        made={name: likeliest.get(name, make) for name, make in attention.made.items()},
-        mask_forms=tuple(form for form in best if form not in paddings),
-        padding_forms=tuple(form for form in best if form in paddings),
-    )
-    return attention, {form.parameter for form in best if hides[form]}
+    found.sort(key=lambda form: not form.hides)
+    likeliest = {form.parameter: partial(_open, form) for form in reversed(found)}
+    made = {name: likeliest.get(name, make) for name, make in attention.made.items()}
+    return replace(attention, made=made, forms=tuple(found))
 
 
-def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool) -> bool:
+def _hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
     """Whether texts that differ in a key, which a mask hides, have the same outputs. Raises what the call raises."""
-    alike = map_rows(_inputs(attention, seed), lambda rows: rows[:1].expand_as(rows))
-    batch, q_len, k_len = lengths_of(alike)
+    alike = _inputs(attention, seed).map(lambda rows: rows[:1].expand_as(rows))
+    batch, q_len, k_len = alike.lengths
     hidden = k_len - 1 if form.kind == "lengths" else 1
-    inputs, keep = drawer_of(attention, seed).replaced(alike, hidden), torch.arange(k_len) != hidden
-    if padding:
-        out = attention(inputs._replace(real=keep.expand(batch, k_len)), padding=form, seed=seed)
+    inputs, keep = attention.drawer(seed).replaced(alike, hidden), torch.arange(k_len) != hidden
+    if form.is_padding:
+        inputs = inputs._replace(real=keep.expand(batch, k_len))
     else:
-        out = attention(inputs._replace(allowed=keep.expand(1, 1, q_len, k_len)), mask=form, seed=seed)
+        inputs = inputs._replace(allowed=keep.expand(1, 1, q_len, k_len))
+    out = attention(inputs, mask=form, seed=seed)
     if inputs.keys is None:  # the query of this key changes too
         out = out[..., keep, :]
     return bool(out.isfinite().all()) and torch.allclose(out, out[:1].expand_as(out), rtol=1e-4, atol=1e-6)
@@ -520,7 +495,7 @@ def _hides(attention: UserAttention, form: MaskForm, seed: int, *, padding: bool
 # ------------------------------------------------------------------------------------------------------------- finished
 
 
-_WITHOUT_EFFECT = ("rest", "any", "training", "pattern", "mean", "heads", "d_head", "d_model")
+_WITHOUT_EFFECT = ("rest", "any", "training", "pattern", "mean", "n_heads", "d_head", "d_model")
 _RESULT_SWITCH = re.compile(
     r"(return|output|use_return|need|get|ret)_.*|(use|with)_(kv_?)?cache|return|verbose|debug|is_?debug|logger"
 )
@@ -531,17 +506,15 @@ def _finished(attention: UserAttention, seed: int) -> UserAttention:
     """The attention in float64 if it can compute in it, with the description of its call."""
     asked = [p for p in signature_of(attention.built.call) if p.role not in _WITHOUT_EFFECT]
     asked = [p for p in asked if not _RESULT_SWITCH.fullmatch(p.name.lower())]
-    forms = {form.parameter for form in (*attention.mask_forms, *attention.padding_forms)}
-    passed = {slot.name for slot in attention.slots} | forms
+    passed = {slot.name for slot in attention.slots} | {form.parameter for form in attention.forms}
     passed |= {name for name, value in attention.fixed.items() if value is not None}
     passed |= {p.name for p in asked if p.name in attention.made and p.role != "offset"}  # 0 in a call without a past
     exact = replace(attention, is_forgetful=False)
     with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
-        wide = exact.of(float64_copy(attention.built.call), torch.float64)
+        wide = exact.of(cast_copy(attention.built.call, torch.float64), torch.float64)
         exact = wide if wide(_inputs(wide, seed), seed=seed).dtype == torch.float64 else exact
     return replace(
         exact,
-        described=described(exact),
         untried=tuple(p.name for p in asked if p.name not in passed and attention.example is None),
         unread=tuple(p.name for p in asked if p.name in never_read(attention.built.call)),
     )
@@ -572,28 +545,18 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     attention, fault = tried[0]
     line, text = source_line_of(fault, built.file), exception_text(fault)
     message = f"{text:.160}" + (f" (line {line.line}: {line.source:.60})" if line else "")
-    if lacks_cuda(text):
-        message = f"{built.name} needs a CUDA device, which this machine does not have: {message}"
-        return MhaError(message, code="no-device", path=built.file)
+    if (error := user_code_error(f"{built.name} could not be called", fault, built.file, code="")).code:
+        return error  # no code of the call would mend it
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
     ways = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
-    found = _working_example(attention)
-    hint = f"give a call that works with --example; {example_text(attention)} was tried"
-    if found is not None:
-        hint = f"give a call that works: --example {shlex.quote(found)}"
+    hint = f"give a call that works with --example; {attention.example_text} was tried"
+    for shape in ("torch.randn({}, T)", "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})"):
+        vectors = ", ".join([shape.format(attention.sizes.d_in)] * len(attention.slots))
+        with suppress(Exception, SystemExit), torch.no_grad():  # this one may not work either
+            example_of(f"lambda m, T: m({vectors})", built)(built.call, _SHOWN_LENGTHS[0])
+            hint = f"give a call that works: --example {shlex.quote(f'lambda m, T: m({vectors})')}"
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
     return _refused(built, f"{built.name} could not be called by {ways}: {message}", hint)
-
-
-def _working_example(attention: UserAttention) -> str | None:
-    """An example with another shape of the inputs that works; None if there is none."""
-    for shape in ("torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, 1, T, {})", "torch.randn({}, T)"):
-        vectors = shape.format(attention.sizes.d_in)
-        other = f"lambda m, T: m({', '.join([vectors] * len(attention.slots))})"
-        with suppress(Exception, SystemExit), torch.no_grad():  # this one may not work either
-            example_of(other, attention.built)(attention.built.call, _SHOWN_LENGTHS[0])
-            return other
-    return None

@@ -29,10 +29,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.errors import MhaError
-from mhacli.usercode.inputs import Inputs, MaskForm, lengths_of, map_rows
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.user_attention import UserAttention
+from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
 MAX_OPERATIONS: Final = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""
@@ -51,8 +50,8 @@ class Operation:
     """One call of a torch function inside the user's attention.
 
     `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `inputs` and `output` are tensors; `arguments`
-    are the other arguments, by name if known, else by position ("0", "1", …). `file`, `line` and `source` give the line of user
-    code that made the call; `file` and `line` are None for a call from other code.
+    are the other arguments, by name if known, else by position ("0", "1", …). `at` is the line of user code that made the call,
+    empty for a call from other code.
 
     `sources` are the operations that made the inputs, and `readers` those that read the output. A tensor from outside has an
     operation too, without a name. `site` is what the operation makes, such as `q`, `live` whether that depends on the inputs.
@@ -62,18 +61,11 @@ class Operation:
     inputs: tuple[Tensor, ...]
     output: Tensor
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    file: str | None = None
-    line: int | None = None
-    source: str = ""
+    at: SourceLine = field(default_factory=SourceLine)
     sources: tuple[Operation, ...] = ()
     readers: list[Operation] = field(default_factory=list)
     site: str = ""
     live: bool = False
-
-    @property
-    def at(self) -> SourceLine:
-        """The line of user code that made the call."""
-        return SourceLine(self.file, self.line, self.source)
 
     @property
     def live_sources(self) -> list[Operation]:
@@ -100,14 +92,14 @@ class Operation:
         return found
 
 
-def watch(run: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operation, ...]]:
+def watch(run: Callable[[], T], file: str | None) -> tuple[T, tuple[Operation, ...]]:
     """The result of `run()`, and the torch operations that it called, in order, without those that return their input.
 
-    `files` are the user's source files; each operation's line is the innermost one in them, and `file` is None if there is
-    none. An operation with several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. Raises
-    what `run` raises, and `MhaError` for more than `MAX_OPERATIONS`.
+    `file` is the user's source file; each operation's line is the innermost one in it, None if there is none. An operation with
+    several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. Raises what `run` raises, and
+    `MhaError` for more than `MAX_OPERATIONS`.
     """
-    watcher = _Watcher(frozenset(os.path.realpath(file) for file in files))
+    watcher = _Watcher(file and os.path.realpath(file))
     with watcher:
         result = run()
     return result, tuple(watcher.operations)
@@ -116,9 +108,9 @@ def watch(run: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operatio
 class _Watcher(TorchFunctionMode):
     """Records every torch call. `makers` has the operation that made a tensor, `holders` those with an output at an address."""
 
-    def __init__(self, files: frozenset[str]) -> None:
+    def __init__(self, file: str | None) -> None:
         super().__init__()
-        self.files = files
+        self.file = file
         self.operations: list[Operation] = []
         self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
         self.holders: dict[int, list[Operation]] = {}
@@ -143,8 +135,11 @@ class _Watcher(TorchFunctionMode):
     def _note(self, name: str, inputs: Sequence[Tensor], result: Any, arguments: Mapping[str, Any]) -> None:
         """Adds an operation for each output."""
         several = isinstance(result, (tuple, list))
-        outputs = [each for each in (result if several else [result]) if _has_memory(each)]
-        line = _user_line(self.files) if outputs else None
+        outputs = [each for each in (result if several else [result]) if isinstance(each, Tensor)]
+        outputs = [
+            each for each in outputs if not torch._C._functorch.is_functorch_wrapped_tensor(each)
+        ]  # as inside vmap
+        line = _user_line(self.file) if outputs else None
         if line is None:
             return
         if len(self.operations) + len(outputs) > MAX_OPERATIONS:
@@ -155,11 +150,12 @@ class _Watcher(TorchFunctionMode):
             )
         sources = tuple(self.makers.setdefault(each, Operation("", (), each)) for each in inputs)
         for number, output in enumerate(outputs):
-            if inputs and not writes_into_input(name) and _is_same(output, inputs[0]):
+            is_same = bool(inputs) and output.dtype == inputs[0].dtype and output.is_set_to(inputs[0])
+            if is_same and not writes_into_input(name):  # dropout in eval mode, `contiguous` on a contiguous tensor
                 self.makers[output] = sources[0]
                 continue
             numbered = {**arguments, "output": number} if several else arguments
-            operation = Operation(name, tuple(inputs), output, numbered, *line, sources)
+            operation = Operation(name, tuple(inputs), output, numbered, line, sources)
             self.operations.append(operation)
             self.makers[output] = operation
             self.holders.setdefault(address_of(output), []).append(operation)
@@ -172,16 +168,6 @@ def writes_into_input(name: str) -> bool:
     return name == "setitem" or name.endswith("_")
 
 
-def _has_memory(value: Any) -> bool:
-    """Whether a value is a tensor with numbers of its own, unlike those inside vmap."""
-    return isinstance(value, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
-def _is_same(output: Tensor, source: Tensor) -> bool:
-    """Whether an operation returns its input: dropout in eval mode, `contiguous` on a contiguous tensor."""
-    return output is source or (output.dtype == source.dtype and output.is_set_to(source))
-
-
 def address_of(tensor: Tensor) -> int:
     """The address of a tensor's storage; 0 without storage."""
     try:
@@ -190,12 +176,12 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
-def _user_line(files: frozenset[str]) -> SourceLine | None:
+def _user_line(user_file: str | None) -> SourceLine | None:
     """The innermost running line of user code; None if mha itself made the call."""
     callers = []  # the files outside torch, the innermost first
     for frame, number in walk_stack(sys._getframe(2)):
         file = _real(frame.f_code.co_filename)
-        if file in files:
+        if file == user_file:
             return SourceLine(file, number, linecache.getline(frame.f_code.co_filename, number).strip())
         if file.startswith(_MODULES) or not file.startswith((_TORCH, __file__)):
             callers.append(file)
@@ -306,14 +292,17 @@ def weights_of(operation: Operation) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------------------------------------- recording
 
 
-def recorded(subject: UserAttention, inputs: Inputs, seed: int, **masks: MaskForm | None) -> Graph:
+def recorded(subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm | None = None) -> Graph:
     """One recorded call. Raises what the call raises."""
-    inputs = map_rows(inputs, lambda rows: rows.to(subject.device, subject.dtype))
-    out, operations = watch(partial(subject, inputs, seed=seed, **masks), subject.built.files)
+    inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
+    out, operations = watch(partial(subject, inputs, seed=seed, mask=mask), subject.built.file)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
     graph = Graph(out, {name: tensor for name, tensor in rows if tensor is not None}, operations)
-    held = _held_tensors(subject)
+    module, things = subject.built.module, dict(getattr(subject.built.call, "__dict__", {}))
+    if module is not None:
+        things |= dict(module.named_buffers()) | dict(module.named_parameters())
+    held = {address_of(tensor): name for name, tensor in things.items() if isinstance(tensor, Tensor)}
     for operation in operations:
         for leaf in operation.sources:
             if not leaf.name and not leaf.site:
@@ -322,14 +311,6 @@ def recorded(subject: UserAttention, inputs: Inputs, seed: int, **masks: MaskFor
         operation.live = has_their_numbers and bool(operation.live_sources)
     _name_sites(graph)
     return graph
-
-
-def _held_tensors(subject: UserAttention) -> dict[int, str]:
-    """The names of the module's parameters, buffers and other tensors, by memory address."""
-    module, held = subject.built.module, dict(getattr(subject.built.call, "__dict__", {}))
-    if module is not None:
-        held |= dict(module.named_buffers()) | dict(module.named_parameters())
-    return {address_of(tensor): name for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
 def _name_leaf(graph: Graph, leaf: Operation, held: Mapping[int, str], inputs: Inputs) -> None:
@@ -344,7 +325,7 @@ def _name_leaf(graph: Graph, leaf: Operation, held: Mapping[int, str], inputs: I
             leaf.site, leaf.live = name, True
             return
     is_masked = inputs.allowed is not None or inputs.real is not None
-    if is_masked and tensor.ndim > 1 and tuple(tensor.shape[-2:]) == lengths_of(inputs)[1:]:
+    if is_masked and tensor.ndim > 1 and tuple(tensor.shape[-2:]) == inputs.lengths[1:]:
         leaf.site = "mask"
         graph.given.setdefault("mask", tensor)
 

@@ -299,21 +299,13 @@ def source_line_in_dump(dump: str) -> SourceLine | None:
 _NO_CUDA: Final = "not compiled with CUDA|NVIDIA driver|No CUDA GPUs|no CUDA-capable device|object on a CUDA device but"
 
 
-def lacks_cuda(text: str) -> bool:
-    """Whether an exception says that torch has no CUDA device."""
-    return re.search(_NO_CUDA, text) is not None
-
-
 def user_code_error(
     subject: str, fault: BaseException, file: str | None, *, code: str, advice: str | None = None
 ) -> MhaError:
     """The error for an exception in user code. `subject` names the failure, such as `my.py could not be imported`."""
-    line = source_line_of(fault, file)
+    line, text = source_line_of(fault, file), exception_text(fault)
+    if re.search(_NO_CUDA, text):
+        subject, code = f"{subject}: it needs a CUDA device, which this machine does not have", "no-device"
     hints = [line.text] if line else []
     hints += [advice] if advice else []
-    return MhaError(
-        f"{subject}: {exception_text(fault)}",
-        hint="; ".join(hints) or None,
-        code=code,
-        path=line.file if line else file,
-    )
+    return MhaError(f"{subject}: {text}", hint="; ".join(hints) or None, code=code, path=line.file if line else file)

@@ -6,125 +6,99 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple
-
-# ------------------------------------------------------------------------------------------ arguments of a constructor
+from typing import Any, Literal, NamedTuple, get_args
 
 Role = Literal[
     "d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "dropout", "context_length", "bias", "causal", "batch_first",
     "layer", "n_layers", "n_tokens", "device", "dtype", "config", "eps", "theta", "scale", "temperature", "softcap",
 ]  # fmt: skip
-
-SPELLINGS: Final[Mapping[Role, str]] = {
-    "d_model": """d_model embed_dim dim hidden_size n_embd n_embed d_in emb_size embedding_dim model_dim size width input_dim
-        features d_embed embed_size emb_dim embedding_size hidden_dim d_hidden hidden emb embed in_channels channels
-        in_features in_dim dim_in input_size n_state n_feat units num_hiddens query_dim query_size d k c context_dim d_context
-        cross_attention_dim kdim vdim dim_model num_features""",
-    "d_out": "d_out out_dim output_dim dim_out out_channels out_features output_size",
-    "n_heads": "n_heads num_heads heads nhead n_head h num_attention_heads nheads num_head head n_q_heads num_query_heads",
-    "n_kv_heads": "n_kv_heads num_kv_heads num_key_value_heads kv_heads n_groups num_groups n_kv_head n_kv num_query_groups",
-    "d_head": "d_k head_dim dim_head head_size key_dim d_head d_key dim_k k_dim dim_key attention_head_size d_kv key_size",
-    "d_v": "d_v dim_v v_dim value_dim v_head_dim value_size d_value",
-    "dropout": """dropout attn_dropout p attn_pdrop dropout_rate dropout_p drop drop_rate resid_dropout resid_pdrop attn_drop
-        attention_dropout proj_drop attention_probs_dropout_prob hidden_dropout_prob drop_prob dropout_prob rate""",
-    "context_length": """context_length block_size max_len max_seq_len seq_len max_position_embeddings max_length n_ctx
-        context_size seq_length sequence_length max_seq_length max_sequence_length n_positions num_tokens""",
-    "bias": "bias qkv_bias use_bias attention_bias add_bias with_bias proj_bias out_bias",
-    "causal": "causal is_causal masked causal_mask autoregressive is_decoder mask",
-    "batch_first": "batch_first",
-    "layer": "layer_idx layer_id layer_index layer_number layer block_idx",
-    "n_layers": "n_layer n_layers num_layers num_hidden_layers depth",
-    "n_tokens": "vocab_size",
-    "device": "device",
-    "dtype": "dtype torch_dtype",
-    "config": "config cfg args params conf hparams model_config model_args",
-    "eps": "eps norm_eps layer_norm_eps rms_norm_eps layer_norm_epsilon",
-    "theta": "rope_theta theta rope_base",
-    "scale": "scale softmax_scale scaling",
-    "temperature": "temperature temp",
-    "softcap": "softcap soft_cap logit_cap attn_logit_softcapping",
-}
-"""The names of each role, in snake case. Other names are compared without underscores and case."""
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-_EXACT: Final[Mapping[str, Role]] = {name: role for role, names in SPELLINGS.items() for name in names.split()}
-"""Exact names first: torch's `kdim` is the input width of the keys, while `k_dim` usually is the width of one key."""
-_PLAIN: Final[Mapping[str, Role]] = {_plain(name): role for name, role in _EXACT.items()}
-_INPUT_WIDTHS: Final = frozenset({"keysize", "valuesize", "keydim", "valuedim"})
-"""Names of input widths, not head widths, if the constructor also has a query width."""
-
-
-def role_of(name: str, other_names: frozenset[str] = frozenset()) -> Role | None:
-    """The role of an argument by its name, None for an unusual name, given the names of the other arguments.
-
-    >>> role_of("numHeads"), role_of("key_size"), role_of("key_size", frozenset({"query_size"}))
-    ('n_heads', 'd_head', 'd_model')
-    """
-    plain = _plain(name)
-    if plain in _INPUT_WIDTHS and {"querysize", "querydim"} & {_plain(other) for other in other_names}:
-        return "d_model"
-    return _EXACT.get(name) or _PLAIN.get(plain)
-
-
-def stated(arguments: Mapping[str, Any], role: Role) -> Any:
-    """The value of a role among the arguments, config fields (`config.n_head`) included; None if no argument has it."""
-    names = frozenset(name.rpartition(".")[2] for name in arguments)
-    roles = {name: role_of(name.rpartition(".")[2], names) for name in arguments}
-    return next((value for name, value in arguments.items() if roles[name] == role and value is not None), None)
-
-
-# ----------------------------------------------------------------------------------------------- parameters of a call
-
+"""The purpose of an argument of a constructor, or of a field of its config."""
 CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",
     "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
-    "rope", "weight", "weight bias", "heads", "d_head", "d_model", "scale", "dropout", "other mask", "rest", "any", "unknown",
+    "rope", "weight", "weight bias", "n_heads", "d_head", "d_model", "scale", "dropout", "other mask", "rest", "any", "unknown",
 ]  # fmt: skip
-"""The purpose of a parameter. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean over heads,
-`off` is a switch that stays off, `rest` are `*args`, `any` are `**kwargs`."""
+"""The purpose of a parameter of a call. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean
+over heads, `off` is a switch that stays off, `rest` are `*args`, `any` are `**kwargs`."""
 ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
 IN_ORDER: Mapping[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
 """What one, two or three arguments without a known name are."""
 MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
 
-_WORDS: Mapping[CallRole, str] = {
-    "query": "q qs query queries fromtensor",
-    "key": "k ks key keys",
-    "value": "v vs value values vals",
-    "kv": "kv keyvalue keyvalues keysvalues totensor",
-    "x": """x xs inp input inputs inputtensor inputsembeds inputseq hidden hiddens embedding embeddings embeds
-        emb embedded token tokens sequence sequences seq features data state states rows src tensor tgt trg target dec decoder""",
-    "context": "context ctx memory mem encoder enc encout encoderout cross cond condition other source y",
-    "positions": "positions positionids posids inputpos cacheposition",
-    "offset": """offset start startpos startposition pos position curpos cachelen pastlen posoffset seqoffset npast
-        nprefix curlen startidx cacheoffset kvoffset ropeoffset""",
-    "rope": "freqscis freqscomplex freqs freq rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb posembed",
-    "lengths": "lens lengths length validlens validlen validlength seqlens",
-    "bias": "bias attnbias attentionbias scorebias positionbias relposbias relativepositionbias relpos alibi",
-    "mask": "allowed visible msk m",
+WORDS: Mapping[Role | CallRole, str] = {
+    "query": "q query queries",
+    "key": "k key keys",
+    "value": "v value values",
+    "kv": "kv keyvalue keyvalues",
+    "x": """x inp input inputs inputsembeds inputseq hidden embedding embeddings embeds emb token tokens sequence seq
+        features state states src tensor tgt trg target decoder""",
+    "context": "context ctx memory encoder enc encoderout cross cond source y",
+    "positions": "positions positionids posids cacheposition",
+    "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
+    "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
+    "lengths": "lens lengths length validlens validlength seqlens",
+    "bias": "bias attnbias attentionbias positionbias relpos alibi qkvbias usebias projbias outbias",
+    "mask": "allowed visible m",
     "padding": "pad padding valid",
-    "causal": "causal iscausal usecausal autoregressive mask masked usemask causalmask usecausalmask",
+    "causal": "causal iscausal usecausal autoregressive mask masked causalmask isdecoder",
     "mean": "averageattnweights averageattentionweights averageheads",
-    "training": "training train istraining",
-    "heads": "nheads numheads nhead nhead heads h",
-    "d_head": "dhead dk headdim dimhead headsize",
-    "d_model": "dmodel embeddim dim hiddensize nembd d",
+    "training": "training train",
+    "n_heads": "heads nheads nhead head h nattentionheads nqheads",
+    "d_head": "dhead dk headdim dimhead headsize keydim dimk attentionheadsize dkv",
+    "d_model": """dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width inputdim features embdim
+        embeddingsize hiddendim hidden emb inchannels channels infeatures dimin nstate units nhiddens querydim querysize
+        keysize valuesize d k contextdim crossattentiondim kdim vdim dimmodel""",
     "scale": "scale scaling softmaxscale scalefactor",
-    "dropout": "dropout dropoutp p pdrop attndropout",
+    "dropout": """dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout attnpdrop
+        attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob residdropout residpdrop projdrop""",
+    "d_out": "dout outdim outputdim dimout outchannels outfeatures",
+    "n_kv_heads": "nkvheads nkvhead nkeyvalueheads kvheads nkv ngroups nquerygroups",
+    "d_v": "dv dimv valuedim vheaddim",
+    "context_length": """contextlength contextsize blocksize maxlen maxlength maxseqlen maxseqlength seqlen
+        maxpositionembeddings nctx npositions""",
+    "batch_first": "batchfirst",
+    "layer": "layeridx layerid layerindex layernumber layer blockidx",
+    "n_layers": "nlayer nlayers nhiddenlayers depth",
+    "n_tokens": "vocabsize",
+    "device": "device",
+    "dtype": "dtype torchdtype",
+    "config": "config cfg args params conf hparams modelconfig modelargs",
+    "eps": "eps normeps layernormeps rmsnormeps layernormepsilon",
+    "theta": "ropetheta theta ropebase",
+    "temperature": "temperature temp",
+    "softcap": "softcap logitcap attnlogitsoftcapping",
 }
-"""What parameters are called, without underscores."""
-_ROLES: Mapping[str, list[CallRole]] = {
-    word: [role for role, words in _WORDS.items() if word in words.split()]
-    for word in " ".join(_WORDS.values()).split()
+"""What arguments and parameters are called, without underscores, and with `n` for `num`."""
+_ROLES = {
+    word: [role for role, words in WORDS.items() if word in words.split()]
+    for word in " ".join(WORDS.values()).split()
 }  # fmt: skip
+
+
+def role_of(name: str) -> Role | None:
+    """The role of an argument of a constructor by its name, None for an unusual name.
+
+    >>> role_of("numHeads"), role_of("key_size"), role_of("tide")
+    ('n_heads', 'd_model', None)
+    """
+    roles: list[Any] = [role for role in _roles_of(name) if role in get_args(Role)]
+    return roles[0] if roles else None
+
+
+def _roles_of(name: str) -> list[Role | CallRole]:
+    return _ROLES.get(re.sub("^num", "n", name.replace("_", "").lower()), [])
+
+
+def stated(arguments: Mapping[str, Any], role: Role) -> Any:
+    """The value of a role among the arguments, config fields (`config.n_head`) included; None if no argument has it."""
+    values = (value for name, value in arguments.items() if role_of(name.rpartition(".")[2]) == role)
+    return next((value for value in values if value is not None), None)
+
+
 _FILLERS = "input inputs in state states layer tensor seq sequence embedding embeddings embeds x vec"
 """Words that say nothing beside others: `query_states` is a query."""
 _OF_SWITCHES = ("causal", "mean", "training")
-_OF_NUMBERS = ("heads", "d_head", "d_model", "scale", "dropout", "offset", "lengths")
+_OF_NUMBERS = ("n_heads", "d_head", "d_model", "scale", "dropout", "offset", "lengths")
 _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
 _OF_OTHER_MASKS = "head q query drop dropout loss"
 _LETTERS = "q|k|v|o|out|qkv|kv|query|key|value|output|in|proj"
@@ -143,6 +117,11 @@ class CallParameter(NamedTuple):
     required: bool
     by_place: bool = False
     default: object = None
+
+    @property
+    def part(self) -> str:
+        """What it takes of the token vectors: queries, keys, or values."""
+        return {"x": "queries", "query": "queries", "value": "values"}.get(self.role, "keys")
 
 
 def signature_of(call: Callable[..., Any], *roles: CallRole) -> tuple[CallParameter, ...]:
@@ -190,16 +169,10 @@ def states_batch_first(thing: object) -> bool:
         return False
 
 
-def argument_names(call: Callable[..., Any], n: int) -> list[str]:
-    """The names of the first `n` positional arguments of a call, `args[2]` for those without one."""
-    named = [parameter.name for parameter in signature_of(call) if parameter.role not in ("rest", "any")]
-    return [named[number] if number < len(named) else f"args[{number}]" for number in range(n)]
-
-
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
     """The role of a parameter by its name. A number or bool, as default or annotation, excludes inputs and masks."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
-    roles = _ROLES.get("".join(words), [])
+    roles = _of_calls("".join(words))
     if isinstance(default, bool) or annotation in (bool, "bool"):
         if _PATTERN.fullmatch("_".join(words)) and "mean" not in roles:
             return "pattern"
@@ -207,6 +180,10 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
     if isinstance(default, int | float) or annotation in (int, float, "int", "float"):
         return next((role for role in roles if role in _OF_NUMBERS), "unknown")
     return _role_of_tensor(words)
+
+
+def _of_calls(name: str) -> list[CallRole]:
+    return [role for role in _roles_of(name) if role in get_args(CallRole)]  # type: ignore[misc]
 
 
 def _role_of_tensor(words: list[str]) -> CallRole:
@@ -222,7 +199,7 @@ def _role_of_tensor(words: list[str]) -> CallRole:
         return "weight bias"
     if _WEIGHT.fullmatch("_".join(words)):
         return "weight"
-    known = _ROLES.get("".join(words)) or _ROLES.get("".join(told))
+    known = _of_calls("".join(words)) or _of_calls("".join(told))
     if known:
         return known[0]
     if told[0] in ("encoder", "enc", "context", "memory", "cross"):

@@ -18,11 +18,22 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.settings import PaddingSide
-from mhacli.usercode.build import Built
+from mhacli.usercode.build import Built, seeded
 from mhacli.usercode.find_call import arguments_of_example, is_ids
-from mhacli.usercode.inputs import Inputs, InputSizes, MaskForm, seeded
 from mhacli.usercode.roles import MASKS, CallParameter, call_role, signature_of, states_batch_first
-from mhacli.usercode.user_attention import NOTHING, OF_IDS, CallSizes, UserAttention, mask_in, outputs_in, part_of
+from mhacli.usercode.user_attention import (
+    NOTHING,
+    OF_IDS,
+    ROW_AXES,
+    AxisNames,
+    CallSizes,
+    Inputs,
+    MaskForm,
+    UserAttention,
+    leaves,
+    mask_in,
+    output_in,
+)
 
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
@@ -33,8 +44,9 @@ _STATES = ("state", "states", "hidden", "hidden_state", "hx", "h0", "init_state"
 """Arguments behind the ids that hold what a recurrent model remembers."""
 SWITCH = re.compile(r"(use|return|output|with)_?(cache|kvs?|key_values|pasts?|presents?|state)")
 """Switches by which a call remembers what it read."""
+_OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 _OF_DECODER = ("tgt_mask", "trg_mask")
-_OF_TOKENS = ("decoder_attention_mask", "tgt_key_padding_mask", "tgt_padding_mask", "trg_padding_mask")
+_DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask", "tgt_padding_mask", "trg_padding_mask")
 _CAUSAL_MASKS = {
     "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
     "True keeps": MaskForm("", ("query", "key"), "bool"),
@@ -83,19 +95,9 @@ class Sequences:
     pad: int = 0
 
     @property
-    def name(self) -> str:
-        """The name of the callable."""
-        return self.attention.built.name
-
-    @property
     def module(self) -> nn.Module | None:
         """The callable, if it is a module."""
         return self.attention.built.module
-
-    @property
-    def is_length_first(self) -> bool:
-        """Whether its inputs have the axis of tokens before that of texts."""
-        return self.attention.axes[0] == "row"
 
     @property
     def has_source(self) -> bool:
@@ -185,17 +187,19 @@ class Sequences:
             inside.extend([] if found is None else [found])
 
         with _watching(self.module, note) if self.is_inside else nullcontext():
-            result = self.attention.result(inputs, padding=padding, training=training, given=given)
+            result = self.attention.result(inputs, mask=padding, training=training, given=given)
         if self.ids is None:
             return result, self.attention.read(result, self.attention.sizes_of(inputs))
         return result, inside[-1] if inside else self.outputs_in(result, x.shape)
 
     def outputs_in(self, result: Any, shape: Sequence[int]) -> Tensor | None:
         """The output `[batch, token, …]` for each token of a batch of this shape."""
-        if not self.is_length_first:
-            return outputs_in(result, shape)
-        found = outputs_in(result, (shape[1], shape[0]))
-        return None if found is None else found.transpose(0, 1)
+        batch, length = (shape[0], shape[1]) if self.attention.axes[0] == "batch" else (shape[1], shape[0])
+        found = output_in(result, _OF_TOKENS, CallSizes(batch, length, 0))
+        if found is None:
+            return None
+        output = dict(leaves(result))[found[0]]
+        return output if self.attention.axes[0] == "batch" else output.transpose(0, 1)
 
     def padded(self, rows: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
         """The rows as a batch, and which of its tokens are real."""
@@ -290,23 +294,23 @@ def _of_module(
 ) -> UserAttention:
     """A module that takes ids `[batch, token]`, or those of an encoder besides those of its decoder."""
     weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    built = Built(name, type(module), module, module, {}, frozenset(), {}, lambda _: built)
+    built = Built(name, type(module), module, module, lambda: built)
     slots = [CallParameter(ids, "x", True, True)]
     if decoder is not None:
         slots = [CallParameter(ids, "context", True), CallParameter(decoder, "x", True)]
-    sizes = InputSizes(_BATCH, _LEAST, _LEAST, 1, 1)
+    sizes = CallSizes(_BATCH, _LEAST, _LEAST)
     return UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=constants)
 
 
 def _as_shown(attention: UserAttention) -> UserAttention:
     """The module, called as its example does: with the first ids of it, or those of the decoder."""
     shown = {name: ids for name, ids in arguments_of_example(attention, _SHOWN).items() if is_ids(ids)}
-    read = [slot.name for slot in attention.slots if part_of(slot) == "queries"]
+    read = [slot.name for slot in attention.slots if slot.part == "queries"]
     name = min(shown, key=lambda name: name not in read, default=None)
     if name is None:
         return replace(attention, slots=())
     batch, n = shown[name].shape
-    return replace(attention, slots=(CallParameter(name, "x", True),), fixed={}, sizes=InputSizes(batch, n, n, 1, 1))
+    return replace(attention, slots=(CallParameter(name, "x", True),), fixed={}, sizes=CallSizes(batch, n, n))
 
 
 def _of_vocabulary(sequences: Sequences, masks: Sequence[str]) -> Sequences | None:
@@ -388,7 +392,7 @@ def _padding_masks(
     names = [p.name for p in others.values() if p.role == "padding" or p.name == "attention_mask"]
     names.sort(key=lambda name: (name != "attention_mask", name.startswith(("src", "memory"))))
     if of_tokens:
-        names = [name for name in _OF_TOKENS if name in others]
+        names = [name for name in _DECODER_MASKS if name in others]
     if not names:
         return {}
     form = MaskForm(names[0], ("batch", "key"), "whole" if names[0].endswith("attention_mask") else "bool")

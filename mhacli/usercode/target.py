@@ -142,7 +142,11 @@ def find_target(target: str) -> Any:
     holder = location
     for part in name.split("."):
         if not hasattr(thing, part):
-            raise _missing(holder, thing, part)
+            names = _offered(thing)
+            listed = first_names(dict.fromkeys([*difflib.get_close_matches(part, names), *names]), _MOST_LISTED)
+            has = f"only {listed}" if listed else "and no class or function"
+            path = getattr(thing, "__file__", None)
+            raise MhaError(f"{holder} has no {part}, {has}", code="no-target", path=path)
         thing = getattr(thing, part)
         holder = f"{part} of {location}"
     if inspect.ismodule(thing) or not (callable(thing) or hasattr(thing, "forward")):
@@ -168,15 +172,6 @@ def _definition(thing: Any) -> Any:
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return type(thing)
     return inspect.unwrap(getattr(thing, "__func__", thing))
-
-
-def _missing(holder: str, owner: Any, name: str) -> MhaError:
-    """The error for a name that a module or class does not have, which lists those it has, similar ones first."""
-    names = _offered(owner)
-    near = difflib.get_close_matches(name, names)
-    listed = first_names(dict.fromkeys([*near, *names]), _MOST_LISTED)
-    has = f"only {listed}" if listed else "and no class or function"
-    return MhaError(f"{holder} has no {name}, {has}", code="no-target", path=getattr(owner, "__file__", None))
 
 
 def _offered(owner: Any) -> list[str]:

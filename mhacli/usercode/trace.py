@@ -17,11 +17,11 @@ from mhacli.attention.taps import step_of, summarise
 from mhacli.io.data import decode
 from mhacli.record.checks import SelfCheck
 from mhacli.record.exports import HeadTable
-from mhacli.record.record import Record, Step, TensorSummary, UserModule, WeightShape
+from mhacli.record.record import Record, Step, UserModule, WeightShape
 from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import places
-from mhacli.usercode.build import arguments_of, load_built
+from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_user_attention
 from mhacli.usercode.graph import (
     KERNEL,
@@ -34,12 +34,11 @@ from mhacli.usercode.graph import (
     weights_of,
     writes_into_input,
 )
-from mhacli.usercode.inputs import Inputs, MaskForm, copied, lengths_of
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
-from mhacli.usercode.roles import role_of
+from mhacli.usercode.roles import stated
 from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.user_attention import UserAttention, drawer_of
+from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
 _TOLERANCE = 1e-4
 """Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
@@ -57,6 +56,8 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     stage(f"calling {target.target}")
     graph = recorded(subject, inputs, target.seed, mask=mask)
     unrecorded = plain(inputs, mask=mask, seed=target.seed)
+    largest, error = (float(each.abs().nan_to_num().amax()) for each in (unrecorded, graph.out - unrecorded))
+    are_finite = torch.equal(graph.out.isfinite(), unrecorded.isfinite())
     sizes = _sizes(graph, subject, inputs)
     queries, keys = places(sizes["query"]), places(sizes["key"])
     has_context = not subject.is_function and inputs.keys is not None
@@ -69,7 +70,7 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
         trace=_steps(graph, sizes, values=request["values"]),
         heads=HeadTable(),
         timings={},
-        self_check=_check(graph.out, unrecorded),
+        self_check=SelfCheck.of(error, _TOLERANCE * max(1.0, largest), holds=are_finite),
         environment=environment(subject.device, target.device),
         module=UserModule(
             target=target.target,
@@ -87,17 +88,17 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
 def _first_inputs(subject: UserAttention, request: TargetRequest) -> tuple[Inputs, MaskForm | None]:
     """Random inputs, with a separate context if the subject takes one. If it must be causal, there is none, and a mask makes it
     causal unless an argument does."""
-    inputs = drawer_of(subject, request.seed).inputs(with_context=subject.takes_context and not request.causal)
+    inputs = subject.drawer(request.seed).inputs(with_context=subject.takes_context and not request.causal)
     if not request.causal or subject.causal_by is not None or not subject.mask_forms:
         return inputs, None
-    _, n_queries, n_keys = lengths_of(inputs)
+    _, n_queries, n_keys = inputs.lengths
     allowed = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=subject.device).tril()
     return inputs._replace(allowed=allowed), subject.mask_forms[0]
 
 
 def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, int]:
     """The size of each axis word: those of the inputs, and the head counts and widths that the run and the arguments show."""
-    batch, n_queries, n_keys = lengths_of(inputs)
+    batch, n_queries, n_keys = inputs.lengths
     sizes = {"batch": batch, "query": n_queries, "key": n_keys}
     width, keys = inputs.queries.shape[-1], inputs.keys
     if subject.is_function:
@@ -119,8 +120,7 @@ def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, in
     n_numbers = sum(tensor.numel() for tensor in products if tensor.shape == product.output.shape)
     n_rows = batch * n_queries * (d_v if product is z else n_keys)
     sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
-    arguments = {role_of(name.rpartition(".")[2]): value for name, value in subject.built.arguments.items()}
-    n_kv_heads = arguments.get("n_kv_heads")
+    n_kv_heads = stated(subject.built.arguments, "n_kv_heads")
     if isinstance(n_kv_heads, int) and n_kv_heads != sizes["head"]:
         sizes["kv_head"] = n_kv_heads
     if d_v != sizes["d_head"]:
@@ -147,13 +147,6 @@ def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes:
         seed=request.seed,
         random=(sizes["batch"], sizes["query"]),
     ).resolved()
-
-
-def _check(out: Tensor, unrecorded: Tensor) -> SelfCheck:
-    """Whether recording left the output unchanged."""
-    largest, error = (float(each.abs().nan_to_num().amax()) for each in (unrecorded, out - unrecorded))
-    are_finite = torch.equal(out.isfinite(), unrecorded.isfinite())
-    return SelfCheck.of(error, _TOLERANCE * max(1.0, largest), holds=are_finite)
 
 
 # ----------------------------------------------------------------------------------------------------------------- steps
@@ -193,20 +186,14 @@ def _step(
         flops=sum(map(_flops, group)),
         view_of=view_of,
         parameters=tuple(dict.fromkeys(WeightShape(name, tuple(tensor.shape)) for name, tensor in weights)),
-        values=_summary(output) if values else None,
+        values=summarise(torch.view_as_real(output) if output.is_complex() else output) if values else None,
         operation=operation.name,
-        file=operation.file,
-        line=operation.line,
-        source=operation.source,
+        **operation.at._asdict(),
         remark=remark,
         repeats=len(group),
         repeats_of="head" if 1 < len(group) == n_heads else "",
     )
     return replace(step, bytes=sum(each.output.numel() for each in group) * output.element_size())
-
-
-def _summary(tensor: Tensor) -> TensorSummary:
-    return summarise(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
 
 
 def _view_of(operation: Operation) -> str | None:
@@ -287,8 +274,7 @@ def _axes(graph: Graph, names: Mapping[int, list[str]], *, has_context: bool) ->
 
 
 _SIGNS: Mapping[str, str] = {
-    "add": "+", "sub": "−", "mul": "·", "div": "/", "pow": "^", "eq": "==", "ne": "≠", "lt": "<", "le": "≤", "gt": ">",
-    "ge": "≥", "logical_and": "and", "logical_or": "or",
+    "add": "+", "sub": "−", "mul": "·", "div": "/", "pow": "^", "eq": "==", "lt": "<", "le": "≤", "gt": ">", "ge": "≥",
 }  # fmt: skip
 
 

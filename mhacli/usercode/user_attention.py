@@ -1,4 +1,4 @@
-"""A user's attention with the way to call it: its arguments and masks, and the output in what it returns."""
+"""A user's attention with the way to call it: its arguments, inputs and masks, and the output in what it returns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from mhacli.usercode.build import Built
-from mhacli.usercode.inputs import InputDrawer, Inputs, InputSizes, MaskForm, cast_dtype, copied, lengths_of, seeded
-from mhacli.usercode.roles import CallParameter, argument_names, signature_of
+from mhacli.usercode.build import Built, cast_dtype, copied, seeded
+from mhacli.usercode.roles import CallParameter, signature_of
 from mhacli.usercode.target import Mode
 
 AxisNames = tuple[str, ...]
@@ -29,30 +29,152 @@ OF_IDS: AxisNames = ("batch", "row")
 ROW_AXES: AxisNames = ("batch", "row", "width")
 HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
-_OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 _OUTPUT_NAMES = re.compile(
     r"(attn|attention|self_attn|attention_)?_?"
     r"(out|outputs?|result|context(_layer|_vec\w*)?|hidden_states?|last_hidden_state|logits|z|y|x)"
 )
 _DEEPEST = 3
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-_PARTS = {"x": "queries", "query": "queries", "value": "values"}
+
+
+# ---------------------------------------------------------------------------------------------- the inputs of a call
+
+MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
+MaskMeaning = Literal["keep", "hide"]
+
+
+class MaskForm(NamedTuple):
+    """The format of a mask argument.
+
+    `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
+    01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, the number of
+    tokens of each sequence. `true_means` is the meaning of True or 1, always keep for additive masks and lengths. `n_shared`:
+    the batch axis of the mask is shorter by this factor and repeats, as the masks of windows repeat for each image. `is_padding`:
+    it takes only which tokens are real; `hides`: texts that differ in a hidden key have the same outputs.
+    """
+
+    parameter: str
+    axes: tuple[str, ...]
+    kind: MaskKind
+    true_means: MaskMeaning = "keep"
+    n_shared: int = 1
+    is_padding: bool = False
+    hides: bool = False
+
+
+class Inputs(NamedTuple):
+    """The inputs of a call.
+
+    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v, `[batch, head, query, d_head]`
+    and `[batch, kv_head, key, d_head]`. `keys` is None for self-attention; `values` is None if they are the keys. `allowed`,
+    bool `[batch or 1, 1, query, key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
+    tokens and False for padding.
+    """
+
+    queries: Float[Tensor, "..."]
+    keys: Float[Tensor, "..."] | None = None
+    values: Float[Tensor, "..."] | None = None
+    allowed: Bool[Tensor, "..."] | None = None
+    real: Bool[Tensor, "batch key"] | None = None
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """The numbers of sequences, queries and keys."""
+        keys = self.queries if self.keys is None else self.keys
+        return self.queries.shape[0], self.queries.shape[-2], keys.shape[-2]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with `change` applied to queries, keys and values; the masks stay."""
+        keys = None if self.keys is None else change(self.keys)
+        values = None if self.values is None else change(self.values)
+        return self._replace(queries=change(self.queries), keys=keys, values=values)
 
 
 class CallSizes(NamedTuple):
-    """The sizes of one call, the position of its first token, and whether it is one of training."""
+    """The sizes of a call, the position of its first token, and whether it is one of training. `n_heads` is 0 for inputs
+    `[batch, length, width]`; for a function of q, k and v inputs are `[batch, head, length, width]`."""
 
     batch: int
-    n_heads: int
     q_len: int
     k_len: int
+    d_in: int = 1
+    d_context: int = 1
+    n_heads: int = 0
     start: int = 0
     training: bool = False
 
 
-def part_of(slot: CallParameter) -> str:
-    """What a parameter takes: queries, keys, or values."""
-    return _PARTS.get(slot.role, "keys")
+class InputDrawer:
+    """Random inputs of given sizes, in float64 on the CPU. The same seed gives the same inputs in the same order. With
+    `separate_values`, inputs with a context also have separate values. Numbers are standard normal."""
+
+    def __init__(self, sizes: CallSizes, *, seed: int, separate_values: bool) -> None:
+        self.sizes, self.seed, self.separate_values = sizes, seed, separate_values
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def restart(self) -> None:
+        """Starts the random sequence again."""
+        self.generator.manual_seed(self.seed)
+
+    def numbers(self, *shape: int) -> Tensor:
+        """Standard normal numbers."""
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
+
+    def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
+        """Token vectors of the query width, or of the context width."""
+        heads = (self.sizes.n_heads,) if self.sizes.n_heads else ()
+        width = self.sizes.d_context if context else self.sizes.d_in
+        return self.numbers(batch or self.sizes.batch, *heads, length, width)
+
+    def inputs(
+        self, *, with_context: bool, q_len: int | None = None, k_len: int | None = None, batch: int | None = None
+    ) -> Inputs:
+        """Inputs for self-attention where the widths allow it. `with_context`, and for a function of q, k and v, the keys are a
+        separate sequence of another length."""
+        q_len = q_len or self.sizes.q_len
+        queries = self.rows(q_len, batch=batch)
+        if not with_context and not self.sizes.n_heads and self.sizes.d_in == self.sizes.d_context:
+            return Inputs(queries)
+        k_len = k_len or self.sizes.k_len if with_context else q_len
+        keys = self.rows(k_len, context=True, batch=batch)
+        has_values = self.sizes.n_heads > 0 or (with_context and self.separate_values)
+        return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if has_values else None)
+
+    def replaced(self, inputs: Inputs, key: int, *, factor: float = 1.0) -> Inputs:
+        """The inputs with another key and value at a position: `factor` times new random numbers. Without separate keys, the
+        query changes."""
+
+        def change(rows: Tensor) -> Tensor:
+            new_rows = rows.clone()
+            new_rows[..., key, :] = factor * self.numbers(*rows[..., key, :].shape)
+            return new_rows
+
+        if inputs.keys is None:
+            return inputs._replace(queries=change(inputs.queries))
+        values = None if inputs.values is None else change(inputs.values)
+        return inputs._replace(keys=change(inputs.keys), values=values)
+
+    def allowed(self, inputs: Inputs) -> Tensor:
+        """A random mask `[batch, 1, query, key]` that leaves each query a key, and is neither symmetric nor triangular."""
+        batch, q_len, k_len = inputs.lengths
+        keep = torch.rand(batch, 1, q_len, k_len, generator=self.generator) < 0.6
+        keep[..., torch.arange(q_len), torch.randint(k_len, (q_len,), generator=self.generator)] = True
+        return keep
+
+    def real(self, inputs: Inputs, *, on_the_right: bool = True) -> Tensor:
+        """Padding `[batch, key]` that differs between sequences: on the right, or anywhere, the first position included."""
+        batch, _, k_len = inputs.lengths
+        if on_the_right:
+            lengths = torch.tensor([max(1, k_len - 1 - row * max(1, k_len // 3)) for row in range(batch)])
+            lengths[-1] = k_len if batch > 1 else lengths[-1]
+            return torch.arange(k_len) < lengths[:, None]
+        real = torch.rand(batch, k_len, generator=self.generator) < 0.7
+        real[0, 0], real[-1, 0] = True, batch == 1 or k_len == 1
+        real[:, -1] |= ~real.any(dim=1)
+        return real
+
+
+# ------------------------------------------------------------------------------------------------------------ the call
 
 
 @dataclass(frozen=True)
@@ -60,36 +182,35 @@ class UserAttention:
     """A user's attention, ready to be called.
 
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It computes in `dtype` on `device`.
-    `slots` are the parameters of queries, keys and values, and `axes` those of each input. `is_function`: q, k and v come split
-    into `n_heads` heads, and nothing is projected; else `n_heads` is 1. Of the other arguments `fixed` are the same in each call,
-    and `made` are made for each. With an `example`, a function of the callable and a length or of the callable alone, the call is
-    the one that it makes, with other inputs and masks in it. `output` is the path and the axes of the output.
+    `slots` are the parameters of queries, keys and values, and `axes` those of each input. Of the other arguments `fixed` are the
+    same in each call, and `made` are made for each. With an `example`, a function of the callable and a length or of the callable
+    alone, the call is the one that it makes, with other inputs and masks in it. `output` is the path and the axes of the output.
 
-    `mask_forms` are the accepted mask forms, with both meanings of True, the likeliest first; `padding_forms` the same for
-    padding. `described` is the call as one line of Python. `untried` are the arguments that always keep their defaults, `unread`
-    those that its source never reads. `mode` is self or cross, None for an attention with one mode. `is_forgetful`: each call
-    uses a new copy of the module, so that no state remains.
+    `forms` are the accepted forms of masks and of padding, with both meanings of True, the likeliest first. `untried` are the
+    arguments that always keep their defaults, `unread` those that its source never reads. `mode` is self or cross, None for an
+    attention with one mode. `is_forgetful`: each call uses a new copy of the module, so that no state remains.
     """
 
     built: Built
-    sizes: InputSizes
+    sizes: CallSizes
     dtype: torch.dtype
     device: torch.device
     slots: tuple[CallParameter, ...] = ()
     axes: AxisNames = ROW_AXES
-    is_function: bool = False
-    n_heads: int = 1
     fixed: Mapping[str, Any] = field(default_factory=dict)
     made: Mapping[str, Callable[[CallSizes], Any]] = field(default_factory=dict)
     example: Callable[..., Any] | None = None
     output: tuple[Path, AxisNames] = ((), ROW_AXES)
-    mask_forms: tuple[MaskForm, ...] = ()
-    padding_forms: tuple[MaskForm, ...] = ()
-    described: str = ""
+    forms: tuple[MaskForm, ...] = ()
     untried: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     mode: Mode | None = None
     is_forgetful: bool = False
+
+    @property
+    def is_function(self) -> bool:
+        """Whether q, k and v come split into heads, and nothing is projected."""
+        return self.sizes.n_heads > 0
 
     @property
     def is_resizable(self) -> bool:
@@ -97,14 +218,19 @@ class UserAttention:
         return self.example is None or len(inspect.signature(self.example).parameters) > 1
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The weights that are passed to a function, by parameter."""
-        return {name: value for name, value in self.fixed.items() if isinstance(value, Tensor)}
+    def mask_forms(self) -> tuple[MaskForm, ...]:
+        """The forms of masks of queries and keys."""
+        return tuple(form for form in self.forms if not form.is_padding)
+
+    @property
+    def padding_forms(self) -> tuple[MaskForm, ...]:
+        """The forms of padding."""
+        return tuple(form for form in self.forms if form.is_padding)
 
     @property
     def n_rows(self) -> int:
         """The number of arguments for queries, keys and values."""
-        return len({part_of(slot) for slot in self.slots})
+        return len({slot.part for slot in self.slots})
 
     @property
     def takes_context(self) -> bool:
@@ -122,6 +248,10 @@ class UserAttention:
         """Our order of axes for its inputs and its output."""
         return HEAD_AXES if self.is_function else ROW_AXES
 
+    def drawer(self, seed: int) -> InputDrawer:
+        """Random inputs, in float64 on the CPU, with separate values if it takes them."""
+        return InputDrawer(self.sizes, seed=seed, separate_values=self.n_rows > 2)
+
     def __call__(self, inputs: Inputs, *, seed: int | None = None, **how: Any) -> Tensor:
         """A copy of the output for inputs of any dtype and device, called as `result` calls; `seed` seeds torch's generators.
         Raises what the call raises, and ValueError for a mask that its form cannot express."""
@@ -134,25 +264,20 @@ class UserAttention:
         inputs: Inputs,
         *,
         mask: MaskForm | None = None,
-        padding: MaskForm | None = None,
         training: bool = False,
         given: Mapping[str, Any] = NOTHING,
         start: int = 0,
     ) -> Any:
-        """What the call returns. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. The arguments that are `given` are
-        passed instead of its own; the first token has the position `start`."""
+        """What the call returns. `inputs.allowed` and `inputs.real` need a `mask`. The arguments that are `given` are passed
+        instead of its own; the first token has the position `start`."""
         sizes = self.sizes_of(inputs)._replace(start=start, training=training)
         made = {name: make(sizes) for name, make in self.made.items() if name not in given}
-        masks: dict[str, Tensor] = {}
-        if padding is not None and inputs.real is not None:
-            masks[padding.parameter] = mask_in(padding, None, inputs.real, sizes)
-        if mask is not None and inputs.allowed is not None:
-            real = inputs.real if mask.parameter in masks else None
-            masks[mask.parameter] = mask_in(mask, inputs.allowed, real, sizes)
+        is_masked = inputs.allowed is not None or inputs.real is not None
+        masks = {mask.parameter: mask_in(mask, inputs.allowed, inputs.real, sizes)} if mask and is_masked else {}
         own = tree_map_only(Tensor, self._ready, {**self.fixed, **made, **self._rows(inputs), **masks})
         arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
-        with self.built.calling(), quietly(call, training=training):
+        with _quietly(self.built, call, training=training):
             if self.example is not None:
                 shown = changed(call, lambda theirs: {**self._in_batch(theirs, sizes.batch), **arguments})
                 return self.example(shown, *[sizes.q_len][: self.is_resizable])
@@ -166,15 +291,15 @@ class UserAttention:
         if path not in tensors or tensors[path].ndim != len(axes):
             found = output_in(result, [axes], sizes)
             if found is None:
-                where = path_text(path) or "its top"
-                raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
+                raise ValueError(f"the result must hold the output as before, got {type(result).__name__}")
             path = found[0]
         return rearranged(tensors[path].detach(), axes, self.canonical).contiguous().clone()
 
     def sizes_of(self, inputs: Inputs) -> CallSizes:
         """The sizes of a call with these inputs."""
-        batch, q_len, k_len = lengths_of(inputs)
-        return CallSizes(batch, inputs.queries.shape[1] if self.is_function else 1, q_len, k_len)
+        batch, q_len, k_len = inputs.lengths
+        n_heads = inputs.queries.shape[1] if self.is_function else 0
+        return self.sizes._replace(batch=batch, q_len=q_len, k_len=k_len, n_heads=n_heads)
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
         """The same for another copy of the callable."""
@@ -187,7 +312,7 @@ class UserAttention:
         parts = {"queries": inputs.queries, "keys": inputs.keys, "values": values}
         rows = {}
         for slot in self.slots:
-            part = parts[part_of(slot)]
+            part = parts[slot.part]
             if part is not None or slot.required:
                 rows[slot.name] = rearranged(inputs.queries if part is None else part, self.canonical, self.axes)
         return rows
@@ -206,6 +331,43 @@ class UserAttention:
 
         return tree_map_only(Tensor, ready, arguments)
 
+    # -------------------------------------------------------------------------------------------------- the call as text
+
+    @property
+    def example_text(self) -> str:
+        """The call as an `--example`."""
+        first, rows = signature_of(self.built.call)[0].name, list[str]()
+        for slot in self.slots:
+            width = self.sizes.d_in if slot.part == "queries" else self.sizes.d_context
+            words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
+            vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in self.axes)})"
+            is_first = slot.name == first and not rows
+            rows.append(vectors if slot.by_place or is_first else f"{slot.name}={vectors}")
+        return f"lambda m, T: m({self._arguments_text(rows)})"
+
+    @property
+    def described(self) -> str:
+        """The call as one line of Python, with a comment on layouts."""
+        call, (path, axes) = self.built.call, self.output
+        rows = [slot.part if slot.name.startswith("args[") else slot.name for slot in self.slots]
+        masks = [form.parameter for form in sorted(self.forms, key=lambda form: form.is_padding)]
+        notes = [] if self.axes == self.canonical else [f"rows [{_words(self.axes)}]"]
+        notes += [] if self.is_resizable else [f"only at length {self.sizes.q_len}"]
+        notes += [] if axes == self.axes else [f"result [{_words(axes)}]"]
+        name = "forward" if isinstance(call, nn.Module) else getattr(call, "__name__", "__call__")
+        steps = "".join(f".{key[0]}" if isinstance(key, tuple) else f"[{key!r}]".replace("'", '"') for key in path)
+        comment = f"  # {'; '.join(notes)}" if notes else ""
+        return f"{name}({self._arguments_text(rows, masks)}){steps}{comment}"
+
+    def _arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
+        """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
+        values = {**self.fixed, **{name: make(self.sizes) for name, make in self.made.items()}}
+        names = [parameter.name for parameter in signature_of(self.built.call) if parameter.name in values]
+        texts = {name: repr(values[name]) for name in names}
+        texts = {name: "…" if "tensor(" in text else text for name, text in texts.items()}
+        texts |= dict.fromkeys(masks, "…")
+        return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
+
 
 def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes) -> Tensor:
     """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool `[batch, key]`, or both;
@@ -215,7 +377,11 @@ def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: 
     varies along an axis that the form lacks.
     """
     if form.kind == "lengths":
-        return _lengths(real, sizes)
+        if real is None:
+            return torch.full((sizes.batch,), sizes.k_len)
+        if bool((real[:, 1:] & ~real[:, :-1]).any()):
+            raise ValueError("lengths describe padding on the right only, and here tokens follow padding")
+        return real.sum(-1)
     keep = torch.ones((), dtype=torch.bool) if allowed is None else allowed
     if real is not None:
         keep = keep.to(real.device) & real[:, None, None, :]
@@ -234,18 +400,11 @@ def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: 
     return marked.to({"01": torch.float64, "whole": torch.int64}.get(form.kind, torch.bool))
 
 
-def _lengths(real: Tensor | None, sizes: CallSizes) -> Tensor:
-    if real is None:
-        return torch.full((sizes.batch,), sizes.k_len)
-    if bool((real[:, 1:] & ~real[:, :-1]).any()):
-        raise ValueError("lengths describe padding on the right only, and here tokens follow padding")
-    return real.sum(-1)
-
-
 @contextmanager
-def quietly(call: Callable[..., Any], *, training: bool) -> Iterator[None]:
-    """Disables gradients and warnings, and puts a module in `train` or `eval` mode, and back. Norms over the batch always are as
-    in evaluation, for they would keep what they saw."""
+def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Iterator[None]:
+    """A call, of which the stage is told: without gradients and warnings, and with a module in `train` or `eval` mode. Norms over
+    the batch always are as in evaluation, for they would keep what they saw."""
+    built.stage(f"calling {built.name}")
     parts = list(call.modules()) if isinstance(call, nn.Module) else []
     modes = [part.training for part in parts]
     with warnings.catch_warnings(), torch.no_grad():
@@ -255,6 +414,7 @@ def quietly(call: Callable[..., Any], *, training: bool) -> Iterator[None]:
                 part.training = training and not isinstance(part, nn.modules.batchnorm._BatchNorm)
             yield
         finally:
+            built.stage(f"examining {built.name}", limited=False)
             for part, mode in zip(parts, modes, strict=True):
                 part.training = mode
 
@@ -263,17 +423,12 @@ def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[st
     """The callable with the arguments that `change` gives for those of each call, by name."""
 
     def made(*positional: Any, **keywords: Any) -> Any:
-        names = argument_names(call, len(positional))
+        named = [parameter.name for parameter in signature_of(call) if parameter.role not in ("rest", "any")]
+        names = [*named, *(f"args[{number}]" for number in range(len(named), len(positional)))][: len(positional)]
         arguments = change({**dict(zip(names, positional, strict=True)), **keywords})
         return call(*[arguments.pop(name) for name in names], **arguments)
 
     return made
-
-
-def drawer_of(attention: UserAttention, seed: int) -> InputDrawer:
-    """Random inputs for this attention, in float64 on the CPU, with separate values if it takes them."""
-    n_heads = attention.n_heads if attention.is_function else None
-    return InputDrawer(attention.sizes, seed=seed, n_heads=n_heads, separate_values=attention.n_rows > 2)
 
 
 # -------------------------------------------------------------------------------------------------- the output in a result
@@ -296,11 +451,6 @@ def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
         yield from leaves(part, (*path, step))
 
 
-def path_text(path: Path) -> str:
-    """A path in Python syntax: `[0]`, `["out"]`, `.context`."""
-    return "".join(f".{key[0]}" if isinstance(key, tuple) else f"[{key!r}]".replace("'", '"') for key in path)
-
-
 def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:
     """The path and the axes of the output: a tensor of floats with one of the orders of axes. Names of outputs are preferred,
     then tensors not as wide as a pattern, then earlier orders."""
@@ -314,12 +464,6 @@ def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tup
                 found.append((rank, path, axes))
     best = min(found, key=lambda each: each[0], default=None)
     return best and best[1:]
-
-
-def outputs_in(result: Any, shape: Sequence[int]) -> Tensor | None:
-    """The output `[batch, token, …]` for each token of a batch."""
-    found = output_in(result, _OF_TOKENS, CallSizes(shape[0], 1, shape[1], 0))
-    return None if found is None else dict(leaves(result))[found[0]]
 
 
 def _fits(shape: Sequence[int], axes: AxisNames, sizes: CallSizes) -> bool:
@@ -355,45 +499,6 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
     tensor = tensor[(..., *[None] * (len(want) - len(kept)))]
     names = [*kept, *(axis for axis in want if axis not in kept)]
     return tensor.permute([names.index(axis) for axis in want])
-
-
-# ------------------------------------------------------------------------------------------------------ the call as text
-
-
-def call_text(attention: UserAttention, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
-    """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
-    sizes = CallSizes(attention.sizes.batch, attention.n_heads, attention.sizes.q_len, attention.sizes.k_len)
-    values = {**attention.fixed, **{name: make(sizes) for name, make in attention.made.items()}}
-    names = [parameter.name for parameter in signature_of(attention.built.call) if parameter.name in values]
-    texts = {name: repr(values[name]) for name in names}
-    texts = {name: "…" if "tensor(" in text else text for name, text in texts.items()}
-    texts |= dict.fromkeys(masks, "…")
-    return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
-
-
-def example_text(attention: UserAttention) -> str:
-    """The call as an `--example`."""
-    first, rows = signature_of(attention.built.call)[0].name, list[str]()
-    for slot in attention.slots:
-        width = attention.sizes.d_in if part_of(slot) == "queries" else attention.sizes.d_context
-        words = {"batch": 2, "head": attention.n_heads, "width": width}
-        vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in attention.axes)})"
-        is_first = slot.name == first and not rows
-        rows.append(vectors if slot.by_place or is_first else f"{slot.name}={vectors}")
-    return f"lambda m, T: m({call_text(attention, rows)})"
-
-
-def described(attention: UserAttention) -> str:
-    """The call as one line of Python, with a comment on layouts."""
-    built, (path, axes) = attention.built, attention.output
-    rows = [part_of(slot) if slot.name.startswith("args[") else slot.name for slot in attention.slots]
-    masks = [form.parameter for form in (*attention.mask_forms, *attention.padding_forms)]
-    notes = [] if attention.axes == attention.canonical else [f"rows [{_words(attention.axes)}]"]
-    notes += [] if attention.is_resizable else [f"only at length {attention.sizes.q_len}"]
-    notes += [] if axes == attention.axes else [f"result [{_words(axes)}]"]
-    name = "forward" if built.module is not None else getattr(built.call, "__name__", "__call__")
-    comment = f"  # {'; '.join(notes)}" if notes else ""
-    return f"{name}({call_text(attention, rows, masks)}){path_text(path)}{comment}"
 
 
 def _words(axes: AxisNames) -> str:

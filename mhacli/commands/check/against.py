@@ -27,15 +27,14 @@ from mhacli.commands.check.inputs import (
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.usercode.build import arguments_of, is_factory, load_built, parameters_of
+from mhacli.usercode.build import arguments_of, cast, cast_copy, is_factory, load_built, parameters_of
 from mhacli.usercode.find_call import find_user_attention
 from mhacli.usercode.graph import recorded
-from mhacli.usercode.inputs import Inputs, MaskForm, cast, cast_copy
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target
-from mhacli.usercode.user_attention import UserAttention, drawer_of
+from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
@@ -262,7 +261,7 @@ def _places(cells: Projection) -> Tensor:
 
 def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Gap]:
     """The differences for inputs that both take: self-attention, a context, masks and padding."""
-    drawer = drawer_of(_with_common_sizes(first, second), seed)
+    drawer = _with_common_sizes(first, second).drawer(seed)
     pair, has_context = (first, second), first.takes_context and second.takes_context
     yield _gap("self-attention", pair, drawer.inputs(with_context=False))
     if has_context:
@@ -285,9 +284,10 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
 def _with_common_sizes(first: UserAttention, second: UserAttention) -> UserAttention:
     """The first attention with sizes that both accept."""
     a, b = first.sizes, second.sizes
-    sizes = replace(a, batch=min(a.batch, b.batch), q_len=min(a.q_len, b.q_len), k_len=min(a.k_len, b.k_len))
+    names = ("batch", "q_len", "k_len", "n_heads")
+    sizes = a._replace(**{name: min(getattr(a, name), getattr(b, name)) for name in names})
     slots = min(first, second, key=lambda attention: attention.n_rows).slots
-    return replace(first, sizes=sizes, n_heads=min(first.n_heads, second.n_heads), slots=slots)
+    return replace(first, sizes=sizes, slots=slots)
 
 
 def _gap(name: str, pair: Pair, inputs: Inputs, masks: tuple[Masks, Masks] = _NO_MASKS) -> Gap:
@@ -329,7 +329,7 @@ def _finding(gaps: Sequence[Gap], pair: Pair, request: CheckRequest, departure: 
 def _smallest(pair: Pair, seed: int) -> str | None:
     """The smallest of a few small inputs with different outputs, as text."""
     for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
-        drawer = drawer_of(_with_common_sizes(*pair), seed)
+        drawer = _with_common_sizes(*pair).drawer(seed)
         gap = _gap("", pair, drawer.inputs(with_context=False, q_len=length, batch=batch))
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
@@ -351,7 +351,7 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     """The first site that differs after all that are the same. None if a call cannot be recorded, or if no site differs."""
     try:
         first, second = (
-            recorded(subject, gap.inputs, seed, **masks).tensors_at_sites()
+            recorded(subject, gap.inputs, seed, *masks.values()).tensors_at_sites()
             for subject, masks in zip(pair, gap.masks, strict=True)
         )
     except Exception:  # the code of the user raises it

@@ -26,7 +26,7 @@ from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.glossary import Word, words_of
 from mhacli.settings import PaddingSide
-from mhacli.usercode.inputs import seeded
+from mhacli.usercode.build import seeded
 from mhacli.usercode.process import Stage, exception_text
 from mhacli.usercode.sequences import Noted, Sequences, Text
 
@@ -208,7 +208,7 @@ class Asker:
         """What one pass gives for each of the texts, with a seed, inside a context."""
 
         def run(**note: Any) -> list[Tensor]:
-            self.stage(f"calling {self.of.name}")
+            self.stage(f"calling {self.of.attention.built.name}")
             self.n_passes += 1
             with torch.no_grad(), seeded(self.seed + seed, texts[0].tokens.device), within():
                 return self.of.run(texts, **how, **note)

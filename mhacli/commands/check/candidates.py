@@ -101,7 +101,7 @@ def recorded_runs(examined: Examined) -> Run | None:
 def _base_layers(examined: Examined) -> Iterator[Candidate]:
     subject, module, request = examined.subject, examined.module, examined.request
     if subject.is_function:
-        yield Candidate(ReferenceLayer(subject.n_heads, subject.n_heads))
+        yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
     parts, sizes = parts_of(module, examined.tensors), subject.sizes
     for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts=parts):

@@ -12,10 +12,10 @@ from mhacli.attention.mistakes.stages import ReferenceLayer
 from mhacli.commands.check.candidates import Candidate
 from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded
 from mhacli.commands.check.inputs import Examined, InputCase, core_cases, large_case, masked_cases, windows_case
-from mhacli.usercode.inputs import MaskForm
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.roles import call_role, called_function
 from mhacli.usercode.target import Choice
+from mhacli.usercode.user_attention import MaskForm
 
 _MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE = 100, 12, 2
 """The most readings to rank, to try with one mistake, and with several: a few seconds' work. The first two readings may be the

@@ -43,7 +43,7 @@ from mhacli.usercode.find_call import example_of, find_modes
 from mhacli.usercode.process import Stage
 from mhacli.usercode.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.target import Choice, TargetRequest, split_target, targets_beside
-from mhacli.usercode.user_attention import UserAttention, example_text
+from mhacli.usercode.user_attention import UserAttention
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
@@ -196,7 +196,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         verdict=verdict,
         target=request.of.target,
         called=subject.described,
-        example="" if subject.example else example_text(subject),
+        example="" if subject.example else subject.example_text,
         arguments=arguments_of(subject.built),
         findings=findings,
         choices=_choices(diagnosis, examined),

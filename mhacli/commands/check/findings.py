@@ -18,13 +18,13 @@ from mhacli.commands.check.probes import with_dropout
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
+from mhacli.usercode.build import seeded
 from mhacli.usercode.graph import Operation, watch
-from mhacli.usercode.inputs import seeded
 from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import role_of, stated
-from mhacli.usercode.user_attention import UserAttention, drawer_of
+from mhacli.usercode.user_attention import UserAttention
 
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
@@ -199,15 +199,15 @@ def _first_that_varies(examined: Examined) -> Operation | None:
         return None
     try:
         subject = subject.of(with_dropout(subject.built.module, 0.5)[0].eval(), subject.dtype)
-        inputs = drawer_of(subject, examined.request.of.seed).inputs(with_context=False)
+        inputs = subject.drawer(examined.request.of.seed).inputs(with_context=False)
         runs = []
         for seed in range(2):
             with seeded(seed, subject.device):
-                runs.append(watch(lambda: output_for(subject, inputs), subject.built.files)[1])
+                runs.append(watch(lambda: output_for(subject, inputs), subject.built.file)[1])
     except Exception:  # user code may raise anything
         return None
     steps = zip(*runs, strict=False)
-    pairs = ((op, op.output, again.output) for op, again in steps if op.line is not None)
+    pairs = ((op, op.output, again.output) for op, again in steps if op.at.line is not None)
     same_shape = ((op, a.nan_to_num(), b.nan_to_num()) for op, a, b in pairs if a.shape == b.shape)
     return next((op for op, output, again in same_shape if not torch.equal(output, again)), None)
 
@@ -218,7 +218,7 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
     module = subject.built.module
     if module is None or subject.mode is not None:
         return ()
-    drawer = drawer_of(subject, seed)
+    drawer = subject.drawer(seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
     before = [subject(each, seed=0) for each in inputs]
     parts = [part for part in parts_of(module, {}) if part.letters and part.number is None]

@@ -22,11 +22,10 @@ from mhacli.commands.check.inputs import HIDDEN, InputCase, make_case, max_error
 from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import Operation, watch
-from mhacli.usercode.inputs import Inputs
 from mhacli.usercode.names import assigned_names, is_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.user_attention import UserAttention, drawer_of
+from mhacli.usercode.user_attention import Inputs, UserAttention
 
 
 def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
@@ -133,7 +132,7 @@ class SourceLocator:
     def lines_for(self, patterns: Sequence[str], sites: Sequence[str], built: Built) -> list[SourceLine]:
         """The lines of a mistake, at least one: the first that matches a pattern, else those that compute sites, else the first
         line of `forward`."""
-        recorded_lines = [op.at for op in self.operations if op.line is not None]
+        recorded_lines = [op.at for op in self.operations if op.at.line is not None]
         matching = (at for pattern in patterns for at in recorded_lines if re.search(pattern, at.source))
         found = next(matching, None) or line_in_source(built, patterns)
         if found is not None:
@@ -147,7 +146,7 @@ class SourceLocator:
             producer = self._producer(site)
             if producer is None or not is_within(producer.at, function):
                 continue
-            names = assigned_names(producer.source)
+            names = assigned_names(producer.at.source)
             fitting = [name for name in names if read_name(name)[0] in (site, "" if len(names) == 1 else site)]
             if site not in "qkv":
                 last = next(op for op in reversed(self.operations) if op.at == producer.at)
@@ -159,7 +158,7 @@ class SourceLocator:
         """Whether the line that splits a fused projection names its parts in order; None without such a line."""
         for op in self.operations:
             if op.name in ("chunk", "split", "unbind", "tensor_split", "getitem"):
-                letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(op.source))
+                letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(op.at.source))
                 if sorted(letters) == sorted(order):
                     return letters == order
         return None
@@ -172,13 +171,13 @@ class SourceLocator:
         return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value < bound))
 
     def _producer(self, site: str) -> Operation | None:
-        producers = [op for op in self.producers(site) if op.line is not None]
+        producers = [op for op in self.producers(site) if op.at.line is not None]
         preferred = [op for op in producers if op.name in _PREFERRED.get(site, ())]
         if site in _PREFERRED and not preferred:
             preferred = [op for op in producers if op.name in _SHAPING]
         if site.endswith("_proj"):  # by variable name, because the shapes may be the same
             preferred = [
-                op for op in producers if site[0] in (read_name(name)[0] for name in assigned_names(op.source))
+                op for op in producers if site[0] in (read_name(name)[0] for name in assigned_names(op.at.source))
             ]
         return next(iter(preferred or producers), None)
 
@@ -189,7 +188,7 @@ class SourceLocator:
         shared = next((site for site in reversed(before) if site != "scaled"), None)
         producer = self._producer(before[-1]) if before else None
         later = [] if producer is None else self.operations[self.operations.index(producer) + 1 :]
-        operation = next((op for op in later if op.line is not None and op.name not in _SHAPING), producer)
+        operation = next((op for op in later if op.at.line is not None and op.name not in _SHAPING), producer)
         line = SourceLine() if operation is None else operation.at
         return FirstDifference("scores" if missing == "scaled" else missing, shared, *line)
 
@@ -220,7 +219,7 @@ def sites_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], case: InputCase
 def recorded(subject: UserAttention, case: InputCase) -> SourceLocator:
     """The operations of a case, without sites; none if the call cannot be recorded."""
     try:
-        _, operations = watch(lambda: output_for(subject, case.inputs, case.form, case.padding), subject.built.files)
+        _, operations = watch(lambda: output_for(subject, case.inputs, case.form, case.padding), subject.built.file)
     except Exception:  # user code may raise anything
         operations = ()
     return SourceLocator(operations, {})
@@ -281,7 +280,7 @@ def smallest(
 
 def _small(subject: UserAttention, like: InputCase, seed: int, batch: int, q_len: int, k_len: int) -> InputCase:
     has_keys = like.inputs.keys is not None
-    inputs = drawer_of(subject, seed).inputs(with_context=has_keys, batch=batch, q_len=q_len, k_len=k_len)
+    inputs = subject.drawer(seed).inputs(with_context=has_keys, batch=batch, q_len=q_len, k_len=k_len)
     if like.form is not None:
         inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
     if like.padding is not None:

@@ -16,9 +16,9 @@ from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.commands.check.probes import Probed, with_dropout
 from mhacli.commands.check.result import CheckRequest
 from mhacli.record.checks import TOLERANCES
-from mhacli.usercode.inputs import Inputs, MaskForm, cast, cast_copy
+from mhacli.usercode.build import cast, cast_copy
 from mhacli.usercode.roles import called_function
-from mhacli.usercode.user_attention import UserAttention, drawer_of
+from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
 InputKind = Literal["core", "mask", "padding", "large"]
 TOLERANCE = TOLERANCES["float32"].runs
@@ -56,7 +56,7 @@ def output_for(
     subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> Tensor:
     """The subject's output in float64 on the CPU, computed in its own dtype."""
-    return subject(inputs, mask=mask, padding=padding).detach().to("cpu", torch.float64)
+    return subject(inputs, mask=mask or padding).detach().to("cpu", torch.float64)
 
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
@@ -99,7 +99,7 @@ def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:
 
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """The cases without masks: self-attention, and separate inputs for each argument."""
-    inputs = drawer_of(subject, seed)
+    inputs = subject.drawer(seed)
     yield make_case("core", "self-attention", subject, inputs.inputs(with_context=False))
     if subject.takes_context or subject.n_rows > 1:
         name = "fewer queries than keys" if subject.takes_context else "other rows for each argument"
@@ -108,7 +108,7 @@ def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
 
 def masked_cases(subject: UserAttention, seed: int, forms: Sequence[MaskForm], kind: InputKind) -> Iterator[InputCase]:
     """One case for each form of a mask, or of padding."""
-    drawer = drawer_of(subject, seed)
+    drawer = subject.drawer(seed)
     inputs = drawer.inputs(with_context=subject.takes_context)
     allowed = drawer.allowed(inputs) if kind == "mask" else None
     holes, right = drawer.real(inputs, on_the_right=False), drawer.real(inputs)
@@ -126,7 +126,7 @@ def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase
     """A mask for two windows on a batch of two images with two windows each; None if the form does not allow it."""
     if form.axes[0] != "batch" or "head" in form.axes:
         return None
-    drawer = drawer_of(subject, seed)
+    drawer = subject.drawer(seed)
     inputs = drawer.inputs(with_context=subject.takes_context, batch=4)
     inputs = inputs._replace(allowed=drawer.allowed(inputs)[:2].repeat(2, 1, 1, 1))
     try:
@@ -177,7 +177,7 @@ def with_random_weights(
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
     module = subject.built.module
     if module is None:
-        stored = dict(subject.tensors) or getattr(subject.built.call, "__dict__", {})
+        stored = {**getattr(subject.built.call, "__dict__", {}), **subject.fixed}
         tensors = {
             name: value for name, value in stored.items() if isinstance(value, Tensor) and value.is_floating_point()
         }
@@ -185,7 +185,7 @@ def with_random_weights(
         return Examined(subject, None, weights, probed, request, expects_causal)
     if probed.keeps_state:
         with suppress(Exception):  # the constructor may reject it
-            module = subject.built.rebuild({}).module or module
+            module = subject.built.rebuild().module or module
     elif probed.is_random:
         module, _ = with_dropout(module, 0.0)
     module = cast(randomised(module, request.of.seed), subject.dtype)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from mhacli.commands.check.result import AttentionInside, CheckRequest, Examination, Finding, Verdict
 from mhacli.errors import MhaError
-from mhacli.usercode.inputs import copied
+from mhacli.usercode.build import copied
 from mhacli.usercode.process import exception_text
 from mhacli.usercode.target import naming
 

@@ -23,7 +23,7 @@ from mhacli.usercode.graph import KERNEL, Graph, Operation, recorded
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import is_norm
 from mhacli.usercode.target import Choice
-from mhacli.usercode.user_attention import UserAttention, drawer_of
+from mhacli.usercode.user_attention import UserAttention
 
 
 class Run(NamedTuple):
@@ -75,7 +75,7 @@ def run_of(
     subject: UserAttention, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None
 ) -> Run:
     """A recorded run of a subject, with separate keys if `other`. Raises what the subject raises."""
-    inputs = drawer_of(subject, seed).inputs(with_context=other, q_len=q_len, k_len=k_len)
+    inputs = subject.drawer(seed).inputs(with_context=other, q_len=q_len, k_len=k_len)
     return Run(recorded(subject, inputs, seed), rows_of(subject, inputs))
 
 

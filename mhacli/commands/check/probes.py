@@ -15,9 +15,9 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from mhacli.commands.check.result import ProbeResult
-from mhacli.usercode.inputs import InputDrawer, Inputs, copied, map_rows
+from mhacli.usercode.build import copied
 from mhacli.usercode.roles import role_of
-from mhacli.usercode.user_attention import UserAttention, drawer_of
+from mhacli.usercode.user_attention import InputDrawer, Inputs, UserAttention
 
 Visible = Literal["full", "causal", "without itself", "plus the next", "transposed", "itself only", "other"]
 """Which tokens influence an output: all; up to its own position; before it; one more; from its own position on; its own only;
@@ -70,7 +70,7 @@ class Probed:
 def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:
     """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
     the time limit."""
-    probed = Probed(subject, drawer_of(subject, seed), copied(subject.built.module))
+    probed = Probed(subject, subject.drawer(seed), copied(subject.built.module))
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         probed.out(probed.inputs())
@@ -166,8 +166,8 @@ def visible_keys(probed: Probed) -> ProbeResult:
 
     A token among equal ones cannot change its output through its query, so equal tokens show the diagonal.
     """
-    random, small = probed.inputs(), map_rows(probed.inputs(), lambda rows: rows * _SMALL_SCALE)
-    equal_tokens = map_rows(small, lambda rows: rows[..., :1, :].expand_as(rows).clone())
+    random, small = probed.inputs(), probed.inputs().map(lambda rows: rows * _SMALL_SCALE)
+    equal_tokens = small.map(lambda rows: rows[..., :1, :].expand_as(rows).clone())
     by_random, probed.largest_future = _influence(probed, random)
     by_equal, _ = _influence(probed, equal_tokens, factor=_SMALL_SCALE)
     if random.keys is None:

@@ -21,13 +21,13 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.result import Finding, ProbeResult
+from mhacli.usercode.build import cast_copy, copied
 from mhacli.usercode.find_call import positions
 from mhacli.usercode.graph import watch
-from mhacli.usercode.inputs import Inputs, MaskForm, copied, float64_copy
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.roles import called_function, signature_of
 from mhacli.usercode.sequences import SWITCH, cache_in
-from mhacli.usercode.user_attention import UserAttention, drawer_of, leaves
+from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention, leaves
 
 _FEWEST = 4
 """The shortest text that is read in steps."""
@@ -129,13 +129,15 @@ def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str,
 def _unused(attention: UserAttention) -> UserAttention:
     """The attention with its weights in a new module, so that no cache holds earlier calls; itself if none can be built."""
     with suppress(Exception):  # the second build may raise anything
-        module, unused = attention.built.module, attention.built.rebuild({}).module
+        module, unused = attention.built.module, attention.built.rebuild().module
         assert module is not None
         assert unused is not None
         for name, parameter in unused.named_parameters():
             parameter.data = module.get_parameter(name).detach().clone()
         call = unused.to(attention.device)
-        return attention.of(float64_copy(call) if attention.dtype == torch.float64 else call, attention.dtype)
+        return attention.of(
+            cast_copy(call, torch.float64) if attention.dtype == torch.float64 else call, attention.dtype
+        )
     return attention
 
 
@@ -184,7 +186,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int) -> Ste
     if attention.mode == "cross" or probed.is_random or length < _FEWEST or not is_causal:
         return Stepwise()
     mask = form if takes_causal else None
-    rows = drawer_of(attention, seed).rows(length).to(attention.dtype)
+    rows = attention.drawer(seed).rows(length).to(attention.dtype)
     failing: Stepwise | None = None
     for convention in _conventions(attention, mask):
         whole = output_for(replace(attention, is_forgetful=True), _inputs(rows, 0, length, mask), mask)
@@ -309,9 +311,9 @@ def _line(convention: StepConvention, rows: Tensor, ends: tuple[int, ...], code:
     """The line of a mistake: the positions, the update of the cache, or the mask; only the file if it is not found."""
     names, pattern = _LINES[code]
     with suppress(Exception):  # the call cannot be recorded
-        operations = watch(lambda: convention(rows, ends), convention.attention.built.files)[1]
+        operations = watch(lambda: convention(rows, ends), convention.attention.built.file)[1]
         for name in names.split():
             for operation in operations:
-                if operation.name == name and operation.line is not None and re.search(pattern, operation.source):
+                if operation.name == name and operation.at.line is not None and re.search(pattern, operation.at.source):
                     return operation.at
     return SourceLine(convention.attention.built.file)
