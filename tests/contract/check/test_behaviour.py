@@ -349,8 +349,7 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "exit_code", "verdict"),
-    [((), 0, "right"), (("is_causal=self.causal", "is_causal=False"), 3, "wrong")],
+    ("edit", "exit_code", "verdict"), [((), 0, "right"), (("is_causal=self.causal", "is_causal=False"), 3, "wrong")]
 )
 def test_the_command_answers_with_its_exit_code_and_json(
     tmp_path: Path, edit: tuple[str, ...], exit_code: int, verdict: str

@@ -127,8 +127,7 @@ def load(layer: str) -> object:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, id=row.layer, marks=[] if row.common else [pytest.mark.real]) for row in ROWS],
+    "row", [pytest.param(row, id=row.layer, marks=[] if row.common else [pytest.mark.real]) for row in ROWS]
 )
 def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
     examination = mhacli.check(load(row.layer), arguments=row.given, **row.states)

@@ -230,11 +230,7 @@ def test_the_first_difference_of_two_implementations_is_located(tmp_path, one, o
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("separate:SelfAttention", "functions:attend"),
-        ("separate:SelfAttention", "odd:NoAttention"),
-    ],
+    ("one", "other"), [("separate:SelfAttention", "functions:attend"), ("separate:SelfAttention", "odd:NoAttention")]
 )
 def test_two_that_cannot_have_the_same_weights_are_not_compared(one: str, other: str) -> None:
     with pytest.raises(mhacli.MhaError) as raised:

@@ -69,10 +69,7 @@ LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
         lambda q, k, v: torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).div(2).softmax(-1), v),
         (2, 5),
     ),
-    "einsum, values first": (
-        lambda q, k, v: torch.einsum("bhkd, bhqk -> bhqd", v, (q @ k.mT / 2).softmax(-1)),
-        (2, 5),
-    ),
+    "einsum, values first": (lambda q, k, v: torch.einsum("bhkd, bhqk -> bhqd", v, (q @ k.mT / 2).softmax(-1)), (2, 5)),
 }
 """How attention lays out its axes, and the sizes of its input before the width."""
 

@@ -55,13 +55,7 @@ def test_inspect_takes_a_context_and_a_single_text(mha: Any) -> None:
     assert mhacli.inspect("the cat").arrays["pattern"].shape == (1, 4, 2, 2)
 
 
-TOO_LARGE = [
-    ("run", "1e38"),
-    ("heads", "1e36"),
-    ("decode", "1e38"),
-    ("run", "1e300"),
-    ("heads", "1e300"),
-]
+TOO_LARGE = [("run", "1e38"), ("heads", "1e36"), ("decode", "1e38"), ("run", "1e300"), ("heads", "1e300")]
 
 
 @pytest.mark.parametrize(("command", "scale"), TOO_LARGE)

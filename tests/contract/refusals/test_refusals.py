@@ -359,13 +359,7 @@ def test_a_value_that_a_benchmark_cannot_use_is_refused_with_its_option(folder: 
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["run", "--file", "SECRET"],
-        ["run", "x", "--weights", "SECRET"],
-        ["show", "SECRET"],
-    ],
-    ids=" ".join,
+    "words", [["run", "--file", "SECRET"], ["run", "x", "--weights", "SECRET"], ["show", "SECRET"]], ids=" ".join
 )
 def test_a_file_without_permission_to_read_is_named(
     mha: Callable[..., Ended], tmp_path: Path, words: list[str]
