@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from support import checkpoints
 from support.mha import run
@@ -112,9 +112,10 @@ def document(name: str) -> dict[str, Any]:
 
 @functools.cache
 def pattern(name: str, layer: int | None = None) -> np.ndarray:
-    """The weights in the JSON, `[batch, head, query, key]`, or of a layer of a checkpoint; null is NaN."""
-    held = document(name) if layer is None else document(name)["layers"][layer]
-    return np.array(held["pattern"], float)
+    """The weights `[batch, head, query, key]` in the file, or of a layer of a checkpoint in the JSON, where null is NaN."""
+    if layer is None:
+        return load_file(saved(name))["pattern"].astype(float)
+    return np.array(document(name)["layers"][layer]["pattern"], float)
 
 
 def tokens(name: str, sequence: int = 0) -> list[str]:
