@@ -48,7 +48,7 @@ def _application(needed: str | None) -> Any:
     app = typer.Typer(name="mha", pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True, epilog=_EXAMPLES)(_root)
     for name, text in COMMANDS.items():
-        command: Any = _root
+        command: Any = lambda: None
         if name == needed:
             with gc_paused():
                 module = importlib.import_module(f"mhacli.commands.{name}")

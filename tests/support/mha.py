@@ -191,7 +191,7 @@ def _require_unchanged(before: Mapping[str, object], after: Mapping[str, object]
 
 @functools.cache
 def _entry() -> Callable[[], Any]:
-    """The entry point of `mha`, with all that its commands import loaded already."""
+    """The entry point of `mha`, with what its commands import, and what a first record makes of its types, there already."""
     import mhacli
 
     with contextlib.suppress(ImportError):
@@ -206,6 +206,9 @@ def _entry() -> Callable[[], Any]:
                 importlib.import_module(module.name)
     (entry,) = entry_points(group="console_scripts", name="mha")
     loaded: Callable[[], Any] = entry.load()
+    with tempfile.TemporaryDirectory() as folder:
+        mhacli.inspect("a b", mhacli.Config(n_heads=2, d_model=8)).save(f"{folder}/record")
+        mhacli.load(f"{folder}/record")._repr_html_()
     gc.collect()
     gc.freeze()
     return loaded

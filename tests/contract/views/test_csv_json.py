@@ -285,11 +285,10 @@ def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(mha: Ru
     )
     for name, seed in (("a", "1"), ("b", "2")) if words.startswith("diff") else ():
         mha("run", "a b c", "--d-model", "8", "--heads", "2", "--seed", seed, "--save", name, "--view", "none")
-    report = mha(*words.split(), "--json", code=code).json
+    report = mha(*words.split(), "--json", "--html", "p.html", "--svg", "p.svg", code=code).json
     rows = lines_of(mha(*words.split(), "--csv", code=code).stdout)
     first = "site" if "diff" in words else "name"
     assert [row[first] for row in rows if row[first]] == names_in(report)
-    mha(*words.split(), "--html", "p.html", "--svg", "p.svg", code=code)
     page, picture = (tmp_path / "p.html").read_text(), (tmp_path / "p.svg").read_text()
     assert "<script" not in page
     shown = [html.unescape(re.sub(r"<[^>]+>", " ", page)), " ".join(ElementTree.fromstring(picture).itertext())]
