@@ -15,6 +15,7 @@ import functools
 import gc
 import importlib
 import json
+import multiprocessing.process
 import os
 import pkgutil
 import pty
@@ -31,7 +32,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MHA = str(Path(sys.executable).with_name("mha"))
 PATIENCE_S = 120
@@ -219,9 +220,22 @@ def _fork(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mappi
     entry = _entry()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
+    return os.fork() or _run_in_fork(entry, folder, words, fds, env)
+
+
+def forked(
+    folder: Path, *words: str, env: Mapping[str, str], fds: tuple[int, int, int]
+) -> multiprocessing.process.BaseProcess:
+    """A fork with these descriptors as its streams that runs the entry point, to be signalled or fed while it runs."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_run_in_fork, args=(_entry(), folder, words, fds, env))
+    process.start()
+    return process
+
+
+def _run_in_fork(
+    entry: Callable[[], Any], folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]
+) -> NoReturn:
     end: Any = 1
     try:
         os.setsid()

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyte
 
-from support.mha import PATIENCE_S, environment, start
+from support.mha import PATIENCE_S, environment, forked
 
 KEYS = {
     "up": "\x1b[A", "down": "\x1b[B", "right": "\x1b[C", "left": "\x1b[D", "home": "\x1b[H", "end": "\x1b[F", "pageup": "\x1b[5~",
@@ -75,8 +75,7 @@ class Terminal:
         self._modes = termios.tcgetattr(self._theirs)
         self.written = b""
         variables = environment(folder, **{"COLUMNS": None, "COLORTERM": "truecolor", **env})
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self._theirs)
-        self.process = start(folder, *map(str, words), env=variables, **streams)
+        self.process = forked(folder, *map(str, words), env=variables, fds=(self._theirs,) * 3)
 
     def press(self, *keys: str) -> None:
         """Sends keys by their names, and other words letter by letter."""
@@ -95,7 +94,12 @@ class Terminal:
         """Gives the terminal another size, and says so to the program."""
         self._screen.resize(rows, columns)
         self._set_size((columns, rows))
-        self.process.send_signal(signal.SIGWINCH)
+        self.signal(signal.SIGWINCH)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the program."""
+        assert self.process.pid
+        os.kill(self.process.pid, number)
 
     @property
     def lines(self) -> list[str]:
@@ -137,14 +141,15 @@ class Terminal:
     def end(self) -> Session:
         """Waits for the program's end."""
         begun = time.monotonic()
-        while self.process.poll() is None and time.monotonic() - begun < PATIENCE_S:
+        while self.process.is_alive() and time.monotonic() - begun < PATIENCE_S:
             self._read(0.05)
         self.process.kill()
         while self._read(0.05):
             pass
         is_restored = termios.tcgetattr(self._theirs)[:4] == self._modes[:4]
         self.close()
-        code = self.process.wait()
+        self.process.join()
+        code = self.process.exitcode or 0
         return Session(code if code >= 0 else 128 - code, self.written, is_restored)
 
     def close(self) -> None:
@@ -162,7 +167,7 @@ class Terminal:
         """Waits until what is read of whole screens is true, and returns it."""
         begun = time.monotonic()
         while True:
-            ended, is_still = self.process.poll() is not None, not self._read(0.02)
+            ended, is_still = not self.process.is_alive(), not self._read(0.02)
             is_whole = not (frames := _FRAME.findall(self.written)) or frames[-1] == b"l"
             if is_still and is_whole and (result := parsed()):
                 return result
@@ -194,6 +199,6 @@ def viewing(
         yield terminal
     finally:
         terminal.process.kill()
-        terminal.process.wait()
+        terminal.process.join()
         if terminal.is_open:
             terminal.close()

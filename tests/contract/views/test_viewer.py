@@ -515,11 +515,11 @@ def test_without_colours_no_code_of_a_colour_is_written(
 
 
 def interrupted(screen: Terminal) -> None:
-    screen.process.send_signal(signal.SIGINT)
+    screen.signal(signal.SIGINT)
 
 
 def terminated(screen: Terminal) -> None:
-    screen.process.send_signal(signal.SIGTERM)
+    screen.signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(("leave", "code"), [
@@ -538,7 +538,8 @@ def test_a_terminal_that_goes_away_ends_the_viewer(tmp_path: Path) -> None:
     with viewing(tmp_path, saved("plain")) as screen:
         screen.until("Enter")
         screen.close()
-        assert screen.process.wait(120) == 129
+        screen.process.join(120)
+        assert screen.process.exitcode == 129
 
 
 @pytest.mark.real
