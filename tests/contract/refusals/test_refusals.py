@@ -246,6 +246,7 @@ OTHERS: list[Row] = [
     ("view cat.safetensors", 1, "no-terminal"),
     ("rum", 2, USAGE, "rum"),
     ("run x --haeds 4", 2, USAGE, "--haeds"),
+    ("run x --head-count=4", 2, USAGE, "--head-count"),
     ("cat.safetensors", 2, USAGE, "cat.safetensors"),
 ]  # fmt: skip
 

@@ -32,6 +32,7 @@ def test_help_shows_examples_and_options_within_the_width(mha: Mha, command: str
 @pytest.mark.parametrize("words", [["run"], ["weights", "info"]])
 def test_help_is_a_command_too(mha: Mha, words: list[str]) -> None:
     assert mha("help", *words).stdout == mha(*words, "--help").stdout
+    assert "rum" in mha("help", "rum", code=2).said
 
 
 @pytest.mark.parametrize("command", ["run", "effect", "bench", "explain"])
@@ -45,27 +46,6 @@ def test_the_version_is_that_of_the_package(mha: Mha) -> None:
     import mhacli
 
     assert mha("--version").stdout.split()[-1] == mhacli.__version__
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["rum"], "rum"), (["run", "x", "--haeds", "4"], "--haeds"), (["run", "x", "--head-count=4"], "--head-count"),
-     (["show", "a", "b"], "b"),
-     (["weights", "burn"], "burn"), (["run", "x", "--view", "matrx"], "matrx"), (["help", "rum"], "rum")],
-    ids=str,
-)  # fmt: skip
-def test_what_does_not_exist_is_named_in_a_usage_error(mha: Mha, words: list[str], said: str) -> None:
-    ended = mha(*words, code=2)
-    assert said in ended.said
-    assert ended.stdout == ""
-
-
-def test_an_error_as_json_has_its_five_fields(mha: Mha) -> None:
-    error = mha("run", "the cat", "--heads", "5", "--json", code=2).error
-    assert error.keys() == {"code", "message", "hint", "path", "exit"}
-    assert (error["code"], error["path"], error["exit"]) == ("usage", None, 2)
-    for piece in ("--heads", "5", "64"):
-        assert piece in error["message"]
 
 
 NAMES = {
