@@ -42,13 +42,17 @@ COMMANDS: Mapping[str, str] = {
 folder of that name, in its `command`."""
 
 
+def _listed() -> None:
+    """What stands for a command whose module is not needed."""
+
+
 def _application(needed: str | None) -> Any:
     """The group of all commands. Only the module of the `needed` one is imported; listing others needs only their names and
     help."""
     app = typer.Typer(name="mha", pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True, epilog=_EXAMPLES)(_root)
     for name, text in COMMANDS.items():
-        command: Any = lambda: None
+        command: Any = _listed
         if name == needed:
             with gc_paused():
                 module = importlib.import_module(f"mhacli.commands.{name}")
