@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -255,6 +255,15 @@ class Site:
     def flops(self, dims: Dims) -> int:
         """The floating point operations under these dims."""
         return self.operations(dims, prod(self.shape_for(dims)))
+
+    def described(self, dims: Dims) -> dict[str, Any]:
+        """Its axes, formula, meaning and operations under these dims, as fields of `Step`."""
+        return {
+            "axes": self.axes_for(dims),
+            "formula": filled_in(self.words.formula, dims),
+            "meaning": filled_in(self.words.explanation, dims),
+            "flops": self.flops(dims),
+        }
 
     def in_general(self) -> tuple[str, str]:
         """Its meaning with its axes, and its formula, for the causal layer that `mha run` has by default."""

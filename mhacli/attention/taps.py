@@ -15,7 +15,7 @@ from mhacli.attention.core import Tap, no_tap
 from mhacli.errors import MhaError
 from mhacli.io.data import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
-from mhacli.sites import SITES, Dims, filled_in
+from mhacli.sites import SITES, Dims
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64
@@ -53,14 +53,11 @@ class Capture:
         step = step_of(
             site,
             tensor,
-            axes=entry.axes_for(dims),
-            formula=filled_in(entry.words.formula, dims),
-            meaning=filled_in(entry.words.explanation, dims),
             is_view=view_of is not None or is_repeated,  # rows of an expanded tensor share memory
-            flops=entry.flops(dims),
             view_of=view_of,
             parameters=tuple(w for w in self._weights if w.name.partition(".")[0] in entry.parameters),
             values=summarise(tensor) if self._values else None,
+            **entry.described(dims),
         )
         self.steps.append(step)
         if site in _SOURCES:  # kept alive, so that its memory is not reused

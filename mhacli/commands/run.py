@@ -69,5 +69,4 @@ def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tup
         inputs = prepared.inputs
         kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
         require_rows(options, kinds, inputs.sequences, inputs.context)
-        prepared.run()
-        return recorded(prepared.record()), notes
+        return recorded(prepared.run()), notes

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from mhacli.layer.run import Setup, make_axes, make_mask, make_record, prepare, 
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import CacheStep, Cell, DecodeSummary, Record, ScorePart, Step
 from mhacli.run import CellIndex, Run
-from mhacli.settings import ROPE
+from mhacli.settings import ROPE, Config
 from mhacli.sites import CacheKind, alibi_slopes, moved_bytes, step_flops, token_bytes
 from mhacli.text.tokens import Texts
 
@@ -201,24 +201,34 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
     of the steps against a full pass, where both sides round. Raises `MhaError` as `inspect` does.
     """
     setup = prepare(request, texts)
-    x, full = setup.rows(setup.queries), setup.run()
+    x, full, config = setup.rows(setup.queries), setup.run(), setup.config
     begun = [(setup.axes.first_query(b), text.tokens) for b, text in enumerate(texts[0])]
     whole, seen, steps = dict[str, Tensor](), dict[str, Tensor](), list[Step]()
 
     def take(site: str, tensor: Tensor, **where: Any) -> None:
-        span, past = where["span"], where["past"]
+        (start, end), past = where["span"], where["past"]
         seen["out"] = tensor
         for name in ("qk", "scores", "pattern", "z", "out"):  # later keys keep their initial value
-            rows, length = seen[name][..., span[0] - span[1] :, :], x.shape[1]
+            rows, length = seen[name][..., start - end :, :], x.shape[1]
             shape = (*rows.shape[:-2], length, length if name in _ROWS else rows.shape[-1])
             into = whole.setdefault(name, rows.new_full(shape, _ROWS.get(name, 0.0)))
-            into[..., slice(*span), : rows.shape[-1]] = rows
+            into[..., start:end, : rows.shape[-1]] = rows
         whole["v"] = seen["v"] if past is None else past.v
-        found: dict[str, Any] = {"phase": phase_of(len(steps), prompt_len)}
-        found["tokens"] = tuple(tokens[max(0, span[0] - begin) : max(0, span[1] - begin)] for begin, tokens in begun)
-        found["max_abs_difference"] = finite(largest_difference(tensor, full[:, slice(*span)]))
-        found["cache_bytes"] = 0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v))
-        steps.append(_described(setup, len(steps), span, seen=seen, cache=cache, **found))
+        new, words = _span(start, end), (" W_oᵀ" + " + b_o" * config.bias) * config.out_proj
+        step = decode_step(
+            config,
+            (start, end),
+            (tensor, full),
+            cache=cache,
+            n_keys=end,
+            cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
+            prompt_len=prompt_len,
+            tokens=tuple(tokens[max(0, start - begin) : max(0, end - begin)] for begin, tokens in begun),
+            site=f"step {len(steps)}",
+            formula=f"out = softmax(scale · q[{new}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]{words}",
+            flops=step_flops(config, batch=len(tensor), n_new=end - start, length=end, cache=cache),
+        )
+        steps.append(step)
 
     run = partial(_run_steps, setup, x, cache, prompt_len)
     watch = Stopwatch(setup.device, then=take)
@@ -260,36 +270,6 @@ def _run_steps(
         tap(f"step {number}", out, span=(start, end), past=past)
 
 
-def _described(
-    setup: Setup, number: int, span: tuple[int, int], *, seen: Mapping[str, Tensor], cache: CacheKind, **found: Any
-) -> Step:
-    """A step of the trace. `found` are the other fields of its `CacheStep`."""
-    (start, end), config, batch = span, setup.config, len(seen["out"])
-    cost: dict[str, Any] = {"batch": batch, "n_new": end - start, "length": end, "cache": cache}
-    token = 0 if cache == "none" else batch * token_bytes(config)
-    entry = CacheStep(
-        start=start,
-        q_shape=tuple(seen["q"].shape),
-        k_shape=tuple(seen["k"].shape),
-        v_shape=tuple(seen["v"].shape),
-        n_past=start,
-        read_bytes=end * token,
-        appended_bytes=(end - start) * token,
-        moved_bytes=moved_bytes(config, **cost),
-        **found,
-    )
-    new, words = _span(start, end), (" W_oᵀ" + " + b_o" * config.bias) * config.out_proj
-    return decode_step(
-        number,
-        seen["out"],
-        n_keys=end,
-        axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
-        formula=f"out = softmax(scale · q[{new}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]{words}",
-        flops=step_flops(config, **cost),
-        cache=entry,
-    )
-
-
 def _span(start: int, end: int) -> str:
     return str(start) if end == start + 1 else f"{start} … {end - 1}"
 
@@ -303,15 +283,44 @@ def spans_of(prompt_len: int, length: int) -> list[tuple[int, int]]:
     return [(0, prompt_len), *after] if prompt_len else after
 
 
-def phase_of(number: int, prompt_len: int) -> Literal["prefill", "decode"]:
-    """The phase of a step: `prefill` for the prompt, else `decode`."""
-    return "prefill" if number == 0 < prompt_len else "decode"
-
-
-def decode_step(number: int, out: TokenVectors, *, n_keys: int, cache: CacheStep, **described: Any) -> Step:
-    """A step of the trace with its output and the size of the `cache`. `described` are further arguments of `step_of`."""
-    new = "the prompt at once" if cache.phase == "prefill" else "one new token"
-    return step_of(f"step {number}", out, meaning=f"{new} over {n_keys} keys and values", cache=cache, **described)
+def decode_step(
+    config: Config,
+    span: tuple[int, int],
+    outputs: tuple[TokenVectors, TokenVectors],
+    *,
+    cache: CacheKind,
+    n_keys: int,
+    cache_bytes: int,
+    prompt_len: int,
+    tokens: tuple[tuple[str, ...], ...],
+    **described: Any,
+) -> Step:
+    """A step of the trace that attends to `n_keys` keys, with the `outputs` of the step and of a full pass. `described` are
+    other fields of `Step`."""
+    (start, end), (out, full) = span, outputs
+    batch, n_new, n_heads, n_kv_heads = len(out), end - start, config.n_heads, config.n_kv_heads or config.n_heads
+    n_rows, token = (end, 0) if cache == "none" else (n_new, batch * token_bytes(config))
+    entry = CacheStep(
+        phase="prefill" if start < prompt_len else "decode",
+        start=start,
+        tokens=tokens,
+        q_shape=(batch, n_heads, n_rows, config.d_head or 0),
+        k_shape=(batch, n_kv_heads, n_rows, config.d_head or 0),
+        v_shape=(batch, n_kv_heads, n_rows, config.d_v or 0),
+        n_past=n_keys - n_new,
+        read_bytes=n_keys * token,
+        appended_bytes=n_new * token,
+        moved_bytes=moved_bytes(config, batch=batch, n_new=n_new, length=n_keys, cache=cache),
+        cache_bytes=cache_bytes,
+        max_abs_difference=finite(largest_difference(out, full[:, start:end])),
+    )
+    return step_of(
+        tensor=out,
+        axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
+        meaning=f"{'the prompt at once' if start < prompt_len else 'one new token'} over {n_keys} keys and values",
+        cache=entry,
+        **described,
+    )
 
 
 def largest_of(steps: Sequence[Step]) -> float:

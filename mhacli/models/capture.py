@@ -169,7 +169,8 @@ def captured(model: nn.Module, take: Take, *, batch: int = 1) -> Iterator[Watch]
     """A context in which `take` receives every attention of `model` as it is computed.
 
     `batch` is the number of sequences, needed where code merges the axes of batch and heads. Other models are not affected; a
-    second capture waits for the first. If `take` returns None, nothing that the model computes is changed. Functions are
+    second capture waits for the first. If `take` returns None, nothing that the model computes is changed. What transformers'
+    interface gives is wrapped: the functions of its table, and the `eager_attention_forward` of a modelling file. Functions are
     unwrapped in reverse order, also if a context that was opened earlier is closed first; it then captures nothing more.
     """
     watch = Watch(model, take, batch)
@@ -177,7 +178,15 @@ def captured(model: nn.Module, take: Take, *, batch: int = 1) -> Iterator[Watch]
         hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
         hooks.callback(register_module_forward_hook(watch.leave, always_call=True).remove)
         with ExitStack() as wrapped:
-            _wrap_interface(watch, wrapped)
+            if "transformers.modeling_utils" in sys.modules:
+                interface = sys.modules["transformers.modeling_utils"].AttentionInterface
+                of_table, chosen = interface.__getitem__, interface.get_interface
+                wrapped.callback(setattr, interface, "__getitem__", of_table)
+                wrapped.callback(setattr, interface, "get_interface", chosen)
+                interface.__getitem__ = lambda table, name: watch.watching("registry", of_table(table, name))
+                interface.get_interface = lambda table, name, default: chosen(
+                    table, name, watch.watching("module", default)
+                )
             if _writes_out(model):
                 wrapped.enter_context(watch)
             _OPEN.append((watch, wrapped.pop_all()))
@@ -458,23 +467,6 @@ def _kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **given: An
 
 
 # ------------------------------------------------------------------------------------------------ what is wrapped, and put back
-
-
-def _wrap_interface(watch: Watch, stack: ExitStack) -> None:
-    """Has transformers' interface give wrapped functions until the stack is closed: those of its table, and the
-    `eager_attention_forward` of a modelling file."""
-    if "transformers.modeling_utils" not in sys.modules:
-        return
-    interface = sys.modules["transformers.modeling_utils"].AttentionInterface
-    of_table, chosen = interface.__getitem__, interface.get_interface
-
-    def get_interface(table: Any, name: str, default: Callable[..., Any]) -> Any:
-        return chosen(table, name, watch.watching("module", default))
-
-    stack.callback(setattr, interface, "__getitem__", of_table)
-    stack.callback(setattr, interface, "get_interface", chosen)
-    interface.__getitem__ = lambda table, name: watch.watching("registry", of_table(table, name))
-    interface.get_interface = get_interface
 
 
 _LIBRARIES = ("torch.", "transformers.pytorch_utils")

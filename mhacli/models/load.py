@@ -102,7 +102,7 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
 
 def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True) -> Loaded:
     """A checkpoint whose weights are not loaded, after setting the number of torch threads; its folder may be read already.
-    Raises `MhaError`."""
+    Raises `MhaError`, also for a family that transformers does not know."""
     source, revision, device_map = settings.path or "", None, settings.device_map
     if isinstance(device_map, Mapping):  # the first except CPU and disk, to which weights are moved
         devices = {choose_device(name, "--device-map"): None for name in device_map.values() if name != "disk"}
@@ -113,7 +113,16 @@ def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs
         torch.set_num_threads(settings.threads)
     if checkpoint is None:
         checkpoint, revision = find_checkpoint(source, settings.revision)
-    config, tokenizer = load_config(checkpoint), None
+    library, path, tokenizer = transformers(), checkpoint.path, None
+    if checkpoint.config.get("auto_map") and checkpoint.config.get("model_type") not in library.CONFIG_MAPPING:
+        raise bad_file(
+            path,
+            f"{path} brings code of its own for its model, which mha does not run",
+            hint="if you trust it, load it in Python with trust_remote_code=True and inspect it with mhacli.inspecting",
+        )
+    with offline():
+        config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
+    config.return_dict = True  # outputs are read by name, whatever the file says
     kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
     for kind, n in settings.layers or ():
         if kind is not None and kind not in kinds:
@@ -153,21 +162,6 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
     words = [f"tokenizer {digest(tokenizer) if tokenizer and os.path.isfile(tokenizer) else tokenizer}"]
     words += [f"{name} {digest(path)}" for name, path in sorted(paths.items())]
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def load_config(checkpoint: Checkpoint) -> Any:
-    """The config of a checked folder. Raises `MhaError` for a family that transformers does not know."""
-    library, path = transformers(), checkpoint.path
-    if checkpoint.config.get("auto_map") and checkpoint.config.get("model_type") not in library.CONFIG_MAPPING:
-        raise bad_file(
-            path,
-            f"{path} brings code of its own for its model, which mha does not run",
-            hint="if you trust it, load it in Python with trust_remote_code=True and inspect it with mhacli.inspecting",
-        )
-    with offline():
-        config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
-    config.return_dict = True  # outputs are read by name, whatever the file says
-    return config
 
 
 def load_model(

@@ -272,19 +272,12 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
 
 @dataclass
 class CheckpointRun(PassInspection):
-    """The inspection of one pass of a checkpoint, started by `run`, after which `record` has the finished layers. The `model` is
-    that of `loaded`, or what is below its language head."""
+    """The inspection of one pass of a checkpoint, which `run` makes. The `model` is that of `loaded`, or what is below its
+    language head."""
 
     loaded: Loaded = field(kw_only=True)
     generated: Generated | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    identical: bool | None = None
-    compared_len: int = 0
-
-    @property
-    def length(self) -> int:
-        """The number of tokens of the longest text."""
-        return max(len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ())))
 
     # ------------------------------------------------------------------------------------------------------- its memory
 
@@ -293,38 +286,35 @@ class CheckpointRun(PassInspection):
         value = getattr(self.loaded.text_config, name, None) or 1
         return max(value) if isinstance(value, (list, tuple)) else int(value)
 
-    def pass_bytes(self, batch: int, length: int) -> int:
-        """The peak of a pass over `batch` texts in bytes, without the weights. A kept matrix exists once more while it is
-        assembled."""
-        n_heads, d_model, d_inner = map(self._size, ("num_attention_heads", "hidden_size", "intermediate_size"))
-        item, cells, keep = int(self.model.dtype.itemsize), batch * length * length, self.request.keep
-        n_kept = self.n_layers * len(KEPT if keep is None else keep)
-        kept_bytes = min(self.request.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
-        builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
-        matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
-        rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
-        on_gpu = device_of(self.model).type != "cpu"
-        statistics = statistics_bytes(batch, n_heads, (length, length), wide=FLOAT32_BYTES, on_gpu=on_gpu)
-        return rows + matrices + 3 * cells + kept_bytes + statistics
-
     def require_room(self, batch: int) -> int:
-        """The peak of a pass over `batch` texts in bytes. Raises `MhaError`, with the longest text that fits, if it does not fit
-        in memory."""
-        chosen, n_heads = self.request.model, self._size("num_attention_heads")
+        """The peak of a pass over `batch` texts in bytes, without the weights; a kept matrix exists once more while it is
+        assembled. Raises `MhaError`, with the longest text that fits, if it does not fit in memory."""
+        chosen, keep, device = self.request.model, self.request.keep, device_of(self.model)
         self.n_layers = max(1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config)))
-        what = f"{self.length} tokens, {n_heads} heads, batch {batch}"
-        return require_room(
-            partial(self.pass_bytes, batch), self.length, free_bytes(str(device_of(self.model))), what=what
-        )
+        n_heads, d_model, d_inner = map(self._size, ("num_attention_heads", "hidden_size", "intermediate_size"))
+        item, n_kept = int(self.model.dtype.itemsize), self.n_layers * len(KEPT if keep is None else keep)
+        builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
+        statistics = partial(statistics_bytes, batch, n_heads, wide=FLOAT32_BYTES, on_gpu=device.type != "cpu")
+
+        def needed(length: int) -> int:
+            cells = batch * length * length
+            kept_bytes = min(self.request.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
+            matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
+            rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
+            return rows + matrices + 3 * cells + kept_bytes + statistics((length, length))
+
+        length = max(len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ())))
+        what = f"{length} tokens, {n_heads} heads, batch {batch}"
+        return require_room(needed, length, free_bytes(str(device)), what=what)
 
     # --------------------------------------------------------------------------------------------------------- the pass
 
     @torch.no_grad()
-    def run(self, report_progress: Progress = no_progress, *, verify: bool = False) -> None:
-        """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits. Raises
-        `MhaError` if it does not fit into memory."""
+    def run(self, report_progress: Progress = no_progress, *, verify: bool = False) -> Record:
+        """The record of an inspected pass; if requested also of a pass without inspection, whose outputs must be the same bits.
+        Raises `MhaError` if it does not fit into memory."""
         began, model, keywords, chosen = perf_counter(), self.model, self.inputs.keywords, self.request.model
-        batch = len(self.inputs.sequences)
+        batch, checkpoint = len(self.inputs.sequences), self.loaded.checkpoint
         self.peak_bytes, self.report_progress = self.require_room(batch), report_progress
         report_progress(0.0, "the first layer")
         with captured(model, self.take, batch=batch):
@@ -333,28 +323,20 @@ class CheckpointRun(PassInspection):
         if not self.results:
             unfit = {(kind, n): reason for (kind, n), reason in self.unfit.items() if chosen.includes(n, kind)}
             raise nothing_seen(self.loaded.config.model_type, chosen.layers, self.found, unfit)
+        entry = replace(entry_of(model, self.loaded.source, self.loaded.revision), generated=self.generated)
         if verify or chosen.verify_outputs:
             began = perf_counter()
-            self.compared_len = max(tensor.shape[1] for tensor in keywords.values())
-            self.identical = are_identical(outputs, outputs_of(model, keywords))
+            is_same = are_identical(outputs, outputs_of(model, keywords))
+            n = max(tensor.shape[1] for tensor in keywords.values())
+            entry = replace(entry, identical_outputs=is_same, compared_len=n)
             self.seconds["comparison"] = perf_counter() - began
+        record = self.record_of(entry, self.seconds, device=self.request.model.device)
+        config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
+        return replace(record, config=config, weights=checkpoint.path)
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
         return axes_of(self.inputs, kind, self.loaded.dtype, device_of(self.model))
-
-    def record(self) -> Record:
-        """The record of the finished layers, at least one."""
-        checkpoint = self.loaded.checkpoint
-        model = replace(
-            entry_of(self.model, self.loaded.source, self.loaded.revision),
-            identical_outputs=self.identical,
-            compared_len=self.compared_len,
-            generated=self.generated,
-        )
-        record = self.record_of(model, self.seconds, device=self.request.model.device)
-        config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
-        return replace(record, config=config, weights=checkpoint.path)
 
 
 # --------------------------------------------------------------------------------------------------------------- a pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,10 +19,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from mhacli.attention.axes import Axes
 from mhacli.attention.core import per_query_head
 from mhacli.attention.scores import Attention, ScoredAttention
-from mhacli.attention.taps import largest_difference, step_of, summarise, timing, to_array
+from mhacli.attention.taps import step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
-from mhacli.layer.steps import cell_of, decode_step, largest_of, phase_of, spans_of, weight_bytes
+from mhacli.layer.steps import cell_of, decode_step, largest_of, spans_of, weight_bytes
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.models.layers import as_attention
@@ -29,7 +30,6 @@ from mhacli.models.run import CheckpointRun, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import (
-    CacheStep,
     Cell,
     DecodeSummary,
     InspectedLayer,
@@ -40,6 +40,7 @@ from mhacli.record.record import (
     layer_prefix,
 )
 from mhacli.run import CellIndex, require_inside
+from mhacli.sites import SITES, Dims, token_bytes
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind
 
@@ -67,16 +68,15 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
 
     run.on_layer = take
     with _listening(run.model, kind, heard, taken):
-        run.run()
+        record = run.run()
     call, attention, n_before = taken[0]
-    record = run.record()
     layer, model = record.layers[0], record.model
     assert model is not None
     theta = rope_theta_of(run.loaded.config, number) if model.positions.startswith("rope") else None
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
     sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}
     steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in heard]
-    steps[n_before:n_before] = _inside(call, attention, layer, theta)
+    steps[n_before:n_before] = _inside(call, attention, layer, record.of_layer(0).dims, theta)
     owners, trace = dict[int, str](), list[Step]()
     for tensor, step in steps:  # each is a view of the first whose memory it shares
         address = tensor.untyped_storage().data_ptr()
@@ -182,53 +182,46 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
 
 
 def _inside(
-    call: Call, attention: Attention, layer: InspectedLayer, theta: float | None
+    call: Call, attention: Attention, layer: InspectedLayer, dims: Dims, theta: float | None
 ) -> Iterator[tuple[Tensor, Step]]:
-    """The inputs of the attention and the matrices that follow from them, with their steps; those that the kernel does not
-    compute are computed here. `theta` is the base of a rotation."""
-    made, cells = attention.matrices(), prod(attention.shape)
-
-    def step(name: str, tensor: Tensor, axes: str, flops: int, *words: str, built: bool = True) -> tuple[Tensor, Step]:
-        described: dict[str, Any] = dict(zip(("formula", "meaning"), words, strict=True))
-        return tensor, step_of(name, tensor, axes=tuple(axes.split()), flops=flops, built=built, **described)
-
-    def matrix(name: str, flops: int, *words: str) -> tuple[Tensor, Step]:
-        return step(name, made[name], "batch head query key", flops, *words, built=layer.kernel in _BUILDING)
-
+    """The inputs of the attention and the matrices that follow from them, with their steps, which have the words of `SITES`
+    unless the model does otherwise. Matrices that the kernel does not compute are computed here. `theta` is the base of a
+    rotation."""
+    made, tensors, others = attention.matrices(), dict[str, Tensor](), defaultdict[str, dict[str, Any]](dict)
+    plain = replace(
+        dims.config, positions="none", score_bias=None
+    )  # positions are in q and k, or in the bias of the call
     if call.q is not None:
-        (q, k, v), shared = call.qkv, layer.n_heads // layer.n_kv_heads
-        remark = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
-        turned = "" if theta is None else f", rotated by its position (RoPE, base {theta:g})"
-        for name, tensor, axes, rotation, meaning in (
-            ("q", q, "batch head query d_head", turned, "the queries of each head, as attention reads them"),
-            ("k", k, "batch kv_head key d_head", turned, f"what each token is found by{remark}"),
-            ("v", v, "batch kv_head key d_v", "", f"what each token contributes{remark}"),
-        ):
-            flops = 3 * tensor.numel() if rotation else 0  # two products and a sum for each number
-            formula = f"{name} = its projection, split into heads{rotation}"
-            yield step(name, tensor, axes, flops, formula, meaning)
-        meaning = "the dot product of every query with every key: how well they match"
-        yield matrix("qk", 2 * cells * layer.d_head, "qk = q kᵀ", meaning)
+        tensors |= dict(zip("qkv", call.qkv, strict=True)) | {"qk": made["qk"]}
+        for name, tensor in zip("qkv", call.qkv, strict=True):
+            others[name]["formula"] = f"{name} = its projection, split into heads"
+            if theta is not None and name != "v":  # two products and a sum for each number
+                others[name]["formula"] += f", rotated by its position (RoPE, base {theta:g})"
+                others[name]["flops"] = 3 * tensor.numel()
         if call.mask is not None:
             formula = "True = may attend" if call.mask.dtype == torch.bool else "added to the scores"
-            yield step("mask", call.mask, "batch head query key", 0, formula, layer.mask)
+            tensors["mask"] = call.mask
+            others["mask"] = {"axes": SITES["qk"].axes_for(dims), "formula": formula, "meaning": layer.mask, "flops": 0}
         if call.sinks is not None:
-            axes = "head" if call.sinks.ndim == 1 else "batch head query"
-            formula, meaning = f"a score per {axes.split()[-1]}", "takes part in the softmax and gives nothing"
-            yield step("sinks", call.sinks, axes, 0, formula, meaning)
-    formula = "scores as softmax reads them"
-    if isinstance(attention, ScoredAttention):
-        scaled, c = f"{attention.scale:.6g} · qk", attention.softcap
-        capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
-        formula = f"scores = {capped}{'' if attention.bias is None else ' + position bias'}; −∞ where masked"
-    yield matrix("scores", cells, formula, f"what a query sees: {layer.mask}")
-    formula, meaning = "pattern = softmax(scores) over the keys", "each query's row sums to 1 over its keys"
-    if layer.sinks:
-        formula, meaning = f"{formula} and the sink", "they sum to less than 1, because the sink logit takes the rest"
-    yield matrix("pattern", 5 * cells, formula, f"the attention weights: {meaning}")
-    if call.z is not None:
-        meaning = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
-        yield step("z", call.z, "batch head query d_v", 2 * cells * layer.d_v, "z = pattern v", meaning)
+            axes = ("head",) if call.sinks.ndim == 1 else ("batch", "head", "query")
+            formula, meaning = f"a score per {axes[-1]}", "takes part in the softmax and gives nothing"
+            tensors["sinks"] = call.sinks
+            others["sinks"] = {"axes": axes, "formula": formula, "meaning": meaning, "flops": 0}
+            others["pattern"]["formula"] = "pattern = softmax(scores and the sink) over the keys"
+            others["pattern"]["meaning"] = (
+                "the attention weights: a row sums to less than 1, the sink logit takes the rest"
+            )
+    others["scores"]["meaning"] = f"what a query sees: {layer.mask}"
+    if not isinstance(attention, ScoredAttention):
+        others["scores"]["formula"] = "scores as softmax reads them"
+    elif attention.bias is not None:
+        plain = replace(plain, score_bias="position bias")
+    tensors |= {"scores": made["scores"], "pattern": made["pattern"]} | ({} if call.z is None else {"z": call.z})
+    others["z"]["meaning"] = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
+    for name, tensor in tensors.items():
+        usual = SITES[name].described(replace(dims, config=plain)) if name in SITES else {}
+        is_built = name not in made or layer.kernel in _BUILDING
+        yield tensor, step_of(name, tensor, built=is_built, **usual | others[name])
 
 
 def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) -> Cell:
@@ -263,22 +256,41 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     """
     record = _recorded(run, prompt_len)
     assert record.model is not None
-    began, model, layer, n_layers = perf_counter(), run.model, record.layers[0], record.model.n_layers
+    began, model, layer, config = perf_counter(), run.model, record.layers[0], record.of_layer(0).config
     full = _last(outputs_of(model, run.inputs.keywords))
     pattern = torch.zeros(full.shape[0], layer.n_heads, full.shape[1], full.shape[1])
-    steps, cache = _decoded(run, layer, prompt_len, full, pattern)
+    steps, cache = list[Step](), ""
+    for (start, end), call, outputs, seconds in _passes(run, layer, spans_of(prompt_len, full.shape[1])):
+        out, cache = _last(outputs), type(outputs["past_key_values"]).__name__
+        real = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
+        rows = as_attention(call, real).matrices()["pattern"].float().cpu()
+        pattern[:, :, start:end, end - rows.shape[3] : end] = rows  # a cache with a window has dropped earlier keys
+        step = decode_step(
+            config,
+            (start, end),
+            (out, full),
+            cache="preallocated",
+            n_keys=rows.shape[3],
+            cache_bytes=rows.shape[3] * len(out) * token_bytes(config),
+            prompt_len=prompt_len,
+            tokens=tuple(text.tokens[start:end] for text in run.inputs.sequences),
+            site=f"step {len(steps)}",
+            formula=f"out = all layers of the model, {layer.label} meeting {rows.shape[3]} keys",
+            flops=2 * rows.numel() * (layer.d_head + layer.d_v),
+            time_s=seconds,
+        )
+        steps.append(step)
     # the tolerance grows with the layers, because each rounds again
-    tolerance = TOLERANCES[run.loaded.dtype].output * max(1, n_layers) * full.abs().amax().item()
-    of_head = n_layers * (layer.d_head + layer.d_v) * next(model.parameters()).element_size()
-    token, weights, seconds = layer.n_kv_heads * of_head, weight_bytes(model), perf_counter() - began
-    crossing_len = weights / max(1, token)
+    n_layers, seconds = max(1, record.model.n_layers), perf_counter() - began
+    tolerance = TOLERANCES[run.loaded.dtype].output * n_layers * full.abs().amax().item()
+    weights, (token, of_all) = weight_bytes(model), (n_layers * token_bytes(config, n) for n in (None, layer.n_heads))
     return replace(
         record,
         arrays=dict(record.arrays) | {f"{layer_prefix(0)}pattern": to_array(pattern)},
         trace=tuple(steps),
         self_check=SelfCheck.of(largest_of(steps), tolerance),
         timings=dict(record.timings) | {"decoding": timing(seconds, [seconds])},
-        decoding=DecodeSummary(cache, prompt_len, weights, token, layer.n_heads * of_head, crossing_len),
+        decoding=DecodeSummary(cache, prompt_len, weights, token, of_all, weights / token),
     )
 
 
@@ -293,8 +305,7 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
     kind = kind or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
     keep = tuple(dict.fromkeys(("pattern", *(run.request.keep or ()))))
     run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)), keep=keep)
-    run.run()
-    record = run.record()
+    record = run.run()
     if record.not_kept:
         raise MhaError(
             f"the pattern of {n} × {n} tokens takes more than --keep-limit, {shown(run.request.keep_limit, 'bytes')}",
@@ -307,40 +318,6 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
         hint = f"mha run TEXT --model {shlex.quote(source)} shows its attention"
         raise MhaError(message, hint=hint, code="not-causal")
     return record
-
-
-def _decoded(
-    run: CheckpointRun, layer: InspectedLayer, prompt_len: int, full: Tensor, pattern: Tensor
-) -> tuple[list[Step], str]:
-    """The steps, each compared with its rows of the `full` output, and the class of the model's cache. Writes the `pattern`."""
-    texts, d_both, steps, cache = run.inputs.sequences, layer.d_head + layer.d_v, list[Step](), ""
-    for (start, end), call, outputs, seconds in _passes(run, layer, spans_of(prompt_len, full.shape[1])):
-        out, batch, n_new = _last(outputs), full.shape[0], end - start
-        cache = type(outputs["past_key_values"]).__name__
-        real = torch.ones(batch, n_new, dtype=torch.bool, device=full.device)
-        rows = as_attention(call, real).matrices()["pattern"].float().cpu()
-        pattern[:, :, start:end, end - rows.shape[3] : end] = rows  # a cache with a window has dropped earlier keys
-        k_len = end if call.k is None else call.k.shape[2]
-        new, token = (batch, layer.n_kv_heads, n_new), batch * layer.n_kv_heads * d_both * out.element_size()
-        entry = CacheStep(
-            phase=phase_of(len(steps), prompt_len),
-            start=start,
-            tokens=tuple(text.tokens[start:end] for text in texts),
-            q_shape=(batch, layer.n_heads, n_new, layer.d_head),
-            k_shape=(*new, layer.d_head),
-            v_shape=(*new, layer.d_v),
-            n_past=k_len - n_new,
-            read_bytes=k_len * token,
-            appended_bytes=n_new * token,
-            moved_bytes=(k_len + n_new) * token,
-            cache_bytes=k_len * token,
-            max_abs_difference=finite(largest_difference(out, full[:, start:end])),
-        )
-        formula = f"out = all layers of the model, {layer.label} meeting {k_len} keys"
-        described = {"axes": ("batch", "query", "d_model"), "formula": formula, "time_s": seconds}
-        flops = 2 * batch * layer.n_heads * n_new * k_len * d_both
-        steps.append(decode_step(len(steps), out, n_keys=k_len, cache=entry, flops=flops, **described))
-    return steps, cache
 
 
 def _passes(

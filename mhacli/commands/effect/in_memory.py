@@ -90,7 +90,16 @@ def effects(
         screen=_number(screen),
         verify=index(n_verified),
     )
-    _require_possible(settings, model)
+    if model.training:
+        raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
+    _require_replacement(replace)
+    for name, option in options_of(EffectSettings):
+        value = getattr(settings, name)
+        if isinstance(value, int) and option.is_number and not option.contains(value):
+            raise UsageError(f"{settings.name_of(name)} {value} is not in the range {option.range_text}")
+        for other in option.excludes:
+            if value and getattr(settings, other):
+                raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
     named = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
     run = Run(model=ModelSettings(path=type(model).__name__, layers=named, device=str(device_of(model))))
     keywords = _inputs(model, inputs, tokenizer)
@@ -104,20 +113,6 @@ def effects(
 def _number(value: Any) -> Any:
     """A whole number, also that of a tensor; a text and None as they are."""
     return value if value is None or isinstance(value, str) else index(value)
-
-
-def _require_possible(settings: EffectSettings, model: nn.Module) -> None:
-    """Raises `UsageError` for numbers out of range, for arguments that exclude each other, and for a model in training."""
-    if model.training:
-        raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
-    _require_replacement(settings.replace or "zero")
-    for name, option in options_of(EffectSettings):
-        value = getattr(settings, name)
-        if isinstance(value, int) and option.is_number and not option.contains(value):
-            raise UsageError(f"{settings.name_of(name)} {value} is not in the range {option.range_text}")
-        for other in option.excludes:
-            if value and getattr(settings, other):
-                raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
 
 
 def _require_replacement(replace: str) -> None:
@@ -368,12 +363,9 @@ def head_table(run: CheckpointRun, *, effect: bool, control: bool, report_progre
     def part(number: int) -> Progress:
         return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
 
-    run.run(part(0))
-    record = run.record()
+    record = run.run(part(0))
     if control:
-        of_random = run_of(run.loaded, _random_texts(run.loaded, texts), request)
-        of_random.run(part(1))
-        controls = of_random.record().heads
+        controls = run_of(run.loaded, _random_texts(run.loaded, texts), request).run(part(1)).heads
     for number, sequence in enumerate(texts.sequences if effect else ()):
         text = ModelInputs((sequence,), None if texts.context is None else (texts.context[number],))
         of_text = replace(record, sequences=text.sequences, context=text.context)

@@ -71,24 +71,19 @@ def read(
     if "start_logits" in named:
         start, end = named["start_logits"].double(), named["end_logits"].double()
         return Reading("span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1))
-    if not isinstance(logits, Tensor):
-        return Reading("vector", _vectors(outputs, at, n_rows).double(), cache=cache)
+    if not isinstance(logits, Tensor):  # the first tensor, at some positions if it has several
+        tensors = [*named.values()] if named else [outputs] if isinstance(outputs, Tensor) else outputs
+        first = next((x for x in tensors if isinstance(x, Tensor)), None)
+        if first is None or not 2 <= first.ndim <= 3:
+            kind = type(outputs).__name__
+            raise UsageError(f"no vector or logits are found in the output, a {kind}", hint="give a metric")
+        if first.shape[0] != n_rows:  # a single sequence without an axis of its own, or with it behind that of tokens
+            first = first[None] if first.ndim == 2 else first.transpose(0, 1)
+        return Reading("vector", (first if first.ndim == 2 else first[:, at].flatten(0, 1)).double(), cache=cache)
     if logits.ndim > 2:
         scores = logits[:, at].flatten(0, 1).double()
         return Reading("tag", scores, scores, cache)
     return Reading("class" if logits.shape[1] > 1 else "score", logits.double(), logits.double())
-
-
-def _vectors(outputs: Any, at: Sequence[int], n_rows: int) -> Float[Tensor, "row d"]:
-    """The first tensor of an output, at some positions if it has several."""
-    values = [*outputs.values()] if isinstance(outputs, Mapping) else outputs
-    first = values if isinstance(values, Tensor) else next((x for x in values if isinstance(x, Tensor)), None)
-    if first is None or not 2 <= first.ndim <= 3:
-        kind = type(outputs).__name__
-        raise UsageError(f"no vector or logits are found in the output, a {kind}", hint="give a metric")
-    if first.shape[0] != n_rows:  # a single sequence without an axis of its own, or with it behind that of tokens
-        first = first[None] if first.ndim == 2 else first.transpose(0, 1)
-    return first if first.ndim == 2 else first[:, at].flatten(0, 1)
 
 
 def values(reading: Reading, target: Target | None) -> dict[str, Tensor]:

@@ -58,8 +58,7 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
     run, notes = prepare_checkpoint(request, "predict")
     _require_one_text(len(run.inputs.sequences))
     run.request = replace(request, model=replace(request.model, layers=None), keep=())
-    run.run()
-    record = run.record()
+    record = run.run()
     run.request = request
     return study_of(run, settings, record), notes
 
@@ -164,7 +163,13 @@ class EffectStudy:
                 raise self._unknown("layers", (kind, n))
         layers = [key for key in known if self.request.model.includes(key[1], key[0])]
         if settings.cut is not None:
-            return [self._cut(layers, *settings.cut)]
+            spans = {span.name: span.tokens[0] for span in self.record.spans}
+            for name in settings.cut:
+                if not spans.get(name):
+                    hint = f"--span '{name}=/…/' names a part of the text"
+                    raise UsageError(f"--cut names the span {name!r}, which has no token", hint=hint)
+            keys, queries = (spans[name] for name in settings.cut)
+            return [tuple(Removal(key, (), queries, keys, "renormalise") for key in layers)]
         heads = self._heads(layers)
         if not heads:
             raise UsageError(f"{settings.name_of('heads')} and {settings.name_of('layers')} name nothing to remove")
@@ -214,14 +219,6 @@ class EffectStudy:
             for layer, of in of_query
             for key in range(self.parts.visible[layer].shape[1])
         ]
-
-    def _cut(self, layers: Sequence[LayerKey], source: str, reader: str) -> tuple[Removal, ...]:
-        spans = {span.name: span.tokens[0] for span in self.record.spans}
-        for name in (source, reader):
-            if not spans.get(name):
-                hint = f"--span '{name}=/…/' names a part of the text"
-                raise UsageError(f"--cut names the span {name!r}, which has no token", hint=hint)
-        return tuple(Removal(key, (), spans[reader], spans[source], "renormalise") for key in layers)
 
     # --------------------------------------------------------------------------------------------- where it is measured
 

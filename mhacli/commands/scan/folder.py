@@ -270,27 +270,23 @@ class Totals:
         for number in range(len(record.layers)):
             layer = record.of_layer(number)
             one.heads.add(layer.heads, **_sums(layer, spans))
+            queries, keys = layer.sequences[0].tokens, layer.keys[0].tokens
             for head in layer.heads:
-                one._add_places(document, layer, head)
+                sinks, offsets, cells = dict[str, list[float]](), dict[str, list[float]](), list[CorpusCell]()
+                for sink in head.sink_keys:
+                    sums = sinks.setdefault(keys[sink.key], [1, 0.0])
+                    sums[1] += sink.share
+                if head.offset is not None:
+                    at_uniform = head.uniform.at_offset if head.uniform else None
+                    offsets[str(head.offset)] = [1, head.at_offset or 0.0, at_uniform or 0.0]
+                for cell in head.largest:
+                    tokens = queries[cell.query], keys[cell.key]
+                    place = document.file, document.place, cell.query, cell.key
+                    cells.append(CorpusCell(*place, *tokens, cell.share, cell.lift))
+                one.sinks.append(sinks)
+                one.offsets.append(offsets)
+                one.cells.append(cells)
         self.merge(one)
-
-    def _add_places(self, document: Document, layer: Record, head: HeadStatistics) -> None:
-        """Adds the sinks, the strongest distance and the strongest cells of a head."""
-        queries, keys = layer.sequences[0].tokens, layer.keys[0].tokens
-        sinks, offsets, cells = dict[str, list[float]](), dict[str, list[float]](), list[CorpusCell]()
-        for sink in head.sink_keys:
-            sums = sinks.setdefault(keys[sink.key], [1, 0.0])
-            sums[1] += sink.share
-        if head.offset is not None:
-            at_uniform = head.uniform.at_offset if head.uniform else None
-            offsets[str(head.offset)] = [1, head.at_offset or 0.0, at_uniform or 0.0]
-        for cell in head.largest:
-            tokens = queries[cell.query], keys[cell.key]
-            place = document.file, document.place, cell.query, cell.key
-            cells.append(CorpusCell(*place, *tokens, cell.share, cell.lift))
-        self.sinks.append(sinks)
-        self.offsets.append(offsets)
-        self.cells.append(cells)
 
     def merge(self, other: Totals) -> None:
         """Adds other documents, behind those added so far. Raises `MhaError` if they have other heads."""

@@ -241,8 +241,7 @@ class Worker:
         tokens = {name: tokens_of(ranges, sequence) for name, ranges in found.items()}
         spans = tuple(SpanTokens(name, (of_span,)) for name, of_span in tokens.items() if of_span)
         run = run_of(self._loaded, replace(texts, spans=spans), request)
-        run.run(verify=is_compared)
-        record = run.record()
+        record = run.run(verify=is_compared)
         if not self._scan.effect:
             return record
         settings = EffectSettings(verify=N_VERIFIED * is_compared)
@@ -303,24 +302,16 @@ def _ranks() -> tuple[int, int]:
 @contextmanager
 def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]], _Computed]]]:
     """The settings of the workers, and a function that computes units by them as they are done: with their files and the name of
-    the worker. The worker is this process, for a rank on its own GPU; or those of Ray, which end with the context."""
-    if scan.ray is not None or scan.workers is not None:
-        with _ray_of(scan) as ray:
-            first = _new_actor(ray, scan)
-            settings = _result(ray, first.settings.remote(), "say its settings")
-            yield settings, lambda units: _computed(ray, scan, units, settings=settings, idle=[first])
+    the worker. The worker is this process, for a rank on its own GPU; or those of Ray, which is connected to a cluster or started
+    on this machine, and end with the context. Raises `MhaError` if no cluster answers."""
+    if scan.ray is None and scan.workers is None:
+        local, n_gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+        if scan.run.model.device in ("auto", "cuda") and local.isdecimal() and n_gpus > 1:
+            scan = replace(scan, given={**scan.given, "device": f"cuda:{int(local) % n_gpus}"})
+        worker = Worker(scan)
+        settings = worker.settings()
+        yield settings, lambda units: ((unit, *worker.compute(unit, settings)) for unit in units)
         return
-    local, n_gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
-    if scan.run.model.device in ("auto", "cuda") and local.isdecimal() and n_gpus > 1:
-        scan = replace(scan, given={**scan.given, "device": f"cuda:{int(local) % n_gpus}"})
-    worker = Worker(scan)
-    settings = worker.settings()
-    yield settings, lambda units: ((unit, *worker.compute(unit, settings)) for unit in units)
-
-
-@contextmanager
-def _ray_of(scan: Scan) -> Iterator[Any]:
-    """Ray, connected to a cluster or started on this machine. Raises `MhaError` if no cluster answers."""
     if _ranks() != (0, 1):
         message = "--workers and --ray do not work in a rank (RANK and WORLD_SIZE are set)"
         raise UsageError(message, hint="one process with --ray uses all nodes of a Ray cluster")
@@ -333,7 +324,9 @@ def _ray_of(scan: Scan) -> Iterator[Any]:
     try:
         with uninterrupted(BEGIN_AND_END_S):  # which also puts our handler of SIGTERM back
             ray.init(address, num_cpus=n_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        yield ray
+        first = _new_actor(ray, scan)
+        settings = _result(ray, first.settings.remote(), "say its settings")
+        yield settings, lambda units: _computed(ray, scan, units, settings=settings, idle=[first])
     except SystemError as fault:  # compiled functions of Ray raise it instead of an interruption
         raise fault.__cause__ or fault from None
     except (OSError, ValueError, RuntimeError) as fault:
