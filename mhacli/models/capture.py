@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -394,16 +394,22 @@ class Watch(TorchFunctionMode):
         return z if changed is None else changed.reshape(z.shape)
 
     def _einsum(self, args: Any, result: Tensor) -> Tensor:
-        """Captures the product with the values if it is an einsum of two tensors."""
+        """Captures the product of the waiting pattern with the values if it is an einsum of two tensors, whatever the order of
+        their axes."""
         equation, *tensors = args
         at = next((i for i, tensor in enumerate(tensors) if self._is_pattern(tensor)), None)
-        orders = None if at is None or len(tensors) != 2 else _product_axes(equation, at, [t.ndim for t in tensors])
-        if at is None or orders is None:
+        if at is None or len(tensors) != 2 or tensors[at].ndim < 3:
             return result
-        of_values, of_output = orders
-        z = result.permute(of_output)
-        changed = self._product(tensors[1 - at].permute(of_values), z)
-        return result if changed is z else changed.permute([of_output.index(axis) for axis in range(len(of_output))])
+        terms, _, output = equation.replace(" ", "").partition("->")
+        both = terms.split(",")
+        (*outer, query, key), values = both[at], both[1 - at]
+        width = [letter for letter in values if letter not in both[at]]
+        of_values, of_z = [*outer, key, *width], [*outer, query, *width]
+        if len(width) != 1 or sorted(values) != sorted(of_values) or sorted(output) != sorted(of_z):
+            return result
+        z = torch.einsum(f"{output}->{''.join(of_z)}", result)
+        changed = self._product(torch.einsum(f"{values}->{''.join(of_values)}", tensors[1 - at]), z)
+        return result if changed is z else torch.einsum(f"{''.join(of_z)}->{output}", changed)
 
     def _give_pending(self) -> Tensor | None:
         """Passes on a pattern that still waits for its product with the values, if there is one."""
@@ -480,27 +486,3 @@ def _writes_out(model: nn.Module) -> bool:
     is_foreign = any(not file.startswith(("torch.", "transformers.")) for *_, file in named)
     files = {file for name, module, file in named if is_attention(name, module) and not file.startswith(_LIBRARIES)}
     return is_of_torch or is_foreign or any(not hasattr(sys.modules.get(f), "ALL_ATTENTION_FUNCTIONS") for f in files)
-
-
-def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """The axes of values and output in the order batch, head, position, width, if an einsum of two tensors is the product of a
-    pattern, tensor number `at`, with values. `n_axes` are the numbers of axes of both tensors.
-
-    >>> _product_axes("bhqk,bkhd->bqhd", 0, [4, 4])
-    ([0, 2, 1, 3], [0, 2, 1, 3])
-    >>> _product_axes("...qk,...kd->...qd", 0, [3, 3])
-    ([0, 1, 2], [0, 1, 2])
-    """
-    named = equation.replace(" ", "")
-    n_more = n_axes[at] - len(named.partition("->")[0].split(",")[at].replace("...", ""))
-    terms, _, output = named.replace("...", "αβγδ"[:n_more]).partition("->")
-    both = terms.split(",")
-    pattern, values = both[at], both[1 - at]
-    if [len(term) for term in both] != [*n_axes] or len(pattern) < 3:
-        return None
-    outer, query, key = pattern[:-2], pattern[-2], pattern[-1]
-    width = "".join(set(values) - set(pattern))
-    from_values, to_output = [*outer, key, width], [*outer, query, width]
-    if sorted(values) != sorted(from_values) or sorted(output) != sorted(to_output):
-        return None
-    return [values.index(axis) for axis in from_values], [output.index(axis) for axis in to_output]

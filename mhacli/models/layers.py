@@ -410,9 +410,26 @@ def axes_of(
 
 
 def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
-    """The entry of a layer in the record, without its heads."""
+    """The entry of a layer in the record, without its heads. It is verified unless there is a reason why not."""
     assert attention.z is not None, "the model made it"
-    reasons, d_v = _reasons(call, attention, survey), attention.z.shape[3]
+    reasons = [
+        f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
+        for check in survey.checks
+        if not check.ok
+    ]
+    reasons += [
+        f"scores are so large that rounding alone may change z by {check.rounding:.3g}"
+        for check in survey.checks
+        if check.rounding
+    ]
+    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name != "dropout"]
+    if call.has_dropout:
+        reasons.append(
+            "dropout was active: the weights are those before dropout, but the layer's output was computed after it"
+        )
+    elif attention.v is None:
+        reasons.append("only the pattern was captured, not the values")
+    d_v = attention.z.shape[3]
     scored = attention if isinstance(attention, ScoredAttention) else None
     return InspectedLayer(
         layer=call.layer,
@@ -435,25 +452,3 @@ def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary)
         survey=survey,
         call=call.part + 1,
     )
-
-
-def _reasons(call: Call, attention: Attention, survey: HeadsSummary) -> list[str]:
-    """Why a layer is not verified; none if it is."""
-    reasons = [
-        f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
-        for check in survey.checks
-        if not check.ok
-    ]
-    reasons += [
-        f"scores are so large that rounding alone may change z by {check.rounding:.3g}"
-        for check in survey.checks
-        if check.rounding
-    ]
-    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name != "dropout"]
-    if call.has_dropout:
-        reasons.append(
-            "dropout was active: the weights are those before dropout, but the layer's output was computed after it"
-        )
-    elif attention.v is None:
-        reasons.append("only the pattern was captured, not the values")
-    return reasons

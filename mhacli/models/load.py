@@ -62,6 +62,13 @@ class Loaded:
     model: Any = None
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def in_memory(cls, model: Any, tokenizer: Any = None) -> Loaded:
+        """A model of transformers that is in memory, with its tokenizer, if there is one."""
+        name, own = type(model).__name__, None if tokenizer is None else own_tokenizer(tokenizer)
+        parts: dict[str, Any] = {"config": model.config, "target": device_of(model), "tokenizer": own, "model": model}
+        return cls(source=name, checkpoint=Checkpoint(name), **parts)
+
     @property
     def text_config(self) -> Any:
         """The part of the config about text."""

@@ -41,10 +41,9 @@ from mhacli.commands.check.result import (
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
 from mhacli.io.long_work import Progress
-from mhacli.models.folder import Checkpoint
 from mhacli.models.layer_names import LayerNumbers, entry_of, most_positions, n_vocabulary_of
 from mhacli.models.layers import ModelInputs
-from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, own_tokenizer, require_ids
+from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, require_ids
 from mhacli.models.run import TIMES_SHAKEN, CheckpointRun, make_inputs, outputs_of
 from mhacli.record.checks import ROW_SUMS
 from mhacli.record.record import InspectedLayer
@@ -171,17 +170,10 @@ def _admit(
 ) -> tuple[Loaded, ModelInputs]:
     """A loaded checkpoint, or a model in memory, with its texts, the longest first. Raises `MhaError`."""
     if not isinstance(model, ModelSettings):
-        name = type(model).__name__
         if not is_of_transformers(model):
-            raise UsageError(f"{name} is not a model of transformers", hint="mhacli.check examines other modules")
-        loaded = Loaded(
-            source=name,
-            checkpoint=Checkpoint(name),
-            config=model.config,
-            target=device_of(model),
-            tokenizer=None if tokenizer is None else own_tokenizer(tokenizer),
-            model=model.eval(),
-        )
+            message = f"{type(model).__name__} is not a model of transformers"
+            raise UsageError(message, hint="mhacli.check examines other modules")
+        loaded = Loaded.in_memory(model.eval(), tokenizer)
         return loaded, _texts(loaded, texts, seed)
     found = find(model, needs_tokenizer=bool(texts))
     inputs = _texts(found, texts, seed)

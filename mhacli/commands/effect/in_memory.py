@@ -24,7 +24,6 @@ from mhacli.commands.effect.study import EffectStudy, study_of, verified
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.capture import Call
-from mhacli.models.folder import Checkpoint
 from mhacli.models.inspecting import inspecting
 from mhacli.models.layer_names import LayerKey, is_pair, n_vocabulary_of
 from mhacli.models.layers import ModelInputs
@@ -338,16 +337,9 @@ def heads(
             raise UsageError(f"{_NAME} takes a folder, or a model of transformers and its tokenizer", hint=hint)
         if model.training:
             raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
-        name, device = type(model).__name__, device_of(model)
-        request = Run(model=ModelSettings(path=name, device=str(device)), texts=given, keep=())
-        loaded = Loaded(
-            source=name,
-            checkpoint=Checkpoint(name),
-            config=model.config,
-            target=device,
-            tokenizer=own_tokenizer(tokenizer),
-            model=model,
-        )
+        loaded = Loaded.in_memory(model, tokenizer)
+        settings = ModelSettings(path=loaded.source, device=str(loaded.target))
+        request = Run(model=settings, texts=given, keep=())
         run = run_of(loaded, make_texts(request, loaded), request)
     return head_table(run, effect=effect, control=control)
 

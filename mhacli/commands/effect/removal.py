@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mhacli.attention import masks
+from mhacli.attention.core import per_query_head
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerKey, is_numbered
 from mhacli.models.layers import as_attention
@@ -128,8 +129,7 @@ def _cut_edges(z: Tensor, call: Call, query: int, edges: Sequence[Placed]) -> tu
     lse = left.logsumexp(dim=-1, keepdim=True)
     lse = lse if sinks is None else torch.logaddexp(lse, sinks[..., None].to(lse.dtype))
     weights = (left - lse).exp().nan_to_num(nan=0.0)
-    group = n_heads // call.v.shape[1]
-    v = call.v.to(weights.dtype)[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
+    v = per_query_head(call.v.to(weights.dtype), n_heads)
     z[:, :, query] = torch.where(was_visible, weights @ v, z[:, :, query, None]).squeeze(2).to(z.dtype)
     return was_visible, was_visible & (weights.sum(dim=-1, keepdim=True) == 0)
 
