@@ -11,9 +11,8 @@ from pathlib import Path
 
 from peak import peak_mib
 
-from mhacli.attention.memory import require_memory
 from mhacli.record.record import dims_of
-from mhacli.run import Run
+from mhacli.run import Run, require_memory
 from mhacli.settings import Config
 from mhacli.text.tokenizers import encode
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.block import IN_C, CompiledHeads, c_block
 from mhacli.attention.masks import Band, Mask, keys_seen
-from mhacli.attention.memory import heads_at_once, rows_of_block
 from mhacli.attention.scores import (
     HIDDEN,
     LOG2_E,
@@ -32,6 +31,7 @@ from mhacli.attention.scores import (
     of_heads,
     product,
 )
+from mhacli.run import heads_at_once, rows_of_block
 
 PerQuery = Float[Tensor, "batch head query"]
 Statistics = dict[str, Tensor]

@@ -144,7 +144,7 @@ def start(run: Run, options: ViewOptions) -> tuple[CheckpointRun | None, tuple[s
 
     Raises `MhaError`, before torch is loaded, for options that do not fit the run, and for too little memory.
     """
-    from mhacli.attention.memory import require_memory
+    from mhacli.run import require_memory
 
     require_heads(options.heads, run)
     if run.model.path is not None:

@@ -103,7 +103,7 @@ def heads(
 
 def _of_layer(run: Run, texts: Texts, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Record:
     """The record of a layer. Raises `MhaError`, before torch is loaded, for options that do not fit it."""
-    from mhacli.attention.memory import require_memory
+    from mhacli.run import require_memory
 
     if run.config.train:
         raise UsageError("--train does not work with mha heads, which has no patterns that dropout acts on")

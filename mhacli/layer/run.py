@@ -35,7 +35,6 @@ from mhacli.attention.layer import (
     to_bytes,
 )
 from mhacli.attention.masks import Mask
-from mhacli.attention.memory import require_memory
 from mhacli.attention.scores import (
     GivenAttention,
     ScoredAttention,
@@ -61,7 +60,7 @@ from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step, dims_of
-from mhacli.run import Run
+from mhacli.run import Run, require_memory
 from mhacli.settings import Config
 from mhacli.sites import Dims
 from mhacli.text.tokenizers import encode

@@ -21,7 +21,6 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
-from mhacli.attention.memory import rows_of_block
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode, plain
 from mhacli.io.files import write_whole
@@ -31,6 +30,7 @@ from mhacli.models.layer_names import dtype_of
 from mhacli.models.layers import as_attention
 from mhacli.models.places import Event, Forward, Part, Place, Places, Stack, evaluating, find_places, observe
 from mhacli.models.run import shaken_parts
+from mhacli.run import rows_of_block
 
 TIMES_ROUNDING = 8
 """A difference counts beyond this multiple of the rounding of its place."""

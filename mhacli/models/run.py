@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
-from mhacli.attention.memory import FLOAT32_BYTES, require_room, statistics_bytes
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.capture import captured
@@ -37,7 +36,7 @@ from mhacli.models.layer_names import (
 from mhacli.models.layers import KEPT, ModelInputs, PassInspection, axes_of, nothing_seen
 from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer, device_of, find, joined, load_model, require_ids
 from mhacli.record.record import Generated, Record, SpanTokens
-from mhacli.run import Run
+from mhacli.run import FLOAT32_BYTES, Run, require_room, statistics_bytes
 from mhacli.settings import DEFAULT_MAX_TOKENS, ModelSettings, PaddingSide
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokenizers import of_each

@@ -17,9 +17,8 @@ from mhacli.record.record import Record
 from mhacli.render.base.colours import CHANGES, RGB, UNKNOWN, WEIGHTS, hex_of, ink_on
 from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
-from mhacli.render.heads.drawable import drawable_heads, scale_of, usual_scale
-from mhacli.render.heads.grids import cell_meaning, grid_of
-from mhacli.render.heads.head_map import HeadMap, cell_map, head_map
+from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
+from mhacli.render.heads.head_map import HeadMap, cell_map, cell_meaning, grid_of, head_map
 from mhacli.render.page.document import most_certain, page
 from mhacli.render.page.elements import STATIC, Html, joined, page_part, preformatted, tag, text, whole
 from mhacli.render.page.tables import effect_pictures, legend

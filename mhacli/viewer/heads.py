@@ -23,8 +23,8 @@ from mhacli.io.memory import gc_paused
 from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, HeadStatistics, Statistic, words_of_type
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS, type_sign
+from mhacli.render.base.selection import DrawableHead
 from mhacli.render.checkpoint.header import texts_read
-from mhacli.render.heads.drawable import DrawableHead
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 from mhacli.viewer.panes import (

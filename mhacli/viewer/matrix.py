@@ -16,7 +16,7 @@ from mhacli.render.base.colours import EMPTY, WEIGHTS, glyph, picked
 from mhacli.render.base.format import fitted
 from mhacli.render.base.grids import FORBIDDEN, cell, half_cells, levels, ticks
 from mhacli.render.base.options import Scale
-from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import head_map
 from mhacli.text.escape import token_label, without_surrogates
 from mhacli.text.numbers import shown

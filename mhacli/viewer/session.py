@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from mhacli.errors import MhaError, UsageError
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.base.selection import short_name
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
+from mhacli.render.base.selection import DrawableHead, drawable_heads, scale_of, short_name
 from mhacli.settings import LayerChoices
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from mhacli.attention.memory import require_room
 from mhacli.commands.diff.result import DiffRequest, ModelDiff, Side, model_diff, other_ids
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
@@ -26,7 +25,7 @@ from mhacli.models.load import Loaded, device_of, find, load_model
 from mhacli.models.passes import require_open
 from mhacli.models.places import OF_CALLS, Forward, Place
 from mhacli.models.run import make_texts, run_model
-from mhacli.run import Run
+from mhacli.run import Run, require_room
 from mhacli.settings import ModelSettings, pairs
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence, named_by_ids

@@ -21,11 +21,10 @@ from mhacli.render.base.doc import Column, Table, column, fields
 from mhacli.render.base.format import count_of, fitted, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen
+from mhacli.render.base.selection import DrawableHead, drawable_heads, scale_of
 from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.effect import number_column, removal_name, removal_words
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
-from mhacli.render.heads.grids import grid_of
-from mhacli.render.heads.head_map import head_map, largest_of_maps
+from mhacli.render.heads.head_map import grid_of, head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
 

@@ -17,8 +17,7 @@ from mhacli.render.base.format import count_of, type_text
 from mhacli.render.base.grids import MAX_LINES
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import LayerView, names_of
-from mhacli.render.heads.grids import patterns
-from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, where
+from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_of_maps, pattern_map, patterns, where
 from mhacli.text.tokens import AttentionKind, TokenSequence
 
 MAX_DRAWN = 16

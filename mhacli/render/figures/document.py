@@ -14,6 +14,7 @@ from mhacli.errors import EXIT_CHECK, MhaError, missing_library
 from mhacli.record.record import Record
 from mhacli.render.base.format import RECORD_BY, provenance
 from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.selection import drawable_heads
 from mhacli.render.base.terminal import bare
 from mhacli.render.checkpoint.effect import effect_grids, effect_words, measured_words
 from mhacli.render.figures.grids import grids, legend
@@ -33,7 +34,6 @@ from mhacli.render.figures.svg import (
     value_text,
     written,
 )
-from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.elements import segments_of, text
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, header, step_table

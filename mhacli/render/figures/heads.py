@@ -15,13 +15,11 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import count_of, fitted, type_text
 from mhacli.render.base.options import ViewOptions, chosen
-from mhacli.render.base.selection import names_of
+from mhacli.render.base.selection import DrawableHead, drawable_heads, missing_notes, names_of, scale_of
 from mhacli.render.checkpoint.patterns import WORDS_CAPTION, merge_words, queries_of, words_with
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
-from mhacli.render.heads.grids import cell_meaning, grid_of
-from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of, largest_of_maps
+from mhacli.render.heads.head_map import HeadMap, cell_meaning, grid_of, head_map, kv_head_of, largest_of_maps
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 

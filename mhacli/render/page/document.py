@@ -16,11 +16,17 @@ from mhacli.render.base.format import (
     provenance,
 )
 from mhacli.render.base.options import ViewOptions, chosen
-from mhacli.render.base.selection import chosen_heads, chosen_layers
+from mhacli.render.base.selection import (
+    DrawableHead,
+    chosen_heads,
+    chosen_layers,
+    drawable_heads,
+    missing_notes,
+    scale_of,
+)
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.checkpoint.view import corpus_tables
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, missing_notes, scale_of
-from mhacli.render.heads.grids import cell_meaning
+from mhacli.render.heads.head_map import cell_meaning
 from mhacli.render.page.elements import (
     WIDE,
     Html,

@@ -20,7 +20,7 @@ from mhacli.record.heads import words_of_type
 from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
 from mhacli.render.base.grids import DECADES, FORBIDDEN, ends
 from mhacli.render.base.options import Scale
-from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
 from mhacli.render.page.elements import Html
 from mhacli.text.escape import token_label

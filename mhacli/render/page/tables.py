@@ -12,9 +12,8 @@ from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.grids import levels, scale_words, swatch_levels
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import chosen_heads, chosen_layers
+from mhacli.render.base.selection import DrawableHead, chosen_heads, chosen_layers
 from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_words
-from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
 from mhacli.render.page.elements import WIDE, Html, change_class, lines_of, preformatted, table, tag, text
 from mhacli.render.run.steps import steps_table

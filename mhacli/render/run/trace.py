@@ -30,8 +30,7 @@ from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.checkpoint.header import model_header
-from mhacli.render.heads.grids import patterns
-from mhacli.render.heads.head_map import largest_weight, sums
+from mhacli.render.heads.head_map import largest_weight, patterns, sums
 from mhacli.render.run.steps import axes_text, lines_table, number_row, sources_of, step_name, value_lines, weights_of
 from mhacli.render.run.view import MAX_HEADS, kv_heads_line, maps_of_head, self_check_line
 from mhacli.settings import ROPE, Config

@@ -16,8 +16,7 @@ from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
-from mhacli.render.heads.grids import patterns
-from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_weight, pattern_map
+from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_weight, pattern_map, patterns
 from mhacli.render.heads.table import heads_table, statistics
 from mhacli.render.heads.view import sinks_line
 from mhacli.render.run.steps import lines_table
