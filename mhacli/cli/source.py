@@ -17,7 +17,7 @@ from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
 from mhacli.record.record import Record, dims_of
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.run import Run
+from mhacli.run import Run, require_memory
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
 from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
@@ -26,6 +26,7 @@ from mhacli.text.tokens import Texts
 
 if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
+    from mhacli.models.load import LanguageHead
     from mhacli.models.run import CheckpointRun
 
 MATRICES = ("pattern", "scores", "qk", "z")
@@ -139,20 +140,22 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     return checkpoint
 
 
-def start(run: Run, options: ViewOptions) -> tuple[CheckpointRun | None, tuple[str, ...]]:
-    """The checkpoint of a run in memory with its inputs, None for a layer of mha, whose code is loaded; and notes for the user.
+def start(
+    run: Run, options: ViewOptions, *, head: LanguageHead | None = None, has_matrices: bool = True
+) -> tuple[CheckpointRun | None, tuple[str, ...]]:
+    """The checkpoint of a run in memory with its inputs, and a language `head` if requested; None for a layer of mha, whose code
+    is loaded; and notes for the user.
 
-    Raises `MhaError`, before torch is loaded, for options that do not fit the run, and for too little memory.
+    Raises `MhaError`, before torch is loaded, for options that do not fit the run, and for too little memory, of a layer with
+    matrices or without.
     """
-    from mhacli.run import require_memory
-
     require_heads(options.heads, run)
     if run.model.path is not None:
         with loading_torch():
             from mhacli.models.run import prepare_checkpoint
         with show_activity("loading the checkpoint"), gc_paused():
-            return prepare_checkpoint(run)
-    require_memory(run)
+            return prepare_checkpoint(run, head)
+    require_memory(run, has_matrices=has_matrices)
     require_choices(run.config.n_heads, run.dims.batch, options)
     with loading_torch():
         import_module("mhacli.layer.run")

@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import loading_torch, progress, show_activity
+from mhacli.cli.console import progress
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
-from mhacli.io.memory import gc_paused
 from mhacli.record.heads import Corner, Kept
 from mhacli.record.record import Record, kinds_of
-from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.render.base.options import ViewOptions
 from mhacli.settings import HEADS, OUTPUT, TOP, Computation, Reading, Statistics, index_list, setting
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def heads(
 
 def _of_layer(run: Run, texts: Texts, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Record:
     """The record of a layer. Raises `MhaError`, before torch is loaded, for options that do not fit it."""
-    from mhacli.run import require_memory
+    from mhacli.cli.source import start
 
     if run.config.train:
         raise UsageError("--train does not work with mha heads, which has no patterns that dropout acts on")
@@ -112,10 +111,9 @@ def _of_layer(run: Run, texts: Texts, cells: Cells, options: ViewOptions, *, kee
     run = replace(run, kept=cells.kept(dims.q_len, dims.k_len, z=keep_z, is_shifted=is_shifted))
     for head in {*options.maps}.difference(cells.head or options.maps):
         raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
-    require_choices(run.config.n_heads, dims.batch, options)
-    require_memory(run, has_matrices=False)
-    with loading_torch():
-        from mhacli.layer.run import inspect_heads
+    start(run, options, has_matrices=False)
+    from mhacli.layer.run import inspect_heads
+
     with progress() as report_progress:
         return inspect_heads(run, texts, report_progress)
 
@@ -125,11 +123,12 @@ def _of_checkpoint(
 ) -> tuple[Record, tuple[str, ...]]:
     """The record of a checkpoint, and the notes to print. Queries and keys are kept in every layer. Layers of several kinds read
     different texts: then they are positions of the shortest."""
-    with loading_torch():
-        from mhacli.commands.effect.in_memory import head_table
-        from mhacli.models.run import prepare_checkpoint
-    with show_activity("loading the checkpoint"), gc_paused():
-        prepared, notes = prepare_checkpoint(run, "predict" if effect else None)
+    from mhacli.cli.source import start
+
+    prepared, notes = start(run, ViewOptions(), head="predict" if effect else None)
+    assert prepared is not None
+    from mhacli.commands.effect.in_memory import head_table
+
     axes = [prepared.axes(kind) for kind in kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)]
     is_shifted = any(a.side == "left" and len({len(ids) for ids in (*a.queries, *a.keys)}) > 1 for a in axes)
     q_len, k_len = min((a.q_len for a in axes), default=0), min((a.k_len for a in axes), default=0)

@@ -96,7 +96,20 @@ def configuration(dims: Dims, e: Environment, weights: str | None, width: int, *
     parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
     parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
     parts += [f"d_input {c.d_input}"] if c.d_input != c.d_model else []
-    parts += _choices(dims)
+    parts += [] if c.random is None else [f"random {c.distribution} rows"]
+    parts += [] if c.positions == "sinusoidal" else [f"positions {positions_name(c)}"]
+    parts += [f"prefix {c.prefix}"] if c.prefix is not None else ["causal"] if c.causal else []
+    parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
+    parts += [] if c.sink is None else [f"sink window {c.sink}"]
+    parts += [] if c.documents is None else [f"documents split at {c.documents}"]
+    parts += ["padding left"] if dims.padded and c.padding == "left" else []
+    parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
+    parts += [] if c.score_bias is None else [f"score bias {c.score_bias}"]
+    parts += ["cross-attention"] if dims.cross else []
+    parts += [] if c.bias else ["no bias"]
+    parts += [] if c.out_proj else ["no output projection"]
+    parts += [f"dropout {c.dropout:g}, training"] if c.train else []
+    parts += [f"scale {c.scale:g}"] if c.has_custom_scale else []
     parts += [f"init {c.init}"] if c.init != "xavier" and weights is None else []
     parts += [f"seed {c.seed}" if weights is None else f"weights {weights}", c.dtype]
     parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
@@ -116,25 +129,6 @@ def lengths_in_words(lengths: Sequence[int]) -> str:
     n_tokens = count_of(most, "token")
     of_each = n_tokens if least == most else f"{least:,} to {n_tokens}"
     return of_each if len(lengths) == 1 else f"{count_of(len(lengths), 'sequence')} of {of_each}"
-
-
-def _choices(dims: Dims) -> list[str]:
-    """The differences from plain attention."""
-    c = dims.config
-    parts = [] if c.random is None else [f"random {c.distribution} rows"]
-    parts += [] if c.positions == "sinusoidal" else [f"positions {positions_name(c)}"]
-    parts += [f"prefix {c.prefix}"] if c.prefix is not None else ["causal"] if c.causal else []
-    parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
-    parts += [] if c.sink is None else [f"sink window {c.sink}"]
-    parts += [] if c.documents is None else [f"documents split at {c.documents}"]
-    parts += ["padding left"] if dims.padded and c.padding == "left" else []
-    parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
-    parts += [] if c.score_bias is None else [f"score bias {c.score_bias}"]
-    parts += ["cross-attention"] if dims.cross else []
-    parts += [] if c.bias else ["no bias"]
-    parts += [] if c.out_proj else ["no output projection"]
-    parts += [f"dropout {c.dropout:g}, training"] if c.train else []
-    return parts + ([f"scale {c.scale:g}"] if c.has_custom_scale else [])
 
 
 def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from rich.cells import set_cell_size
@@ -27,7 +26,6 @@ from mhacli.render.base.selection import DrawableHead, usual_scale
 from mhacli.render.base.terminal import table
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.text.numbers import shown
-from mhacli.text.tokens import places_in
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
@@ -124,14 +122,22 @@ class HeadMap:
         propagates."""
         if factor == 1:
             return self
-        mean = partial(_pooled_means, n_queries=self.n_queries, factor=factor)
+        n_queries = sums(self.n_queries, factor)
+
+        def mean(numbers: Array) -> Array:
+            """Numbers `[row]`, or cells `[row, column]` summed over keys, averaged over the queries of the rows."""
+            total = sums((numbers.T * self.n_queries).T, factor)
+            total = sums(total, factor, axis=1) if total.ndim == 2 else total
+            means: Array = (total.T / np.maximum(n_queries, 1)).T
+            return means
+
         is_open = sums(sums(self.is_open.astype(int), factor), factor, axis=1) > 0
         return replace(
             self,
             weights=np.where(is_open, mean(np.where(self.is_open, self.weights, 0.0)), FORBIDDEN),
             of_sinks=mean(self.of_sinks),
             learned=None if self.learned is None else mean(self.learned),
-            n_queries=sums(self.n_queries, factor),
+            n_queries=n_queries,
             block=self.block * factor,
             taken=None if self.taken is None else mean(self.taken),
             entropy=None,
@@ -305,54 +311,32 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     document, because the weights of others per query are not kept."""
     assert record.survey is not None, "a map is of a record of heads"
     block, arrays, statistics = record.survey.block, record.arrays, record.heads[place]
+    queries, keys = record.sequences[sequence], record.keys[sequence]
+    first_query, first_key = record.first_query(sequence), record.first_key(sequence)
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
     seen = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
     n_queries = sums(seen.astype(np.float64), block)
     weights = arrays["map"][sequence, place].astype(np.float64)
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
-    keys = record.keys[sequence]
-    places = places_in(keys.documents, len(keys.ids))
-    sinks = tuple(key for key in sink_places(statistics, sequence, len(keys.ids)) if places[key] == 0)
+    begins = {document: key for key, document in reversed([*enumerate(keys.documents or (0,) * len(keys.ids))])}
+    sinks = tuple(key for key in sink_places(statistics, sequence, len(keys.ids)) if key in begins.values())
+    firsts = np.array([begins.get(document, 0) for document in queries.documents or (0,) * len(queries.ids)], dtype=int)
+    is_taken, of_sinks = np.isin(firsts, sinks), np.zeros(weights.shape)
+    rows, columns = first_query + np.flatnonzero(is_taken), first_key + firsts[is_taken]
+    np.add.at(of_sinks, (rows // block, columns // block), sink[rows])
     cells = HeadMap(
-        queries=record.sequences[sequence].tokens,
+        queries=queries.tokens,
         keys=keys.tokens,
         weights=np.where(is_open, weights, FORBIDDEN),
-        of_sinks=_first_tokens(record, sequence, sink, sinks, weights.shape) / np.maximum(n_queries, 1)[:, None],
+        of_sinks=of_sinks / np.maximum(n_queries, 1)[:, None],
         learned=None,
         n_queries=n_queries,
         sinks=sinks,
         block=block,
-        first=(-record.first_query(sequence), -record.first_key(sequence)),
+        first=(-first_query, -first_key),
     )
     return _with_learned(cells, statistics)
-
-
-def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """The weight of the first token of each query's text or document, if it is one of `sinks`, summed over queries into
-    the cells."""
-    assert record.survey is not None
-    queries, keys = record.sequences[sequence], record.keys[sequence]
-    documents = keys.documents or (0,) * len(keys.tokens)
-    begins = {document: index for index, document in reversed(list(enumerate(documents)))}
-    of_query = queries.documents or (0,) * len(queries.tokens)
-    firsts = np.array([begins.get(document, 0) for document in of_query], dtype=int)
-    columns = record.first_query(sequence) + np.arange(len(of_query))
-    is_taken, block = np.isin(firsts, sinks), record.survey.block
-    taken = np.zeros(shape)
-    rows, cells = columns[is_taken], firsts[is_taken] + record.first_key(sequence)
-    np.add.at(taken, (rows // block, cells // block), sink[rows])
-    return taken
-
-
-def _pooled_means(numbers: Array, n_queries: Array, factor: int) -> Array:
-    """Numbers `[row]`, or cells `[row, column]` summed over keys, averaged over the queries of `factor` rows. `n_queries`
-    `[row]` counts the queries of a row."""
-    total = sums((numbers.T * n_queries).T, factor)
-    if total.ndim == 2:
-        total = sums(total, factor, axis=1)
-    means: Array = (total.T / np.maximum(sums(n_queries, factor), 1)).T
-    return means
 
 
 def sums(numbers: Array, size: int, axis: int = 0) -> Array:

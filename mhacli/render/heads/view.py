@@ -32,6 +32,7 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.head_map import cell_map, grid_of, head_map_view, where
 from mhacli.render.heads.table import heads_table, statistics
+from mhacli.run import BASE_BYTES
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
@@ -67,8 +68,6 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 
 def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     """The method, the time, and the memory that it took and that whole matrices would have taken."""
-    from mhacli.run import BASE_BYTES
-
     memory = shown(max(0, survey.peak_bytes - BASE_BYTES), "bytes")
     parts = [f"kernel {visible(survey.kernel)}", f"memory about {memory} in addition to torch's own"]
     parts.append(f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}")
