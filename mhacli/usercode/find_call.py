@@ -34,6 +34,7 @@ from mhacli.usercode.roles import (
 from mhacli.usercode.target import TargetRequest, find_target
 from mhacli.usercode.user_attention import (
     HEAD_AXES,
+    OF_TEXTS,
     PATTERN_AXES,
     ROW_AXES,
     AxisNames,
@@ -62,9 +63,9 @@ def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
 
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
-    """The target with the call and the masks of each mode: self-attention, cross-attention, or both. Raises MhaError if no call
-    works."""
-    first = _with_independent_rows(_first_call(built, request), request.seed)
+    """The target with the call and the masks of each mode: self-attention, cross-attention, or both; with one mode if only whole
+    texts have an output in the call of an example. Raises MhaError if no call works."""
+    first = _with_independent_rows(_first_call(built, request, may_pool=request.example is not None), request.seed)
     found = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
     modes, hiding = [], {form.parameter for mode in found for form in mode.forms if form.hides}
     for mode in found:
@@ -79,8 +80,8 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
 # ------------------------------------------------------------------------------------------------------- the first call
 
 
-def _first_call(built: Built, request: TargetRequest) -> UserAttention:
-    """The first call that gives an output."""
+def _first_call(built: Built, request: TargetRequest, *, may_pool: bool = False) -> UserAttention:
+    """The first call that gives an output of each token; else, if a module `may_pool`, the first that gives one of each text."""
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
@@ -103,6 +104,9 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
             tried.append((candidate, fault))
         if len(tried) >= 12 and time.perf_counter() - began > _MOST_S:
             break
+    for candidate, _ in tried if may_pool and built.module is not None else ():
+        with suppress(Exception, SystemExit):
+            return _pooled(candidate, request.seed)
     raise _call_error(built, request, tried)
 
 
@@ -130,11 +134,22 @@ def _with_output(attention: UserAttention, seed: int) -> UserAttention:
     return replace(attention, output=output)
 
 
+def _pooled(attention: UserAttention, seed: int) -> UserAttention:
+    """The attention with the first output that has a part for each text of a batch. Raises what the call raises, and
+    StopIteration without such an output."""
+    inputs = _inputs(attention, seed)
+    with seeded(seed, attention.device):
+        result = attention.result(inputs)
+    batch = len(inputs.queries)
+    paths = (path for path, out in leaves(result) if out.is_floating_point() and out.ndim > 1 and len(out) == batch)
+    return replace(attention, output=(next(paths), OF_TEXTS))
+
+
 def _with_independent_rows(attention: UserAttention, seed: int) -> UserAttention:
     """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
     torch's own layers, and the code does not state the batch first."""
     code = attention.built.thing if attention.built.module is None else type(attention.built.module)
-    if attention.axes != ROW_AXES or attention.example is not None or states_batch_first(code):
+    if attention.axes != ROW_AXES or attention.example is not None or attention.is_pooled or states_batch_first(code):
         return attention
     for axes in (ROW_AXES, _BATCH_SECOND):
         with suppress(Exception):  # the user's code may raise anything
@@ -149,7 +164,7 @@ def _with_independent_rows(attention: UserAttention, seed: int) -> UserAttention
 def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:
     """The attention in each mode: self and cross if keys are optional, else one."""
     keys = [slot for slot in attention.slots if slot.part != "queries"]
-    if not keys or attention.example is not None or any(slot.required for slot in keys):
+    if not keys or attention.example is not None or attention.is_pooled or any(slot.required for slot in keys):
         return [attention]
     crossed = replace(attention, slots=tuple(slot._replace(required=True) for slot in attention.slots))
     sizes = attention.sizes._replace(k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
@@ -384,8 +399,7 @@ def _vectors_in(made: dict[str, Any], built: Built) -> tuple[CallParameter, ...]
     vectors = [name for name, value in made.items() if _is_vectors(value)]
     found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
     if not found:
-        unnamed = [name for name in vectors if roles.get(name, "unknown") in ("unknown", "rest")]
-        found = dict(zip(unnamed, IN_ORDER.get(len(unnamed), ("x",)), strict=False))
+        found = dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
     return tuple(CallParameter(name, role, True) for name, role in found.items())
 
 
@@ -477,7 +491,8 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
 
 
 def _hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
-    """Whether texts that differ in a key, which a mask hides, have the same outputs. Raises what the call raises."""
+    """Whether texts that differ in a key, which a mask hides, have the same outputs, and queries that differ have others, as not
+    where all keys are hidden. Raises what the call raises."""
     alike = _inputs(attention, seed).map(lambda rows: rows[:1].expand_as(rows))
     batch, q_len, k_len = alike.lengths
     hidden = k_len - 1 if form.kind == "lengths" else 1
@@ -487,9 +502,12 @@ def _hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
     else:
         inputs = inputs._replace(allowed=keep.expand(1, 1, q_len, k_len))
     out = attention(inputs, mask=form, seed=seed)
-    if inputs.keys is None:  # the query of this key changes too
+    if inputs.keys is None and not attention.is_pooled:  # the query of this key changes too
         out = out[..., keep, :]
-    return bool(out.isfinite().all()) and torch.allclose(out, out[:1].expand_as(out), rtol=1e-4, atol=1e-6)
+    are_alike, is_constant = (
+        torch.allclose(out, one.expand_as(out), rtol=1e-4, atol=1e-6) for one in (out[:1], out[..., :1, :])
+    )
+    return bool(out.isfinite().all()) and are_alike and (attention.is_pooled or not is_constant)
 
 
 # ------------------------------------------------------------------------------------------------------------- finished

@@ -38,7 +38,7 @@ WORDS: Mapping[Role | CallRole, str] = {
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
     "lengths": "lens lengths length validlens validlength seqlens",
     "bias": "bias attnbias attentionbias positionbias relpos alibi qkvbias usebias projbias outbias",
-    "mask": "allowed visible m",
+    "mask": "allowed visible m adj adjacency",
     "padding": "pad padding valid",
     "causal": "causal iscausal usecausal autoregressive mask masked causalmask isdecoder",
     "mean": "averageattnweights averageattentionweights averageheads",
@@ -224,7 +224,7 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
     leading required parameters become inputs by position."""
     roles = [parameter.role for parameter in parameters]
     if not {*roles} & {*ROWS}:
-        is_other = [not parameter.required or parameter.role != "unknown" for parameter in parameters]
+        is_other = [not parameter.required or parameter.role not in ("unknown", "n_heads") for parameter in parameters]
         by_place = IN_ORDER.get([*is_other, True].index(True), ())
         roles[: len(by_place)] = by_place
         return [parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)]

@@ -104,6 +104,11 @@ class Sequences:
         """Whether it is an encoder with a decoder."""
         return self.ids is not None and self.attention.n_rows > 1
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether its output is of a whole text, not of each token."""
+        return self.ids is None and self.attention.is_pooled
+
     def draw(self, seed: int, length: int) -> Text:
         """A random text of ordinary tokens."""
         generator = torch.Generator().manual_seed(seed)
@@ -212,6 +217,8 @@ class Sequences:
             raise ValueError(f"no output has the shape [batch, token, …] of the ids, {list(real.shape)}")
         wide = out.detach().to(torch.promote_types(out.dtype, torch.float32)).cpu()
         wide = wide.flatten(2) if wide.ndim > 2 else wide[..., None]
+        if self.is_pooled:
+            return list(wide)
         return [row[is_real] for row, is_real in zip(wide, real.cpu(), strict=True)]
 
     def tried(self, *texts: Text) -> list[Tensor] | None:
@@ -441,7 +448,7 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
         # beside a memory, one mask alone leaves padding in the other rows
         hides_padding=attention.n_rows == 1 and all(call_role(form.parameter) == "padding" for form in forms),
     )
-    return sequences.at_longest(length)
+    return sequences.at_longest(length if attention.is_resizable else attention.sizes.q_len)
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts

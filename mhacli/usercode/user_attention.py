@@ -28,6 +28,8 @@ Path = tuple[int | str | tuple[str], ...]
 OF_IDS: AxisNames = ("batch", "row")
 ROW_AXES: AxisNames = ("batch", "row", "width")
 HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
+OF_TEXTS: AxisNames = ("batch",)
+"""The axes of an output that is of a whole text, whatever else it has."""
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
 _OUTPUT_NAMES = re.compile(
     r"(attn|attention|self_attn|attention_)?_?"
@@ -228,6 +230,11 @@ class UserAttention:
         return tuple(form for form in self.forms if form.is_padding)
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether its output is of a whole text, not of each token."""
+        return self.output[1] == OF_TEXTS
+
+    @property
     def n_rows(self) -> int:
         """The number of arguments for queries, keys and values."""
         return len({slot.part for slot in self.slots})
@@ -285,9 +292,11 @@ class UserAttention:
             return call(*[arguments.pop(name) for name in by_place], **arguments)
 
     def read(self, result: Any, sizes: CallSizes) -> Tensor:
-        """A copy of the output in a result, in our order of axes."""
+        """A copy of the output in a result, in our order of axes; that of a whole text as of one token."""
         path, axes = self.output
         tensors = dict(leaves(result))
+        if self.is_pooled:
+            return tensors[path].detach().flatten(1)[:, None].clone()
         if path not in tensors or tensors[path].ndim != len(axes):
             found = output_in(result, [axes], sizes)
             if found is None:

@@ -387,6 +387,9 @@ class Asker:
         if self.is_causal is False:
             self.sees_both_ways = True
             return self.unasked("causality", "tokens may see later ones")
+        if self.of.is_pooled:
+            self.sees_both_ways = True
+            return self.unasked("causality", "its output is of a whole text, not of each token")
         if not self.cuts:
             return self.unasked("causality", "needs a text of two tokens or more")
         pairs, reached, moves = list[Pair](), dict[int, float](), False
@@ -559,5 +562,6 @@ def _source_of(part: type[nn.Module]) -> tuple[str | None, int | None]:
 
 def asker_of(sequences: Sequences, seed: int, stage: Stage, *, is_causal: bool | None) -> Asker:
     """The behaviours of a callable with random texts."""
-    texts = [sequences.draw(seed, sequences.length), sequences.draw(seed + 1, max(1, sequences.length // 2))]
+    shorter = max(1, sequences.length // 2) if sequences.attention.is_resizable else sequences.length
+    texts = [sequences.draw(seed, sequences.length), sequences.draw(seed + 1, shorter)]
     return Asker(sequences, texts, is_causal, seed, stage)

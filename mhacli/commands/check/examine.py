@@ -97,7 +97,8 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
 def _ask(asker: Asker, *, claimed: bool | None = None) -> AttentionFound:
     """Asks all behaviours, and gives the attention in a pass. Where nothing states if tokens may see later ones, an attention
     that hides them does, else what is `claimed`."""
-    attention = attention_in(asker.module, partial(asker.read, asker.text), asker.length)
+    length = None if asker.of.is_pooled else asker.length
+    attention = attention_in(asker.module, partial(asker.read, asker.text), length)
     if asker.is_causal is None:
         asker.is_causal = True if attention.is_causal else claimed
     asker.all()
@@ -173,14 +174,27 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     attention = _ask(asker)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(attention, asker, request, stage)
-    if asker.inside:
-        return replace(_of_behaviour(request.of.target, asker), arguments=report.arguments, example=report.example)
+    if asker.inside or subject.is_pooled:
+        behaved = _of_behaviour(request.of.target, asker)
+        return replace(behaved, called=report.called, arguments=report.arguments, example=report.example)
     verdict = "wrong" if asker.findings else report.verdict
     return replace(report, verdict=verdict, findings=tuple(asker.findings), behaviour=asker.behaviours)
 
 
 def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
     """The report on one mode."""
+    if subject.is_pooled:
+        return Examination(
+            verdict="unknown",
+            target=request.of.target,
+            called=subject.described,
+            arguments=arguments_of(subject.built),
+            findings=(),
+            choices=(),
+            probes=(),
+            comparison=None,
+            reason="its output is of a whole text, not of each token",
+        )
     expects_causal = is_meant_causal(subject, request.of)
     probed = probe(subject, request.of.seed, stage)
     stage(f"comparing {request.of.target} with the reference", limited=False)

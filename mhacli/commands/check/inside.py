@@ -29,10 +29,10 @@ _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 
 
 class _Running(TorchFunctionMode):
-    """Notes, of a model that reads `length` tokens, the innermost module with weights that computes attention weights, and
-    whether any weights of these tokens over themselves are zero for all later tokens."""
+    """Notes, of a model that attends over `length` tokens, None for an unknown number, the innermost module with weights that
+    computes attention weights, and whether any weights of these tokens over themselves are zero for all later tokens."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int | None) -> None:
         super().__init__()
         self.length = length
         self.running: list[nn.Module] = []
@@ -42,7 +42,7 @@ class _Running(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the function, and notes the module if these are the weights of queries over keys."""
         result = func(*args, **(kwargs or {}))
-        is_pattern = func in _SOFTMAX and result.ndim > 2 and result.shape[-2:] == (self.length, self.length)
+        is_pattern = func in _SOFTMAX and result.ndim > 2 and self._is_of_all(result)
         if is_pattern or func in _WHOLE:
             self.found += [part for part in reversed(self.running) if any(True for _ in part.parameters())][:1]
             by_place = args if func is F.scaled_dot_product_attention else ()
@@ -51,11 +51,16 @@ class _Running(TorchFunctionMode):
             self.is_causal |= named.get("is_causal") is True or self._hides_later(mask, is_pattern=is_pattern)
         return result
 
+    def _is_of_all(self, pattern: Tensor) -> bool:
+        """Whether a mask or a pattern has a row and a column for each token."""
+        n_queries, n_keys = pattern.shape[-2:]
+        return n_queries == n_keys == (self.length or n_keys) > 1
+
     def _hides_later(self, mask: Tensor | None, *, is_pattern: bool) -> bool:
         """Whether a mask, or a pattern, hides all later keys from each query."""
-        if mask is None or self.length < 2 or mask.shape[-2:] != (self.length, self.length):
+        if mask is None or not self._is_of_all(mask):
             return False
-        later = mask[..., torch.ones(self.length, self.length, dtype=torch.bool, device=mask.device).triu(1)]
+        later = mask[..., torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)]
         if is_pattern:
             return not bool(later.any())
         if mask.dtype == torch.bool:  # torch's functions and modules differ in what True means
@@ -86,7 +91,7 @@ class AttentionFound(NamedTuple):
     is_causal: bool
 
 
-def attention_in(module: nn.Module | None, run: Callable[[], object], length: int) -> AttentionFound:
+def attention_in(module: nn.Module | None, run: Callable[[], object], length: int | None) -> AttentionFound:
     """The attention in a pass that reads `length` tokens; without modules if the module itself computes it."""
     watched = _Running(length)
     with watched.watching():

@@ -108,6 +108,18 @@ def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("example", "pooled", "verdict"),
+    [("lambda m, T: m(torch.randn(2, T, 24))", "[0].mean(1)", "consistent"),
+     ("lambda m: m(torch.randn(2, 9, 24))", "[0][:, 0] + melody.mean()", "wrong")],
+)  # fmt: skip
+def test_an_example_may_give_one_output_for_each_text(tmp_path, example, pooled, verdict) -> None:
+    path, _ = user_code.write(tmp_path, "targets:OddName", ("melody)[0]", f"melody){pooled}"))
+    examination = mhacli.check(user_code.load(path).OddName, arguments=SIZES, example=example)
+    asked = {behaviour.name: behaviour.ok for behaviour in examination.behaviour}
+    assert (examination.verdict, asked["causality"], asked["batch"]) == (verdict, None, verdict == "consistent")
+
+
+@pytest.mark.parametrize(
     ("name", "given", "guessed"),
     [
         ("OddName", {}, {"d_model", "n_heads"}),
