@@ -111,16 +111,12 @@ def _painted(colour: RGB) -> Mapping[str, str]:
 LIMIT_BYTES = 200_000
 """The largest output. A notebook stores every output."""
 _STYLE = """
-.mha-repr { color-scheme: light dark; background: #fff; color: #17202b; padding: 10px 14px; border: 1px solid #d5dbe3;
-border-radius: 8px; font: 13px/1.45 system-ui, sans-serif; }
-.mha-repr .dim { color: #566273; } .mha-repr .ok { color: #1d6b3a; } .mha-repr .sink { color: #a8127d; }
-.mha-repr .warning { color: #8a5a00; } .mha-repr .failed { color: #b3261e; font-weight: 600; }
-.mha-repr .bold { font-weight: 600; } .mha-repr .name { color: #0d6270; }
-@media (prefers-color-scheme: dark) {
-.mha-repr { background: #161d25; color: #e4e9ef; border-color: #2b3642; }
-.mha-repr .dim { color: #9ba8b7; } .mha-repr .ok { color: #7fd09b; } .mha-repr .sink { color: #ff86d6; }
-.mha-repr .warning { color: #e8b85c; } .mha-repr .failed { color: #ff8a80; } .mha-repr .name { color: #6cc5d1; }
-}
+.mha-repr { color-scheme: light dark; background: light-dark(#fff, #161d25); color: light-dark(#17202b, #e4e9ef);
+border: 1px solid light-dark(#d5dbe3, #2b3642); border-radius: 8px; padding: 10px 14px; font: 13px/1.45 system-ui, sans-serif; }
+.mha-repr .dim { color: light-dark(#566273, #9ba8b7); } .mha-repr .ok { color: light-dark(#1d6b3a, #7fd09b); }
+.mha-repr .sink { color: light-dark(#a8127d, #ff86d6); } .mha-repr .warning { color: light-dark(#8a5a00, #e8b85c); }
+.mha-repr .failed { color: light-dark(#b3261e, #ff8a80); font-weight: 600; } .mha-repr .bold { font-weight: 600; }
+.mha-repr .name { color: light-dark(#0d6270, #6cc5d1); }
 .mha-repr.mha-repr.mha-repr p { margin: 0 0 4px; } .mha-repr > div { overflow-x: auto; }
 .mha-repr.mha-repr.mha-repr pre { margin: 8px 0; padding: 0; background: none; color: inherit;
 font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
