@@ -24,22 +24,16 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
 
     Raises `MhaError` if torch or the machine lacks the device; the message names `option`.
     """
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
+        has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
         return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
-    kind, _, index = name.partition(":")
-    why = None
-    if kind == "cuda" and torch.version.cuda is None and torch.version.hip is None:
-        why = f"this build of torch ({torch.__version__}) has no CUDA"
-    elif kind == "cuda" and not has_cuda:
-        why = "this machine has no CUDA device that torch can use"
-    elif kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        why = f"this machine has {torch.cuda.device_count()}, numbered from 0"
-    elif kind == "mps" and not has_mps:
-        has_support = torch.backends.mps.is_built()
-        why = "this machine has no such device" if has_support else "this build of torch has no MPS"
-    if why is not None:
-        raise MhaError(f"{option} {name} is not available: {why}", hint=_ELSE[option], code="no-device")
+    try:
+        if name == "mps" and not torch.backends.mps.is_available():  # of which torch says nothing readable
+            raise RuntimeError("this machine, or this build of torch, has no MPS")
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as fault:
+        why = str(fault).partition("\n")[0]
+        raise MhaError(f"{option} {name} is not available: {why}", hint=_ELSE[option], code="no-device") from None
     return torch.device(name)
 
 
