@@ -27,7 +27,6 @@ from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.exports import Shown
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, filled
-from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import table
 from mhacli.settings import Dtype, ModelSettings
 from mhacli.text.escape import visible
@@ -59,9 +58,23 @@ class Report(Shown):
     seed: int = 0
     time_s: float = 0.0
 
-    def view(self, screen: Any) -> Any:
+    def view(self, screen: Any) -> RenderableType:
         """What `mha doctor` prints on a screen."""
-        return doctor_view(self, screen)
+        style = "bold red" if self.failed else "bold yellow" if self.having("care") else "bold green"
+        verdict = Text(visible(self.summary), style=style)
+        if self.model is None:
+            e = self.environment
+            verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold")
+            return Group(*table(_table(_in_brief(self), has_numbers=False), screen.width), verdict)
+        legend = [
+            "found: the largest change of a token's output, relative to the typical size of an output",
+            f"at most: {self.model.tolerance}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+        explained = Text("\n".join(map(visible, legend)), style="dim")
+        about = Text("\n".join(filled(_facts(self, self.model), screen.width)), style="bold")
+        checks = table(_table(self.checks, has_numbers=True), screen.width)
+        return Group(about, Text(), *checks, Text(), explained, Text(), verdict)
 
     def __repr__(self) -> str:
         """The verdict in a sentence."""
@@ -192,25 +205,6 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
 # -------------------------------------------------------------------------------------------------------- the report
 
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
-
-
-def doctor_view(report: Report, on: Screen) -> RenderableType:
-    """The complete output of `mha doctor`."""
-    style = "bold red" if report.failed else "bold yellow" if report.having("care") else "bold green"
-    verdict = Text(visible(report.summary), style=style)
-    if report.model is None:
-        e = report.environment
-        verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold")
-        return Group(*table(_table(_in_brief(report), has_numbers=False), on.width), verdict)
-    legend = [
-        "found: the largest change of a token's output, relative to the typical size of an output",
-        f"at most: {report.model.tolerance}",
-        *(f"note: {note}" for note in report.notes),
-    ]
-    explained = Text("\n".join(map(visible, legend)), style="dim")
-    about = Text("\n".join(filled(_facts(report, report.model), on.width)), style="bold")
-    checks = table(_table(report.checks, has_numbers=True), on.width)
-    return Group(about, Text(), *checks, Text(), explained, Text(), verdict)
 
 
 _NAMED = 2

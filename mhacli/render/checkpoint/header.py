@@ -62,7 +62,7 @@ def head_footer(record: Record, model: Model, screen: Screen) -> RenderableType:
     """What stands below a single head: how it was read, and the self-check, in one line if all checks pass."""
     words: list[str | Text] = [*_inputs(record, model), *_proof(record, model)]
     lines: list[RenderableType] = [*_generated(record, model, screen), *_unverified(record)]
-    if not _are_passed(record):
+    if not record.self_check.ok:
         return Group(*lines, flowing(words, screen.width), checks_view(record, screen, in_detail=False))
     n_checks = sum(len(layer.survey.checks) for layer in record.layers)
     return Group(
@@ -181,17 +181,11 @@ def _unverified(record: Record) -> Iterator[Text]:
             yield Text(f"! {layer.label} NOT verified: {'; '.join(reasons)}", style="bold red")
 
 
-def _are_passed(record: Record) -> bool:
-    """Whether all checks pass, and inspecting changed nothing."""
-    is_changed = record.model is not None and record.model.identical_outputs is False
-    return bool(record.self_check.ok) and not is_changed
-
-
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     """One line if all checks pass; otherwise, or `in_detail`, each check for the layer with the largest error, and all
     failures."""
     checks = [check for layer in record.layers for check in layer.survey.checks]
-    if _are_passed(record) and not in_detail:
+    if record.self_check.ok and not in_detail:
         return self_check_verdict(ok=True, found=checks_in_brief(checks))
     ok = record.self_check.ok
     verdict = self_check_verdict(ok=ok, found=f"{len(checks)} checks, {names_of(record.layers)}" if ok else "")
