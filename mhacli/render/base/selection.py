@@ -75,11 +75,8 @@ def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[Hea
 
 
 def survey_of(record: Record) -> HeadsSummary:
-    """The summary of head statistics; of several layers, the one with the largest distances. Raises `UsageError` for
-    none."""
+    """The summary of head statistics; of several layers, the one with the largest distances."""
     surveys = [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
-    if not surveys:
-        raise UsageError("the record is not one of mha heads")
     return max(surveys, key=lambda survey: survey.steps[-1])
 
 
