@@ -9,12 +9,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar
 
 from rich.console import RenderableType
 from rich.text import Text
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import Footer
 
@@ -26,8 +25,8 @@ from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import visible
-from mhacli.viewer.heads import ENDS, HeadsScreen, Overview, key
-from mhacli.viewer.panes import Words
+from mhacli.viewer.heads import Overview, Words
+from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session
 
 # --------------------------------------------------------------------------------------------------------------- texts
@@ -36,15 +35,7 @@ from mhacli.viewer.session import Session
 class TextScreen(Screen[None]):
     """A screen with one text, drawn for its width, which also scrolls by the keys of pagers."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        key("up", "scroll_up", "↑ ↓", "a line up or down", "scroll"),
-        key("down", "scroll_down"),
-        key("pageup,b", "page_up", "PgUp PgDn", "a page up or down"),
-        key("pagedown,space", "page_down"),
-        key("home,g", "scroll_home", "Home End", "the beginning or the end"),
-        key("end,G", "scroll_end"),
-        *ENDS,
-    ]
+    BINDINGS = KEYS["a text to read"]
 
     def __init__(self, session: Session, draw: Callable[[Session, int], Iterable[RenderableType]]) -> None:
         super().__init__()
@@ -52,8 +43,7 @@ class TextScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The text, with its keys below."""
-        yield self._text
-        yield Footer(compact=True)
+        yield from (self._text, Footer(compact=True))
 
 
 def _walk(session: Session, width: int) -> Iterator[RenderableType]:
@@ -87,16 +77,9 @@ their cells in the cursor's row, the queries as theirs in its column. A bar is a
 
 def _help(session: Session, width: int) -> Iterator[RenderableType]:
     """All keys, and the use of the mouse."""
-    from mhacli.viewer.effects import EffectsScreen
-    from mhacli.viewer.head import HeadScreen
-
-    screens: dict[str, type[Screen[None]]] = {"everywhere": HeadsScreen, "all heads": Overview, "a head": HeadScreen}
-    screens |= {"effects": EffectsScreen, "a text to read": TextScreen}
-    for title, screen in screens.items():
-        keys = [each for each in screen.BINDINGS if isinstance(each, Binding) and each.tooltip]
-        named = [(each.key_display or "", each.tooltip) for each in keys]
-        yield from table(pairs(named, style="bold cyan", title=title), width)
-        yield Text()
+    for title, keys in KEYS.items():
+        rows = [(key.key_display or "", key.tooltip) for key in keys if isinstance(key, Binding) and key.tooltip]
+        yield from (*table(pairs(rows, style="bold cyan", title=title), width), Text())
     yield Text(_EXPLAINED)
 
 
@@ -143,23 +126,17 @@ class Viewer(App[None]):
         self.VERTICAL_BREAKPOINTS = [(0, "-flat"), (12, "-high")]
         self.animation_level = "none"
         self.session, self._is_open = session, is_open
-        self.ended_by: int | None = None
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record without heads."""
         return Overview(self.session) if self.session.heads else TextScreen(self.session, _walk)
 
     def on_mount(self) -> None:
-        """Opens the requested head."""
+        """Opens the requested head. A signal ends the app with its number."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+            asyncio.get_running_loop().add_signal_handler(number, self.exit, None, number)
         if self._is_open and isinstance(self.screen, Overview):
-            self.screen.open_head(self.session.place)
-
-    def _end_by(self, number: int) -> None:
-        """Ends the app by a signal."""
-        self.ended_by = number
-        self.exit()
+            self.screen.action_open()
 
     def panic(self, *renderables: RenderableType) -> None:
         """Ends the app when bytes arrive that are no text, which Textual cannot read past."""
@@ -198,5 +175,5 @@ def run_viewer(session: Session, *, is_open: bool = False) -> None:
     viewer.run()
     if session.fault is not None:
         raise session.fault
-    if viewer.ended_by is not None:
-        raise Terminated if viewer.ended_by == signal.SIGTERM else KeyboardInterrupt
+    if viewer.return_code:
+        raise Terminated if viewer.return_code == signal.SIGTERM else KeyboardInterrupt

@@ -1,71 +1,309 @@
-"""The screen of one head: its matrix, a query's strongest keys, and the texts, with a common cursor."""
+"""One head: its picture in cells of any size, and its screen with a query's strongest keys, the texts, and a common cursor."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import partial
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
+from rich.style import Style
 from rich.text import Text
 from textual import events
-from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Container
 
 from mhacli.errors import first_names
+from mhacli.io.data import Array, finite
 from mhacli.render.base import format as words
-from mhacli.render.base.colours import EMPTY, NAN_SIGN, WEIGHTS
-from mhacli.render.base.grids import FORBIDDEN, cell, ends
-from mhacli.text.escape import visible
+from mhacli.render.base.colours import ACCENT, CURSOR, DIM, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, glyph, picked
+from mhacli.render.base.grids import FORBIDDEN, cell, ends, half_cells, levels, ticks
+from mhacli.render.base.options import Scale
+from mhacli.render.base.selection import DrawableHead
+from mhacli.render.heads.head_map import head_map
+from mhacli.text.escape import token_label, visible, without_surrogates
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import HeadsScreen, doubts, key, kind_sign, kind_words
-from mhacli.viewer.matrix import KEY, QUERY, TAKEN_SIGN, TIGHT, Matrix, Picture
-from mhacli.viewer.panes import CURSOR, PLAIN, Cell, Lines, Pane, Words, at, named, window, wrapped
+from mhacli.viewer.heads import (
+    Cell,
+    HeadsScreen,
+    Lines,
+    Pane,
+    Words,
+    at,
+    named,
+    places_ahead,
+    type_words,
+    window,
+    wrapped,
+)
+from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session
+
+# --------------------------------------------------------------------------------------------------------- the picture
+
+QUERY, KEY = 0, 1
+"""The axes of a map: queries downward, keys from left to right."""
+TAKEN_SIGN = "–"
+"""The sign of a removed sink's weight. `.00` would be a small weight."""
+HALF, TIGHT = 1, 4
+"""The columns of a cell that is half a character high, and of one whose number has no frame."""
+_DECIMALS = {TIGHT: 2, 6: 2, 8: 4}
+"""The decimals of weights in cells of so many columns."""
+Size = tuple[int, int]
+"""How many tokens a cell stands for in both directions, and its columns."""
+
+
+class Picture:
+    """A head of a sequence: its map `base`, of which sinks are removed if they are hidden, also in blocks of several cells."""
+
+    def __init__(self, head: DrawableHead, sequence: int, scale: Scale, top: float, *, hides_sinks: bool) -> None:
+        self.head, self.sequence, self.scale, self.hides_sinks = head, sequence, scale, hides_sinks
+        whole = head_map(head, sequence)
+        self.base = whole.without_sinks() if hides_sinks else whole
+        self.texts, self.unit = (self.base.queries, self.base.keys), "key" if self.base.block == 1 else "block"
+        self.is_taken = np.zeros(self.base.weights.shape, dtype=bool)
+        if hides_sinks and self.base.block == 1:
+            columns = [place - self.base.first[KEY] for place in self.base.sinks]
+            self.is_taken[:, columns] = self.base.weights[:, columns] == 0
+        self.weights = np.where(self.is_taken, FORBIDDEN, self.base.weights)
+        self.top, self.map, self.levels = top, cache(self.base.pooled), cache(self._levels)
+        self.words = [tuple(map(token_label, text)) for text in self.texts]
+
+    def _levels(self, factor: int) -> Array:
+        """The cells as levels of 0 … 255. Removed cells look masked."""
+        weights = self.weights if factor == 1 else self.map(factor).weights
+        return levels(weights, weights != FORBIDDEN, self.scale, self.top)
+
+    def cell_of(self, axis: int, place: int) -> int:
+        """The row or column of a position."""
+        cell_of_place = (place - self.base.first[axis]) // self.base.block
+        return min(int(self.weights.shape[axis]) - 1, max(0, cell_of_place))
+
+    def places(self, axis: int, row: int) -> range:
+        """The positions of the tokens of a row or column."""
+        first, last = self.base.query_places(row) if axis == QUERY else self.base.key_places(row)
+        return range(first, last + 1)
+
+    def name(self, axis: int, row: int, factor: int = 1) -> str:
+        """A row or column, or one of blocks of `factor` cells, in a sentence: `2 sat`, or `32–63`."""
+        cells = self.map(factor)
+        name = cells.query_name(row) if axis == QUERY else cells.key_name(row)
+        return name if cells.block > 1 else f"{self.places(axis, row).start} {name}"
+
+    def matches(self, axis: int, typed: str, begin: int) -> list[int]:
+        """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
+        names = self.words[axis]
+        found = [
+            n for n, name in enumerate(names) if typed and (typed.casefold() in name.casefold() or typed == str(n))
+        ]
+        return sorted(found, key=lambda place: (typed != str(place), (place - begin) % len(names)))
+
+    def top_keys(self, row: int) -> list[tuple[int, float]]:
+        """The visible columns of a row that were not removed, with their weights, in descending order with NaN last."""
+        weights = self.weights[row]
+        seen = np.flatnonzero(weights != FORBIDDEN)
+        order = seen[np.argsort(-np.nan_to_num(weights[seen], nan=-1.0), kind="stable")]
+        return [(int(column), float(weights[column])) for column in order]
+
+    def entropy(self, row: int) -> float | None:
+        """The mean entropy of a row's queries in nats, with sinks; None without visible keys."""
+        if not self.base.n_queries[row]:
+            return None
+        places, begin = self.places(QUERY, row), self.head.record.first_query(self.sequence)
+        of_head = self.head.record.arrays["entropy"][self.sequence, self.head.place]
+        nats = of_head[begin + places.start : begin + places.stop]
+        return float(nats.mean() if self.base.block == 1 else np.nanmean(nats))
+
+    def row_document(self, row: int) -> Mapping[str, Any]:
+        """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if not finite."""
+        base, head, arrays = self.base, self.head, self.head.record.arrays
+        exact = float if self.hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
+        sinks = {"places": [*base.sinks], "share": finite(float(base.sink_weights[row])), "removed": self.hides_sinks}
+        return {
+            "schema": "mha.row/1",
+            "layer": None if head.layer is None else head.layer.layer,
+            "attention": None if head.layer is None else head.layer.name,
+            "head": head.head,
+            "kind": None if head.statistics is None else head.statistics.kind,
+            "sequence": self.sequence,
+            "query": self._json_place(QUERY, row),
+            "entropy": finite(self.entropy(row)),
+            "sinks": sinks,
+            "learned_sink": None if base.learned is None else finite(float(base.learned[row])),
+            "shares": "renormalised without sinks" if self.hides_sinks else "as computed",
+            "keys": [  # with as few digits as the dtype needs
+                {**self._json_place(KEY, column), "share": finite(float(str(exact(weight))))}
+                for column, weight in sorted(self.top_keys(row))
+            ],
+        }
+
+    def _json_place(self, axis: int, row: int) -> dict[str, Any]:
+        places = self.places(axis, row)
+        if self.base.block > 1:
+            return {"first": places[0], "last": places[-1]}
+        return {"place": places[0], "token": without_surrogates(self.texts[axis][places[0]])}
+
+    # ----------------------------------------------------------------------------------------------------------- cells
+
+    def sizes(self, *, colour: bool) -> list[Size]:
+        """The sizes of cells from the smallest on."""
+        least, *wider = (HALF, 2, TIGHT, 6, 8) if colour else (2, 3, TIGHT, 6, 8)
+        powers = range(max(self.weights.shape).bit_length(), -1, -1)
+        return [*((1 << power, least) for power in powers), *((1, width) for width in wider)]
+
+    def fits(self, size: Size, lines: int, columns: int) -> bool:
+        """Whether all cells of a size fit."""
+        (n_rows, n_columns), (factor, width) = self.weights.shape, size
+        return bool(-(-n_rows // (factor * per_line(width))) <= lines and -(-n_columns // factor) * width <= columns)
+
+    def largest(self, sizes: list[Size], lines: int, columns: int) -> int:
+        """The place of the largest size in which all cells fit, or of the smallest size."""
+        return max((place for place, size in enumerate(sizes) if self.fits(size, lines, columns)), default=0)
+
+    def cells(self, size: Size, rows: range, columns: range, *, colour: bool) -> list[Cell]:
+        """A line of cells of a size: one row, or two in cells that are half a character high."""
+        factor, width = size
+        part = slice(columns.start, columns.stop)
+        upper, *lower = self.levels(factor)[rows.start : rows.stop, part].tolist()
+        if width == HALF:
+            return [*half_cells(upper, lower[0] if lower else None)]
+        if width not in _DECIMALS:
+            return [cell(level, width, colour=colour) for level in upper]
+        weights = self.map(factor).weights[rows.start, part].tolist()
+        numbers = (_number(*pair, width, colour=colour) for pair in zip(upper, weights, strict=True))
+        return [cell(level, width, colour=colour, word=number) for level, number in zip(upper, numbers, strict=True)]
+
+    def thumbnail(self, lines: int, columns: int, *, colour: bool) -> Iterator[list[Cell]]:
+        """The whole picture, in the largest cells that fit."""
+        sizes = self.sizes(colour=colour)[:-1]
+        size = sizes[self.largest(sizes, lines, columns)]
+        (n_rows, n_columns), step = self.levels(size[0]).shape, per_line(size[1])
+        for begin in range(0, n_rows, step):
+            yield self.cells(size, range(begin, min(begin + step, n_rows)), range(n_columns), colour=colour)
+
+
+def per_line(width: int) -> int:
+    """The rows of cells of a width in a line of characters."""
+    return 2 if width == HALF else 1
+
+
+def _number(level: int, weight: float, width: int, *, colour: bool) -> str:
+    """An attention weight in a cell, without colour behind the sign of its shade; `0` if masked, `–` if removed."""
+    number = shown(weight, "weight", _DECIMALS[width])
+    if level == FORBIDDEN:
+        number = "0" if weight == FORBIDDEN else TAKEN_SIGN
+    if width == TIGHT:  # 1.0 leaves a blank between numbers
+        return number[: TIGHT - 1]
+    return f"{'' if colour or level < 0 else glyph(level)}{number}"[2 - width :] + " "
+
+
+# ---------------------------------------------------------------------------------------------------------- the matrix
+
+_CURSOR = Style(color=picked((255, 64, 64), 203, 9))
+"""The cursor's colour among half blocks, which is not in the ramp."""
+_MOST_LABEL, _TICKS, _NAMED = 14, 10, 200
+
+
+class Matrix(Pane):
+    """The picture of a head in the largest cells that fit, or `zoomed` ones, queries down and keys across. The cursor is on a
+    cell of the finest map, and a cell on the screen stands for `factor` × `factor` of them."""
+
+    def __init__(self, screen: HeadScreen) -> None:
+        super().__init__(self._lines, id="matrix")
+        self.owner = screen
+        self.zoomed, self.factor, self.width, self._left = 0, 1, HALF, 0
+
+    def fit(self) -> None:
+        """Takes cells of a size, and those around the cursor."""
+        on, picture, (width, height) = self.owner, self.owner.picture, self.size
+        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, len(picture.weights))))
+        self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
+        lines, room, sizes = max(1, height - 2), max(1, width - self._left), picture.sizes(colour=on.session.colour)
+        fits = picture.largest(sizes, lines, room)
+        least = min(fits, sizes.index((1, sizes[0][1])))
+        self.zoomed = max(least, min(len(sizes) - 1, fits + self.zoomed)) - fits
+        self.factor, self.width = sizes[fits + self.zoomed]
+        n_rows, n_columns = picture.levels(self.factor).shape
+        row, column = (place // self.factor for place in on.at)
+        on.rows = window(on.rows.start, lines * per_line(self.width), row, n_rows)
+        on.columns = window(on.columns.start, max(1, room // self.width), column, n_columns)
+
+    def _lines(self, width: int, height: int) -> tuple[str, Lines]:
+        """The lines around the cursor below the keys."""
+        self.fit()
+        on, step = self.owner, per_line(self.width)
+        cells = on.picture.map(self.factor)
+        title = "matrix" if cells.block == 1 else f"matrix · {cells.block} × {cells.block} tokens a cell"
+        if self.factor > 1:
+            weight = float(cells.weights[on.at[QUERY] // self.factor, on.at[KEY] // self.factor])
+            title += f", here {'masked' if weight == FORBIDDEN else shown(weight, 'weight', 4)}"
+        starts = on.rows[::step]
+        return title, [self._axis(), *(self._line(range(start, min(start + step, on.rows.stop))) for start in starts)]
+
+    def _axis(self) -> Iterator[Cell]:
+        """The keys, as tokens if they fit into cells, else some of the positions."""
+        yield f"{'query':<{self._left}}", DIM
+        cells, width, columns = self.owner.picture.map(self.factor), self.width, self.owner.columns
+        if width > TIGHT and cells.block == 1:
+            for column in columns:
+                name = set_cell_size(words.fitted(cells.key_name(column), width - 1), width)
+                yield name, ACCENT if column == self.owner.at[KEY] else PLAIN
+        else:
+            places = [cells.key_index(column) for column in columns]
+            yield ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=columns.start), DIM
+
+    def _line(self, rows: range) -> Sequence[Cell]:
+        """The name of a query, and the cells of its line."""
+        on, picture, room = self.owner, self.owner.picture, self._left - 2
+        row, column = (place // self.factor for place in on.at)
+        cells = picture.cells((self.factor, self.width), rows, on.columns, colour=on.session.colour)
+        name, style, mark = picture.name(QUERY, rows[0], self.factor), PLAIN, "  "
+        if row in rows:
+            name, style, mark = picture.name(QUERY, on.at[QUERY]), ACCENT, " ▸"
+            at = column - on.columns.start
+            cells[at] = self._cursor(*cells[at], is_upper=row == rows[0])
+        return [(set_cell_size(words.fitted(name, room), room), style), (mark, ACCENT), *cells]
+
+    def _cursor(self, text: str, style: Style, *, is_upper: bool) -> Cell:
+        """The cell under the cursor, marked: in its colour among half blocks, by a frame around a number, else reversed."""
+        if self.width == HALF:
+            return "▀" if is_upper else "▄", _CURSOR
+        return (text, CURSOR) if self.width == TIGHT else (f"[{text[1:-1]}]", style + CURSOR)
+
+    def on_click(self, event: events.Click) -> None:
+        """Goes to the cell under the mouse; beside the cells to the row."""
+        row = self.owner.rows.start + (event.y - 2) * per_line(self.width)
+        column = self.owner.columns.start + (event.x - self._left) // self.width
+        if row in self.owner.rows:
+            is_beside = column not in self.owner.columns
+            self.owner.go(row * self.factor, self.owner.at[KEY] if is_beside else column * self.factor)
+
+
+# ---------------------------------------------------------------------------------------------------------- the screen
 
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
 """The most top keys to list."""
 _MOST_SINKS = 6
 """The most sinks that a caption names."""
-_DECIMALS, _MOST_NAME = 5, 18
+_LISTED, _MOST_NAME = 5, 18
 """The decimals of weights in the list of top keys, and its widest name."""
+
+
 _AXES = ("query", "key")
-_GAP = Text("  ")
-_SEARCHED = "Tab other axis · Enter take · Esc go back"
 
 
 class HeadScreen(HeadsScreen):
     """One head with the cursor on a query and a key."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        key("shift+pageup", "page(0, -1)", "⇧PgUp ⇧PgDn", "a page to the left or right"),
-        key("shift+pagedown", "page(0, 1)"),
-        key("end", "end"),
-        key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
-        key("shift+tab", "app.focus_previous"),
-        key("h,right_square_bracket", "head(1)", "h ]", "the next head", "head"),
-        key("H,left_square_bracket", "head(-1)", "H [", "the previous head"),
-        key("l,right_curly_bracket", "layer(1)", "l }", "the same head of the next layer", "layer"),
-        key("L,left_curly_bracket", "layer(-1)", "L {", "the same head of the previous layer"),
-        key("plus,equals_sign", "zoom(1)", "+ -", "larger or smaller cells; 0 so that all fit", "zoom"),
-        key("minus", "zoom(-1)"),
-        key("0", "zoom(0)"),
-        key("slash", "jump", "/", "jump to a token by typing it, or to a place by its number", "find"),
-        key("n", "match(1)", "n N", "the next or previous match"),
-        key("N", "match(-1)"),
-        key("t", "most(1)", "t T", "more or fewer of the strongest keys"),
-        key("T", "most(-1)"),
-        key("y", "copy", "y", "copy the row as JSON to the terminal's clipboard (OSC 52)", "copy"),
-    ]  # fmt: skip
+    BINDINGS = KEYS["a head"]
 
     def __init__(self, session: Session, picture: Picture) -> None:
         super().__init__(session)
-        self.matrix, self.list = Matrix(self, picture), Pane(self._top_keys, id="list")
+        self.picture, self.matrix, self.list = picture, Matrix(self), Pane(self._top_keys, id="list")
         self.keys, self.queries = (Pane(partial(self._text, axis), id=_AXES[axis]) for axis in (KEY, QUERY))
-        self.about = Words(self._about, id="about")
+        body = Container(self.matrix, self.list, self.keys, self.queries, id="body")
+        self.panes = body, Words(self._about, id="about")
         self._most: int | None = None
         self._listed: list[int] = []
         self._axis, self._typed, self._found = QUERY, "", list[int]()
@@ -73,52 +311,37 @@ class HeadScreen(HeadsScreen):
         row = picture.weights.shape[QUERY] - 1
         self.at = row, next((column for column, _ in picture.top_keys(row)), 0)
 
-    def compose(self) -> ComposeResult:
-        """The panes from the top."""
-        yield self.top
-        yield Container(self.matrix, self.list, self.keys, self.queries, id="body")
-        yield from (self.about, self.note, self.footer)
-
-    @property
-    def picture(self) -> Picture:
-        """The picture that is drawn."""
-        return self.matrix.picture
-
     def draw(self) -> None:
         """Draws the session's head, with the cursor on the same tokens as before if possible."""
         before, picture = self.picture, self.session.picture()
         if picture is not None and picture is not before:
             query, key_place = (before.places(axis, self.at[axis]).start for axis in (QUERY, KEY))
-            self.matrix.picture, self.at = picture, (picture.cell_of(QUERY, query), picture.cell_of(KEY, key_place))
+            self.picture, self.at = picture, (picture.cell_of(QUERY, query), picture.cell_of(KEY, key_place))
         super().draw()
 
     def above(self, width: int) -> Iterator[Text]:
         """The head, its type, its sequence, and doubts."""
         head, n_sequences = self.session.head, len(self.session.record.sequences)
-        line = Text.assemble(
-            (head.label, "bold cyan"), "  ", kind_sign(head.statistics), f" {kind_words(head.statistics)}"
-        )
-        if n_sequences > 1:
-            line.append(f"  sequence {self.session.sequence} of 0–{n_sequences - 1}", style="bold")
-        yield line.append_text(doubts(head))
+        sequence = f"  sequence {self.session.sequence} of 0–{n_sequences - 1}" if n_sequences > 1 else ""
+        yield Text.assemble((head.label, "bold cyan"), "  ", type_words(head), (sequence, "bold"))
 
     # ---------------------------------------------------------------------------------------------------------- panes
 
     def _top_keys(self, width: int, height: int) -> tuple[str, Lines]:
         """The strongest keys of the row, as many as fit if no number was chosen, then what the others get."""
         picture, (row, column) = self.picture, self.at
-        keys, label = picture.top_keys(row), min(_MOST_NAME, max(6, width - _DECIMALS - 12))
-        most = self._most or (height if len(keys) <= height else max(1, height - 1))
+        keys, label = picture.top_keys(row), min(_MOST_NAME, max(6, width - _LISTED - 12))
+        most = self._most or max(1, height - 1)
         listed, others, lines = keys[:most], keys[most:], list[list[Cell]]()
         self._listed = [place for place, _ in listed]
         for place, weight in listed:
             name = set_cell_size(words.fitted(picture.name(KEY, place), label), label)
-            number = f" {name} {shown(weight, 'weight', _DECIMALS):>{_DECIMALS + 2}} "
+            number = f" {name} {shown(weight, 'weight', _LISTED):>{_LISTED + 2}} "
             bar = "█" * round(np.nan_to_num(weight / (listed[0][1] or 1.0)) * (width - cell_len(number) - 1))
             there = at(row, place)
             lines.append([(number, there + CURSOR if place == column else there), (bar, there)])
         if others:
-            rest = shown(sum(weight for _, weight in others), "weight", _DECIMALS)
+            rest = shown(sum(weight for _, weight in others), "weight", _LISTED)
             lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
         visible_lines = window(0, height, self._listed.index(column) if column in self._listed else 0, len(lines))
         title = f"top {len(listed)} of {words.count_of(len(keys), picture.unit)}"
@@ -129,15 +352,15 @@ class HeadScreen(HeadsScreen):
         picture, other = self.picture, 1 - axis
         title = f"{('queries of key', 'keys of query')[axis]} {picture.name(other, self.at[other])}"
         of_cells = np.take(picture.levels(1), self.at[other], axis=other)
-        names, places, width = picture.words(axis), picture.places(axis, self.at[axis]), max(4, width)
+        names, places, width = picture.words[axis], picture.places(axis, self.at[axis]), max(4, width)
 
         def token(place: int) -> Cell:
             """A token in the colours of its cell, or without colours behind its sign."""
             here = picture.cell_of(axis, place)
             sign, style = cell(int(of_cells[here]), colour=self.session.colour)
             style = EMPTY if of_cells[here] == FORBIDDEN else style
-            place_of = (here, self.at[KEY]) if axis == QUERY else (self.at[QUERY], here)
-            return ("▸" if place in places else sign) + words.fitted(names[place], width - 1), style + at(*place_of)
+            marked = "▸" if place in places else sign
+            return marked + words.fitted(names[place], width - 1), style + at(*self._moved(axis, here))
 
         lines = wrapped(names, width)
         row = next(row for row, line in enumerate(lines) if places.start in line)
@@ -153,25 +376,24 @@ class HeadScreen(HeadsScreen):
 
     def _read_out(self, width: int) -> Iterator[Text]:
         """The query, key and weight under the cursor, and the row's entropy, sink weight and sum."""
-        picture, (row, column) = self.picture, self.at
-        base, entropy, is_taken = picture.base, picture.entropy(row), picture.is_taken[row, column]
-        number = float(base.weights[row, column])
+        picture, (row, column), base = self.picture, self.at, self.picture.base
+        number, entropy = float(base.weights[row, column]), picture.entropy(row)
+        is_taken = picture.is_taken[row, column]
         weight = "masked" if number == FORBIDDEN else "taken out" if is_taken else shown(number, "weight", 4)
         exact = f" ({number:.6g})" if np.isfinite(number) and number > 0 else ""
         room = max(6, (width - cell_len(f"query   key   weight {weight}{exact}")) // 2)
         names = [named(_AXES[axis], words.fitted(picture.name(axis, self.at[axis]), room)) for axis in (QUERY, KEY)]
-        yield _GAP.join([*names, named("weight", weight).append(exact, "dim")])
+        yield Text("  ").join([*names, named("weight", weight).append(exact, "dim")])
         if entropy is None:
             yield Text("this query sees no key", "bold yellow")
             return
-        numbers = [
-            named("entropy with sinks" if picture.hides_sinks else "entropy", f"{shown(entropy, 'number')} nats")
-        ]
-        if picture.hides_sinks:
-            numbers.append(named("taken out", shown(float(base.sink_weights[row]), "weight", 4)))
-        if base.learned is not None:
-            numbers.append(named("sink logit", shown(float(base.learned[row]), "weight", 4)))
-        yield _GAP.join([*numbers, named("row sum", shown(float(base.sums[row]), "weight", 4))])
+        name = "entropy with sinks" if picture.hides_sinks else "entropy"
+        numbers = [named(name, f"{shown(entropy, 'number')} nats")]
+        of_row = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
+        for name, weights in of_row.items():
+            if weights is not None:
+                numbers.append(named(name, shown(float(weights[row]), "weight", 4)))
+        yield words.flowing(numbers, width, "  ")
 
     def _legend(self) -> Iterator[Text]:
         """The meaning of shades, and what was removed or not drawn."""
@@ -181,12 +403,10 @@ class HeadScreen(HeadsScreen):
         low, high = ends(picture.scale, picture.top, largest=float(np.nanmax(weights, initial=0.0)))
         swatches = WEIGHTS.swatches(8, colour=self.session.colour)
         yield Text.assemble(f"scale {picture.scale}, {low} … {high} ", *swatches)
-        if base.sinks:
-            keys = first_names(map(str, base.sinks), _MOST_SINKS)
-            yield Text(f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average")
-        if base.learned_mass is not None:
-            yield Text(f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average")
+        keys, on_average = first_names(map(str, base.sinks), _MOST_SINKS), "of a row on average"
         notes = {
+            f"sink: key {keys}, {shown(base.sink_mass, 'percent')} {on_average}": base.sinks,
+            f"sink logit: {shown(base.learned_mass, 'percent')} {on_average}": base.learned is not None,
             "sinks taken out, rows renormalised": picture.hides_sinks,
             "before dropout": picture.head.record.config.train,
             "0: masked" if has_numbers else "blank: masked": (weights == FORBIDDEN).any(),
@@ -197,33 +417,26 @@ class HeadScreen(HeadsScreen):
 
     # -------------------------------------------------------------------------------------------------------- cursor
 
+    def _moved(self, axis: int, place: int) -> tuple[int, int]:
+        """The cell of the cursor's column in another row, or of its row in another column; the nearest that there is."""
+        place = max(0, min(self.picture.weights.shape[axis] - 1, place))
+        return (place, self.at[KEY]) if axis == QUERY else (self.at[QUERY], place)
+
     def action_move(self, down: int, right: int, times: int = 1) -> None:
         """Moves the cursor; an arrow in the list or a text goes to the key or query before or behind."""
-        (row, column), step = self.at, down + right
+        axis, step, listed, column = KEY if right else QUERY, down + right, self._listed, self.at[KEY]
         if times > 1 or self.focused not in (self.list, self.keys, self.queries):
-            self._go_near(row + down * times * self.matrix.factor, column + right * times * self.matrix.factor)
-        elif self.focused is self.list and self._listed:
-            place = self._listed.index(column) + step if column in self._listed else 0
-            self.go(row, self._listed[max(0, min(len(self._listed) - 1, place))])
-        elif self.focused is self.keys:
-            self._go_near(row, column + step)
-        elif self.focused is self.queries:
-            self._go_near(row + step, column)
-
-    def _go_near(self, row: int, column: int) -> None:
-        """Moves the cursor to the cell that is nearest to a place."""
-        n_rows, n_columns = self.picture.weights.shape
-        self.go(max(0, min(n_rows - 1, row)), max(0, min(n_columns - 1, column)))
+            self.go(*self._moved(axis, self.at[axis] + step * times * self.matrix.factor))
+        elif self.focused is self.list and listed:
+            place = listed.index(column) + step if column in listed else 0
+            self.go(*self._moved(KEY, listed[max(0, min(len(listed) - 1, place))]))
+        else:
+            axis = QUERY if self.focused is self.queries else KEY
+            self.go(*self._moved(axis, self.at[axis] + step))
 
     def action_end(self) -> None:
         """Moves the cursor to the last key that its query sees."""
-        query = self.at[QUERY]
-        self.go(query, int(np.flatnonzero(self.picture.base.is_open[query]).max(initial=0)))
-
-    def _go_to(self, place: int) -> None:
-        """Moves the cursor to a query or key by its position."""
-        there = self.picture.cell_of(self._axis, place)
-        self.go(*((there, self.at[KEY]) if self._axis == QUERY else (self.at[QUERY], there)))
+        self.go(*self._moved(KEY, int(np.flatnonzero(self.picture.base.is_open[self.at[QUERY]]).max(initial=0))))
 
     # ------------------------------------------------------------------------------------------------------ what is drawn
 
@@ -235,10 +448,9 @@ class HeadScreen(HeadsScreen):
 
     def action_layer(self, step: int) -> None:
         """Shows the same head of the next or previous layer that has it."""
-        row, number = self.session.place
-        rows = [other for other, n in self.session.heads if n == number and (other - row) * step > 0]
-        self.action_say("" if rows else "no layer there has this head")
-        self.session.place = min(rows, key=lambda other: abs(other - row), default=row), number
+        ahead = places_ahead(self.session.heads, self.session.place, step, 0)
+        self.action_say("" if ahead else "no layer there has this head")
+        self.session.place = next(iter(ahead), self.session.place)
         self.draw()
 
     def action_zoom(self, step: int) -> None:
@@ -249,8 +461,8 @@ class HeadScreen(HeadsScreen):
     def action_most(self, step: int) -> None:
         """Lists more or fewer top keys."""
         now = self._most or len(self._listed)
-        more, fewer = [n for n in _MOST if n > now], [n for n in _MOST if n < now]
-        self._most = min(more, default=now) if step > 0 else max(fewer, default=now)
+        others = [n for n in _MOST if (n - now) * step > 0] or [now]
+        self._most = others[0 if step > 0 else -1]
         self.draw()
 
     def action_copy(self) -> None:
@@ -284,40 +496,29 @@ class HeadScreen(HeadsScreen):
             self.action_say(f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missed else "")
             if event.key == "escape":
                 self.go(*before)
-        elif event.key == "tab":
-            self._axis = 1 - self._axis
-            self._find(self._typed)
-        elif event.key == "backspace":
-            self._find(self._typed[:-1])
-        elif event.is_printable:
-            self._find(self._typed + (event.character or ""))
+        else:
+            self._axis = 1 - self._axis if event.key == "tab" else self._axis
+            typed = self._typed + (event.character or "") * event.is_printable
+            self._find(self._typed[:-1] if event.key == "backspace" else typed)
 
     def _find(self, typed: str) -> None:
         """Goes to the first match, or back if there is none."""
         assert self._before is not None
-        place = self.picture.places(self._axis, self._before[self._axis]).start
-        self._typed, self._found = typed, matches(self.picture, self._axis, typed, place)
+        self.at, axis, picture = self._before, self._axis, self.picture
+        self._typed, self._found = typed, picture.matches(axis, typed, picture.places(axis, self.at[axis]).start)
         count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
-        self.action_say(f"to a {_AXES[self._axis]}: {visible(typed)}  {count} · {_SEARCHED}")
-        if self._found:
-            self._go_to(self._found[0])
-        else:
-            self.go(*self._before)
+        self.action_say(f"to a {_AXES[axis]}: {visible(typed)}  {count} · Tab other axis · Enter take · Esc go back")
+        self._go_to_match()
+
+    def _go_to_match(self) -> None:
+        """Moves the cursor to the first match, if there is one."""
+        self.go(
+            *(self._moved(self._axis, self.picture.cell_of(self._axis, self._found[0])) if self._found else self.at)
+        )
 
     def action_match(self, step: int) -> None:
         """Goes to the next or previous match."""
         if not self._found:
             self.action_say("no search yet: press /")
-            return
         self._found = self._found[step:] + self._found[:step]
-        self._go_to(self._found[0])
-
-
-def matches(picture: Picture, axis: int, typed: str, begin: int) -> list[int]:
-    """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
-    tokens, needle = picture.texts[axis], typed.casefold()
-    names = zip(tokens, picture.words(axis), strict=True)
-    places = [place for place, name in enumerate(names) if typed and needle in "\n".join(name).casefold()]
-    number = int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 10 else -1
-    places += [number] if 0 <= number < len(tokens) and number not in places else []
-    return sorted(places, key=lambda place: (place != number, (place - begin) % len(tokens)))
+        self._go_to_match()

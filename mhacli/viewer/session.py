@@ -13,7 +13,7 @@ from mhacli.render.base.selection import DrawableHead, drawable_heads, scale_of,
 from mhacli.settings import LayerChoices
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
-    from mhacli.viewer.matrix import Picture
+    from mhacli.viewer.head import Picture
 
 Place = tuple[int, int]
 """The row of a head's layer, and the head's number."""
@@ -42,9 +42,7 @@ class Session:
         self.place = next(iter(self.heads), (0, 0))
         self.fault: MhaError | None = None
         longest = max(len(text.tokens) for text in (*record.sequences, *record.keys))
-        surveys = [None if head.is_exact else head.record.survey for head in self.heads.values()]
-        block = min((1 if survey is None else survey.block for survey in surveys), default=1)
-        self._picture = lru_cache(maxsize=1 + _KEPT_CELLS // (longest // block + 1) ** 2)(self._read)
+        self._picture = lru_cache(maxsize=1 + _KEPT_CELLS // (longest + 1) ** 2)(self._read)
         self._top = cache(self._largest)
 
     @property
@@ -79,7 +77,7 @@ class Session:
             return None
 
     def _read(self, place: Place, sequence: int, scale: Scale | None, *, hides_sinks: bool) -> Picture:
-        from mhacli.viewer.matrix import Picture
+        from mhacli.viewer.head import Picture
 
         head = self.heads[place]
         return Picture(head, sequence, self.scale_of(head), self._top(hides_sinks), hides_sinks=hides_sinks)

@@ -49,6 +49,10 @@ def picked(colour: RGB, of_256: int, of_16: int) -> Color:
 EMPTY = Style(color=picked((128, 128, 128), 244, 8))
 """The style of text in a cell without an attention weight. It is a colour, because faint and bold text changes shades
 on terminals."""
+PLAIN, DIM = Style.null(), Style(dim=True)
+ACCENT = Style(color="cyan", bold=True)
+CURSOR = Style(reverse=True)
+"""The style, never bold, of the cell under a cursor."""
 UNKNOWN: RGB = (214, 39, 40)
 SINK: RGB = (255, 64, 200)
 """The colours of NaN, and of sinks that were taken out, in pages and pictures: red and pink, which are not in the ramp."""

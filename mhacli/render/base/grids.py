@@ -18,7 +18,7 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.io.data import Array
-from mhacli.render.base.colours import CHANGES, EMPTY, NAN_SIGN, WEIGHTS, Ramp
+from mhacli.render.base.colours import CHANGES, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, Ramp
 from mhacli.render.base.doc import Column, Grid
 from mhacli.render.base.format import fitted, flowing
 from mhacli.render.base.options import Screen, Selection, balanced
@@ -306,24 +306,20 @@ def _heading(panel: _Panel, size: int) -> str:
 
 def _cells(panel: _Panel, row: int, cells: list[int], size: int, *, colour: bool) -> Iterator[tuple[str, Style]]:
     """The cells of a row as signs, as shades, or as numbers behind a blank."""
-    g, ramp, null = panel.grid, ramp_of(panel.grid), Style.null()
+    g, ramp = panel.grid, ramp_of(panel.grid)
     masked = "" if g.scale == "change" else "0" + " " * (g.marked is not None)
     for column, level in enumerate(cells):
         if g.signs is not None:
             yield g.signs[row][column]
-            yield " " * (size - 1), null
+            yield " " * (size - 1), PLAIN
         elif not panel.has_numbers:
             yield cell(level, size, colour=colour, ramp=ramp, gap=int(size > 3))
-        elif level == FORBIDDEN:
-            yield f"{masked:>{size}}", EMPTY if colour else null
         else:
             is_marked = g.marked is not None and bool(g.marked[row, column])
-            word = panel.number(float(g.values[row, column]), is_marked=is_marked)
-            yield " ", null
+            number = panel.number(float(g.values[row, column]), is_marked=is_marked)
+            word = masked if level == FORBIDDEN else number
+            yield " ", PLAIN
             yield cell(level, size - 1, colour=colour, ramp=ramp, word=word)
-
-
-_PLAIN = Style.null()
 
 
 def cell(
@@ -331,11 +327,11 @@ def cell(
 ) -> tuple[str, Style]:
     """A cell of `width` columns, with `word` or signs in all but the last `gap` columns."""
     if level == FORBIDDEN:
-        return " " * width, _PLAIN
+        return f"{word:>{width}}", EMPTY if word and colour else PLAIN
     room, is_number = width - gap, level != NOT_A_NUMBER
     sign = NAN_SIGN if not is_number else " " if colour else ramp.sign(level)
     text = f"{word:>{room}}" if word else sign * room
-    return text + " " * gap, ramp.style(level) if colour and is_number else _PLAIN
+    return text + " " * gap, ramp.style(level) if colour and is_number else PLAIN
 
 
 def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = WEIGHTS) -> Iterator[tuple[str, Style]]:
@@ -348,9 +344,9 @@ def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = W
 def _half_cell(upper: int, lower: int, ramp: Ramp) -> tuple[str, Style]:
     """One character for two cells, with the upper in the foreground. A masked cell shows the screen's background."""
     if NOT_A_NUMBER in (upper, lower):
-        return NAN_SIGN, _PLAIN
+        return NAN_SIGN, PLAIN
     if upper == lower == FORBIDDEN:
-        return " ", _PLAIN
+        return " ", PLAIN
     if FORBIDDEN in (upper, lower):
         return "▄" if upper == FORBIDDEN else "▀", Style(color=ramp.paints[max(upper, lower)])
     return "▀", Style(color=ramp.paints[upper], bgcolor=ramp.paints[lower])
