@@ -490,7 +490,7 @@ def test_padding_outside_of_the_vocabulary_is_another_token_that_nobody_sees(sid
 
 
 def test_hostile_tokens_of_a_vocabulary_are_shown_and_never_obeyed(mha: Any, tmp_path: Path) -> None:
-    hostile = (
+    hostile = [
         "\x1b]52;c;aGk=\x07",
         "\x1b[2J",
         "\x9b31m",
@@ -499,7 +499,7 @@ def test_hostile_tokens_of_a_vocabulary_are_shown_and_never_obeyed(mha: Any, tmp
         "\u2066iso",
         "\u200bzero",
         "日本",
-    )
+    ]
     place = checkpoints.copy_of("gpt2", tmp_path / "m")
     vocabulary = {word: i for i, word in enumerate(["?", *hostile])}
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}

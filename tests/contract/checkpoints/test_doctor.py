@@ -18,18 +18,8 @@ from torch import nn
 
 import mhacli
 
-CHECKS = (
-    "finite",
-    "repeat",
-    "causality",
-    "cache",
-    "right-padding",
-    "left-padding",
-    "batch",
-    "eager",
-    "row-sums",
-    "bos",
-)
+PADDING = ("right-padding", "left-padding")
+CHECKS = ("finite", "repeat", "causality", "cache", *PADDING, "batch", "eager", "row-sums", "bos")
 ALWAYS = {"finite", "repeat", "right-padding", "batch", "row-sums"}
 AT_PUSH = ("gpt2",)
 ALIKE = ("qwen2", "olmo2", "phi", "granite", "gpt_bigcode", "electra", "codegen", "falcon-groups", "roberta", "gptj")

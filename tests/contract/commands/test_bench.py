@@ -151,18 +151,8 @@ def slowed(document: Document, folder: Path, factor: float) -> Document:
     return dict(then)
 
 
-AGAIN = (
-    "--lengths",
-    "7",
-    "--direction",
-    "forward",
-    *SIZES,
-    *ON_CPU,
-    "--compare",
-    "then.json",
-    "--fail-if",
-    "slower:1.10",
-)
+COMPARED = ("--compare", "then.json", "--fail-if", "slower:1.10")
+AGAIN = ("--lengths", "7", "--direction", "forward", *SIZES, *ON_CPU, *COMPARED)
 
 
 @pytest.mark.real

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mha import NO_TORCH, Ended, run
+from support.mha import Ended, run
 
 import mhacli
 
@@ -147,22 +147,6 @@ def test_settings_of_torch_that_change_numbers_are_named() -> None:
     assert "float64" in check_of(document, "default dtype")["message"]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "mentions"),
-    [
-        (["some text"], 2, "some text"), (["--revision", "x"], 2, "--revision"), (["--tokenizer", "byte"], 2, "--tokenizer"),
-        (["--device", "gpu"], 2, "gpu"), (["--dtype", "int8"], 2, "int8"), (["--seed", "-1"], 2, "-1"),
-        (["--model", "./nowhere"], 1, "./nowhere"), (["--model", "empty", "--compile"], 2, "--compile"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_does_not_go_together_is_refused_without_torch(
-    tmp_path: Path, words: list[str], code: int, mentions: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    assert mentions in run(tmp_path, "doctor", *words, code=code, modules=NO_TORCH).said
-
-
 @pytest.mark.skipif(torch.cuda.device_count() > 9, reason="the device exists here")
 def test_a_device_that_is_not_there_is_refused(mha: Mha) -> None:
     assert "cuda:9" in mha("doctor", "--device", "cuda:9", "--json", code=1).error["message"]
@@ -174,14 +158,3 @@ def test_the_function_gives_the_same_report(healthy: Document) -> None:
     for check in document["checks"]:
         if check["name"].endswith("float32"):
             assert check["value"] == check_of(healthy, check["name"])["value"]
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [{"tokenizer": "byte"}, {"texts": ["a text"]}, {"model": torch.nn.Linear(2, 2)}],
-    ids=["tokenizer", "texts", "model"],
-)
-def test_choices_of_the_function_that_do_not_go_together_are_refused(choices: dict[str, Any]) -> None:
-    with pytest.raises(mhacli.MhaError) as caught:
-        mhacli.doctor(**choices)
-    assert caught.value.exit_code == 2

@@ -24,19 +24,8 @@ class Case:
         weights = folder / f"{'-'.join(options) or 'plain'}.safetensors"
         if not weights.exists():
             run(folder, "run", TEXT, *SIZES, *options, "--save-weights", weights)
-        command = (
-            "effect",
-            TEXT,
-            *SIZES,
-            *options,
-            "--weights",
-            weights,
-            "--position",
-            str(POSITION),
-            *removal,
-            "--json",
-        )
-        self.json = mha(*command).json
+        more = ["--weights", weights, "--position", str(POSITION), *removal, "--json"]
+        self.json = mha("effect", TEXT, *SIZES, *options, *more).json
         self.weights = load_file(weights)
         texts = oracle.side(self.json["sequences"])
         keys = oracle.side(self.json["context"]) if self.json["context"] else texts

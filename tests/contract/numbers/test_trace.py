@@ -187,22 +187,8 @@ MORE = {"learned": ["--max-positions", "9"], "rope": ["--rope-theta", "30"], "ro
 def cell_of(mha: Any, place: str, sequence: int, *words: str, texts: list[str] = PARTED) -> tuple[Any, Any]:
     more = MORE.get(words[words.index("--positions") + 1], []) if "--positions" in words else []
     dtype = [*more, *([] if "--dtype" in words else ["--dtype", "float64"])]
-    keep = ["--keep", "q,k,v,qk,scores,pattern,z"]
-    document = mha(
-        "trace",
-        *texts,
-        *LAYER,
-        *dtype,
-        *words,
-        *keep,
-        "--repeat",
-        "1",
-        "--cell",
-        place,
-        "--sequence",
-        str(sequence),
-        "--json",
-    ).json
+    rest = f"--keep q,k,v,qk,scores,pattern,z --repeat 1 --cell {place} --sequence {sequence} --json".split()
+    document = mha("trace", *texts, *LAYER, *dtype, *words, *rest).json
     return document["cell"], document
 
 

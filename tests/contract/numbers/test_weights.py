@@ -146,18 +146,8 @@ def test_a_layer_may_be_read_with_other_positions_and_another_scale(positions: s
 
 def test_projections_do_not_depend_on_the_words_or_positions_but_on_the_seed(mha: Any, tmp_path: Path) -> None:
     saved(mha, *GROUPED)
-    mha(
-        "run",
-        "quite other words",
-        *GROUPED,
-        "--positions",
-        "rope",
-        "--save-weights",
-        "words.st",
-        "--repeat",
-        "1",
-        "--json",
-    )
+    others = ["quite other words", *GROUPED, "--positions", "rope", "--save-weights", "words.st"]
+    mha("run", *others, "--repeat", "1", "--json")
     saved(mha, *GROUPED, "--seed", "1", file="seed.st")
     saved(mha, *GROUPED, "--dtype", "float64", file="exact.st")
     first, words, seed, exact = (weights_of(tmp_path / f"{file}.st") for file in ("w", "words", "seed", "exact"))
@@ -267,19 +257,8 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_does_not(dtype: s
 
 
 def test_dropout_in_training_shows_what_is_left_and_repeats_itself(mha: Any) -> None:
-    words = [
-        *TEXTS,
-        *GROUPED,
-        "--dropout",
-        "0.4",
-        "--dtype",
-        "float64",
-        "--repeat",
-        "1",
-        "--keep",
-        "v,pattern,dropped,z",
-        "--json",
-    ]
+    options = ["--dropout", "0.4", "--dtype", "float64", "--repeat", "1", "--keep", "v,pattern,dropped,z", "--json"]
+    words = [*TEXTS, *GROUPED, *options]
     first, again, other = (mha("run", *words, "--train", "--seed", seed).json for seed in ("0", "0", "1"))
     pattern, dropped = np.array(first["pattern"]), np.array(first["dropped"])
     survived = dropped != 0

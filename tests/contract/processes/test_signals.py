@@ -125,19 +125,8 @@ def test_a_signal_while_stdin_is_read_ends_the_process(tmp_path: Path, number: i
 
 
 LONG = ("heads", "--file", "long.txt", "--max-tokens", "100000", "--heads", "32", "--device", "cpu", "--save", "new")
-BENCH = (
-    "bench",
-    "--device",
-    "cpu",
-    "--lengths",
-    "16",
-    "--backends",
-    "sdpa",
-    "--budget",
-    "600",
-    "--save-baseline",
-    "new",
-)
+SMALL = ("--device", "cpu", "--lengths", "16", "--backends", "sdpa")
+BENCH = ("bench", *SMALL, "--budget", "600", "--save-baseline", "new")
 PROGRESS = re.compile(rb"\x1b\[\?25l.*[a-z]{4}", flags=re.DOTALL)
 """A bar of progress, which hides the cursor, and words that say what is computed."""
 

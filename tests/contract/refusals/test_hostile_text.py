@@ -19,18 +19,7 @@ Mha = Callable[..., Ended]
 
 ESCAPES = ["\x1b]52;c;aGk=\x07", "\x1b[2J", "\x1b]8;;http://e\x1b\\here\x1b]8;;\x1b\\", "\x9b31mred", "\x90q\x9c"]
 MARKUP = ["[mask]", "[/b]", "[/INST]", "[red]", "[link=http://e]", ":bug:"]
-HIDDEN = [
-    "ab",
-    "a\u202eb",
-    "a\u2066b",
-    "a\u061cb",
-    "a\u200bb",
-    "a\ufeffb",
-    "a\U000e0041b",
-    "a\u2060b",
-    "a\u00adb",
-    "a\u3164b",
-]
+HIDDEN = ["ab", *(f"a{sign}b" for sign in "\u202e\u2066\u061c\u200b\ufeff\U000e0041\u2060\u00ad\u3164")]
 WIDE = ["日本語", "漢字", "ｶﾅ", "한국"]
 JOINED = ["👨\u200d👩\u200d👧", "🇩🇪", "\u0301x", "\\x1b[2J"]
 FORMULAS = ['=HYPERLINK("http://e")', "+1", "-1", "@SUM(A1)"]

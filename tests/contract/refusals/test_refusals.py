@@ -180,6 +180,10 @@ MODELS: list[Row] = [
     ("scan text.txt --model @gpt2 --out full", 2, USAGE, "full"),
     ("scan text.txt --model @gpt2 --out text.txt/o.mha", 1, None, "text.txt/o.mha"),
     ("doctor --compile", 2, USAGE, "--compile", "mha bench"),
+    ("doctor --model empty --compile", 2, USAGE, "--compile"),
+    ("doctor 'some text'", 2, USAGE, "some text"),
+    ("doctor --device gpu", 2, USAGE, "gpu"),
+    ("doctor --dtype int8", 2, USAGE, "int8"),
     ("doctor --model @gpt2 ' '", 1, "no-tokens", "0"),
 ]  # fmt: skip
 

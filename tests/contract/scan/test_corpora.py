@@ -136,19 +136,8 @@ def test_what_is_larger_than_the_bound_is_left_out_and_what_follows_is_read(read
 
 def test_documents_that_are_too_long_for_the_model_are_left_out(mha: Any, tmp_path: Path) -> None:
     write(tmp_path, a_txt="the cat sat\n" + "the cat " * 60 + "\non the mat")
-    words = (
-        "scan",
-        "--model",
-        checkpoints.folder("bert"),
-        "a.txt",
-        "--lines",
-        "--layer",
-        "0",
-        "--out",
-        "out",
-        "--json",
-    )
-    corpus = mha(*words).json["corpus"]
+    words = ["a.txt", "--lines", "--layer", "0", "--out", "out", "--json"]
+    corpus = mha("scan", "--model", checkpoints.folder("bert"), *words).json["corpus"]
     ((place, reason),) = [(bad["place"], bad["reason"]) for bad in corpus["bad"]]
     assert (corpus["n_documents"], place) == (2, 2)
     assert "64" in reason

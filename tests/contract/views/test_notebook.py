@@ -206,21 +206,8 @@ def test_a_display_is_small_and_static(name: str) -> None:
     html = record(name)._repr_html_()
     assert len(html.encode()) < LIMIT
     assert not re.search(r"<script|<iframe|<img|<link|@import|url\(|\son\w+=|https?:", html)
-    assert Html(html).tags <= {
-        "div",
-        "style",
-        "p",
-        "b",
-        "span",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "pre",
-        "caption",
-    }
+    table = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert Html(html).tags <= {"div", "style", "p", "b", "span", "pre"} | table
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e]", html)
 
 
