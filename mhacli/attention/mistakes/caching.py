@@ -111,66 +111,44 @@ def _shifted(calls: Calls) -> list[int]:
     return [token + (number > 0) for number, call in enumerate(calls) for token in range(*call)]
 
 
+def _open(calls: Calls) -> int:
+    return calls[-1][1]
+
+
 def _of_chunks(calls: Calls) -> int:
     """The diagonal of a step of several tokens whose mask begins at the first key."""
     start, end = calls[-1]
     return 0 if end - start > 1 else end
 
 
-def _in_order(description: str, columns: Callable[[Calls], Sequence[int]]) -> list[CacheMistake]:
-    """The mistake for keys and values together, and for either; `{}` in the description says which."""
-    changes = {"rows": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
-    return [
-        CacheMistake("cache-order", description.format(of), dict.fromkeys(names, columns))
-        for of, names in changes.items()
-    ]
-
-
-UNMASKED = CacheMistake(
-    "cache-mask",
-    "nothing keeps the tokens of a step from attending to the later ones of it",
-    {"diagonal": lambda calls: calls[-1][1]},
-)
-CACHE_MISTAKES = (
-    *_in_order("new {} stand before the cached ones", _new_first),
-    *_in_order("the {} of every step are written over the first rows of the cache", _over_the_first),
-    CacheMistake(
-        "cache-order", "only the rows of the step before are kept", {"keys": _last_two_calls, "values": _last_two_calls}
-    ),
-    CacheMistake(
-        "cache-order",
-        "cached keys and values are exchanged whenever they are handed on",
-        {"exchanged": _handed_on_oddly},
-    ),
-    CacheMistake(
-        "cache-order",
-        "all keys are read as values, and values as keys, as soon as there is a cache",
-        {"exchanged": _all},
-    ),
-    CacheMistake(
-        "cache-position",
-        "a step is rotated as if it began at position 0",
-        {"query_at": _place_in_call, "key_at": _place_in_call},
-    ),
-    CacheMistake(
-        "cache-position",
-        "the keys of a step are rotated as if it began at position 0, its queries as they should be",
-        {"key_at": _place_in_call},
-    ),
-    CacheMistake(
-        "cache-position", "cached keys, rotated already, are rotated again in every step", {"key_at": _rotated_again}
-    ),
-    CacheMistake(
-        "cache-position", "a step stands one position too far to the right", {"query_at": _shifted, "key_at": _shifted}
-    ),
-    CacheMistake(
-        "cache-mask", "the causal mask of a step puts its first query at the first key", {"diagonal": lambda calls: 0}
-    ),
-    CacheMistake(
-        "cache-mask",
-        "the causal mask of a step of several tokens puts its first query at the first key",
-        {"diagonal": _of_chunks},
-    ),
-    UNMASKED,
-)
+_FORMS: Mapping[str, Mapping[str, Mapping[str, Callable[[Calls], Any]]]] = {
+    "cache-order": {
+        "new rows stand before the cached ones": {"keys": _new_first, "values": _new_first},
+        "new keys stand before the cached ones": {"keys": _new_first},
+        "new values stand before the cached ones": {"values": _new_first},
+        "the rows of every step are written over the first rows of the cache": {
+            "keys": _over_the_first,
+            "values": _over_the_first,
+        },
+        "the keys of every step are written over the first rows of the cache": {"keys": _over_the_first},
+        "the values of every step are written over the first rows of the cache": {"values": _over_the_first},
+        "only the rows of the step before are kept": {"keys": _last_two_calls, "values": _last_two_calls},
+        "cached keys and values are exchanged whenever they are handed on": {"exchanged": _handed_on_oddly},
+        "all keys are read as values, and values as keys, as soon as there is a cache": {"exchanged": _all},
+    },
+    "cache-position": {
+        "a step is rotated as if it began at position 0": {"query_at": _place_in_call, "key_at": _place_in_call},
+        "the keys of a step are rotated as if it began at position 0, its queries are not": {"key_at": _place_in_call},
+        "cached keys, rotated already, are rotated again in every step": {"key_at": _rotated_again},
+        "a step stands one position too far to the right": {"query_at": _shifted, "key_at": _shifted},
+    },
+    "cache-mask": {
+        "the causal mask of a step puts its first query at the first key": {"diagonal": lambda calls: 0},
+        "the causal mask of a step of several tokens puts its first query at the first key": {"diagonal": _of_chunks},
+        "nothing keeps the tokens of a step from attending to the later ones of it": {"diagonal": _open},
+    },
+}
+CACHE_MISTAKES = [CacheMistake(code, *form) for code, forms in _FORMS.items() for form in forms.items()]
 """The mistakes that are tried, in this order."""
+UNMASKED = CACHE_MISTAKES[-1]
+"""The one that leaves steps of one token right."""

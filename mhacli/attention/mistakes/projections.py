@@ -103,29 +103,19 @@ for _name in _LETTERS:
     add_unprojected(_name)
 
 
-@mistake("values-of-queries", "project", site="v_proj")
-def values_of_queries() -> Forms:
-    """Values of other rows."""
-    yield "the values come from the rows of the queries", projected(inputs="qkq")
+def add_other_rows(code: str, sentence: str, inputs: str) -> None:
+    """Adds the mistake in which a role is projected from the rows of another."""
+
+    @mistake(code, "project", site=f"{code[0]}_proj")
+    def other_rows() -> Forms:
+        yield sentence, projected(inputs=inputs)
 
 
-@mistake("values-of-keys", "project", site="v_proj")
-def values_of_keys() -> Forms:
-    """Values of other rows."""
-    yield "the values come from the rows of the keys", projected(inputs="qkk")
-
-
-@mistake("keys-of-values", "project", site="k_proj")
-def keys_of_values() -> Forms:
-    """Keys of other rows."""
-    yield "the keys come from the rows of the values", projected(inputs="qvv")
-    yield "keys and values come from each other's rows", projected(inputs="qvk")
-
-
-@mistake("keys-of-queries", "project", site="k_proj")
-def keys_of_queries() -> Forms:
-    """Keys of other rows."""
-    yield "the keys come from the rows of the queries", projected(inputs="qqv")
+add_other_rows("values-of-queries", "the values come from the rows of the queries", "qkq")
+add_other_rows("values-of-keys", "the values come from the rows of the keys", "qkk")
+add_other_rows("keys-of-values", "the keys come from the rows of the values", "qvv")
+add_other_rows("keys-of-values", "keys and values come from each other's rows", "qvk")
+add_other_rows("keys-of-queries", "the keys come from the rows of the queries", "qqv")
 
 
 # --------------------------------------------------------------------------------------------------------- weights and biases
@@ -223,10 +213,10 @@ def rope_other_pairing() -> Forms:
     yield "columns are paired in the other of the two ways", rotate
 
 
-@mistake("rope-of-values", "rotate_values")
+@mistake("rope-of-values", "take", site="v")
 def rope_of_values() -> Forms:
     """Rotated values."""
-    yield "the values are rotated too", lambda layer, v: _turned(layer, v, 0)
+    yield "the values are rotated too", lambda layer, q, k, v: (q, k, _turned(layer, v, 0))
 
 
 @mistake("rope-of-queries-only", "rotate", site="k")

@@ -126,11 +126,6 @@ def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]
     return rotated(q, layer, k.shape[2] - q.shape[2], layer.pairing), rotated(k, layer, 0, layer.pairing)
 
 
-def rotate_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
-    """The values, which are not rotated."""
-    return v
-
-
 def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The queries, keys and values that enter the products."""
     return q, k, v
@@ -230,7 +225,7 @@ Stages = Mapping[str, Callable[..., Any]]
 RIGHT: Stages = {
     stage.__name__: stage
     for stage in (
-        project, split, norm, rotate, rotate_values, take, repeat_kv, products, scale, cap, add_bias, causal_rule, mask_rule,
+        project, split, norm, rotate, take, repeat_kv, products, scale, cap, add_bias, causal_rule, mask_rule,
         padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out,
     )
 }  # fmt: skip
@@ -244,7 +239,11 @@ def run(stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap
             queries=layer.before(inputs.queries), keys=layer.before(inputs.keys), values=layer.before(inputs.values)
         )
     q, k, v = heads(stages, layer, rows, tap)
-    keep = _allowed_cells(stages, layer, rows, q.shape[2], k.shape[2])
+    layer_rule = stages["causal_rule"](layer, q.shape[2], k.shape[2]) if layer.causal else layer.sees
+    caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
+    padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
+    keep = stages["together"](layer, (layer_rule, caller_mask, padding))
+    keep = None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
     bias = None if layer.bias is None else layer.bias(inputs)
     return Result(attend_and_merge(stages, layer, (q, k, v), keep, bias, inputs.queries, tap), keep)
 
@@ -263,20 +262,10 @@ def heads(
         v = stages["split"](layer, projected[2], layer.n_kv_heads, "v")
     q, k = stages["norm"](layer, q, k)
     q, k = stages["rotate"](layer, q, k)
-    q, k, v = stages["take"](layer, q, k, stages["rotate_values"](layer, v))
+    q, k, v = stages["take"](layer, q, k, v)
     for site, tensor in zip("qkv", (q, k, v), strict=True):
         tap(site, tensor)
     return q, k, v
-
-
-def _allowed_cells(
-    stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, q_len: int, k_len: int
-) -> Tensor | None:
-    layer_rule = stages["causal_rule"](layer, q_len, k_len) if layer.causal else layer.sees
-    caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
-    padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
-    keep = stages["together"](layer, (layer_rule, caller_mask, padding))
-    return None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
 
 def attend_and_merge(
@@ -289,24 +278,6 @@ def attend_and_merge(
     tap: Tap = no_tap,
 ) -> Tensor:
     """The output from heads of queries, keys and values; `queries` is the layer input for a residual connection."""
-    z = _attend(stages, layer, qkv, keep, bias, tap)
-    if layer.weights is None:
-        return z
-    concat = stages["merge"](layer, z)
-    tap("concat", concat)
-    out: Tensor = stages["project_out"](layer, concat)
-    tap("out", out)
-    return out if layer.after is None else layer.after(out, queries)
-
-
-def _attend(
-    stages: Stages,
-    layer: ReferenceLayer,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    keep: Tensor | None,
-    bias: Tensor | None,
-    tap: Tap,
-) -> Tensor:
     q, k, v = qkv
     qk = stages["products"](layer, q, stages["repeat_kv"](layer, k, "k"))
     tap("qk", qk)
@@ -319,7 +290,13 @@ def _attend(
     tap("pattern", pattern)
     z: Tensor = stages["weigh"](layer, pattern, stages["repeat_kv"](layer, v, "v"))
     tap("z", z)
-    return z
+    if layer.weights is None:
+        return z
+    concat = stages["merge"](layer, z)
+    tap("concat", concat)
+    out: Tensor = stages["project_out"](layer, concat)
+    tap("out", out)
+    return out if layer.after is None else layer.after(out, queries)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rotation
@@ -340,21 +317,15 @@ def rotated(
     if rates is None:
         rates = layer.theta ** -(torch.arange(0, d, 2, dtype=t.dtype, device=t.device) / d)
     angle = position[:, None] * rates.to(t)
-    angle_columns = (
-        torch.cat([angle, angle], dim=-1) if (angles or pairing) == "half" else angle.repeat_interleave(2, dim=-1)
-    )
+    is_half = (angles or pairing) == "half"
+    angle_columns = torch.cat([angle, angle], dim=-1) if is_half else angle.repeat_interleave(2, dim=-1)
     rotary, rest = t[..., : angle_columns.shape[-1]], t[..., angle_columns.shape[-1] :]
-    return torch.cat(
-        [rotary * angle_columns.cos() + sign * _rotated_by_90_degrees(rotary, pairing) * angle_columns.sin(), rest],
-        dim=-1,
-    )
-
-
-def _rotated_by_90_degrees(t: Tensor, pairing: Pairing) -> Tensor:
     if pairing == "half":
-        a, b = t.chunk(2, dim=-1)
-        return torch.cat([-b, a], dim=-1)
-    return torch.stack([-t[..., 1::2], t[..., 0::2]], dim=-1).flatten(-2)
+        a, b = rotary.chunk(2, dim=-1)
+        turned = torch.cat([-b, a], dim=-1)
+    else:
+        turned = torch.stack([-rotary[..., 1::2], rotary[..., 0::2]], dim=-1).flatten(-2)
+    return torch.cat([rotary * angle_columns.cos() + sign * turned * angle_columns.sin(), rest], dim=-1)
 
 
 # ------------------------------------------------------------------------------------------------------------------- mistakes
@@ -381,7 +352,7 @@ sites that this form changes, where they are not those of the mistake."""
 _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show only with a mask."""
 _SITES: Mapping[str, str] = {
-    "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "rotate_values": "v", "repeat_kv": "qk", "products": "qk",
+    "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "repeat_kv": "qk", "products": "qk",
     "scale": "scaled", "cap": "scaled", "weigh": "z", "merge": "concat", "project_out": "out", "take": "qk",
     **dict.fromkeys(("add_bias", "causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
     **dict.fromkeys(("softmax", "value_weights"), "pattern"),
@@ -421,7 +392,7 @@ class Mistake:
         """Whether the layer uses the stage."""
         if self.stage == "add_bias":
             return layer.bias is not None
-        if self.stage in ("rotate", "rotate_values"):
+        if self.stage == "rotate":
             return layer.pairing is not None
         return layer.weights is not None or self.stage not in ("project", "split", "merge", "project_out")
 

@@ -1,39 +1,34 @@
-"""The layers that a user's attention may implement: every reading of its weights, with every possible design choice."""
+"""The layers that a user's attention may implement: every reading of its weights, with every design choice that a recorded run or
+a statement allows.
+
+Of scores and scales only tensors that do not depend on the inputs are read, so that mistakes that depend on inputs stay visible.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.attention.mistakes.stages import ReferenceLayer
-from mhacli.commands.check.inputs import Examined
-from mhacli.commands.check.observed_properties import (
-    PAIRS,
-    Norm,
-    Rotation,
-    Run,
-    around,
-    cap_of,
-    has_tables,
-    learned_scales,
-    norm_of,
-    rotations,
-    run_of,
-    score_bias,
-    sinks,
-)
+from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer
+from mhacli.commands.check.inputs import HIDDEN, TOLERANCE, Examined
+from mhacli.commands.check.recording import Run, plain, run_of
 from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.build import Built
+from mhacli.usercode.graph import KERNEL, Operation
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import (
     ProjectionReading,
     WeightMatrix,
     Widths,
+    is_norm,
     parts_of,
     projection_readings,
     read_name,
@@ -43,85 +38,76 @@ from mhacli.usercode.target import Choice
 
 _READ = "read from the run"
 """The ending of a choice that a run showed."""
-Scale = tuple[float | Tensor | None, Choice | None]
+Option = tuple[Mapping[str, Any], tuple[Choice, ...]]
+"""A possible design: fields of the layer, and the choices that they are."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that it may implement, with its design choices. `reading` is the source of its weights, None for a function.
-    `contradicts` are the statements of the request, `n_heads` or `scale`, that it does not follow."""
+    """A layer that it may implement, with its design choices. `reading` is the source of its weights, None for a function."""
 
     layer: ReferenceLayer
     choices: tuple[Choice, ...] = ()
     reading: ProjectionReading | None = None
-    contradicts: tuple[str, ...] = ()
+
+    def having(self, *options: Option) -> Candidate:
+        """The same with further designs."""
+        fields = {name: value for changes, _ in options for name, value in changes.items()}
+        choices = (*self.choices, *(choice for _, chosen in options for choice in chosen))
+        return replace(self, layer=replace(self.layer, **fields), choices=choices)
+
+    def contradicts(self, request: CheckRequest) -> tuple[str, ...]:
+        """The statements, `n_heads` or `scale`, that it does not follow."""
+        heads = self.layer.weights is not None and request.n_heads not in (None, self.layer.n_heads)
+        scale = request.scale is not None and self.layer.scale is not request.scale
+        return ("n_heads",) * heads + ("scale",) * scale
 
 
-def candidates(examined: Examined) -> list[Candidate]:
+def candidates(examined: Examined, run: Run) -> list[Candidate]:
     """Every possible layer, those that contradict a statement last, with the fewest choices first. Empty if its projections
     cannot be identified."""
-    runs = recorded_runs(examined)
-    bases = list(_base_layers(examined))
-    if runs is not None:
-        shown = norm_of(runs, "q"), norm_of(runs, "k")
-        observed = _with_observed(bases, examined, runs)
-        bases = [layer for base in observed for layer in _with_norms(base, examined, runs, shown)]
-    learned = [] if runs is None else list(learned_scales(runs))
-    named_cap = next((value for _, value in _numbers(examined.subject.built, "softcap")), None)
-    softcap = cap_of(runs) if named_cap is None and runs is not None else named_cap
-    causalities = [examined.expects_causal, not examined.expects_causal]
-    if examined.expects_causal and examined.probed.visible == "full":
-        causalities = [not examined.subject.mask_forms]  # its behaviour shows that it does not mask the future
-    turned = list(product(causalities, _rotations(examined, runs)))
+    shown, learned = (norm_of(run, "q"), norm_of(run, "k")), list(learned_scales(run))
+    read = (causality, rotations, softcaps, score_biases, sinks, around)
+    designs = list(product(*(list(options(examined, run)) for options in read)))
     layers = [
-        _with(base, examined, causal, rotation, scale, softcap)
-        for base in bases
-        for scale in _scales(base, examined, learned)
-        for causal, rotation in turned
+        base.having(norm, scale, *design)
+        for base in _base_layers(examined)
+        for norm in _norms(base.layer, examined, run, shown)
+        for scale in _scales(base.having(norm).layer, examined, learned)
+        for design in designs
     ]
     n_not_shown = [sum(_READ not in choice.message for choice in layer.choices) for layer in layers]
-    order = sorted(range(len(layers)), key=lambda i: (len(layers[i].contradicts), n_not_shown[i]))
-    return [layers[i] for i in order]
+    order = range(len(layers))
+    return [
+        layers[i] for i in sorted(order, key=lambda i: (len(layers[i].contradicts(examined.request)), n_not_shown[i]))
+    ]
 
 
-def recorded_runs(examined: Examined) -> Run | None:
-    """Two recorded runs, of self-attention if possible; None if the call cannot be recorded, or depends on the numbers."""
-    subject = examined.subject
-    for other in (False, True) if subject.takes_context else (False,):
-        try:
-            return run_of(subject, examined.request.of.seed, other=other)
-        except Exception:  # user code may raise anything
-            continue
-    return None
+def _at(line: SourceLine) -> str:
+    """A source location as the end of a sentence; empty if unknown."""
+    return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
 
 
 # ------------------------------------------------------------------------------------------------------ weights and heads
 
 
 def _base_layers(examined: Examined) -> Iterator[Candidate]:
+    """The layers that the weights allow, with each way to split and join heads."""
     subject, module, request = examined.subject, examined.module, examined.request
     if subject.is_function:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
     parts, sizes = parts_of(module, examined.tensors), subject.sizes
     for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts=parts):
-        contradicts = () if request.n_heads in (None, n_heads) else ("n_heads",)
         for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
-            for base in _with_head_orders(reading):
-                yield replace(base, contradicts=contradicts)
-
-
-def _with_head_orders(reading: ProjectionReading) -> Iterator[Candidate]:
-    """A reading with each way to split and join heads."""
-    layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
-    without_out = Choice("no-out-proj", "there is no output projection")
-    choices = reading.choices if reading.weights.out is not None else (*reading.choices, without_out)
-    yield Candidate(layer, choices, reading)
-    for splits, merges in ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ():
-        side = "" if splits == merges else " on one side"
-        columns = Choice("interleaved-heads", f"a head has every {reading.n_heads}th column{side}")
-        variant = replace(layer, interleaved_split=splits, interleaved_merge=merges)
-        yield Candidate(variant, (*choices, columns), reading)
+            layer = ReferenceLayer(n_heads, reading.n_kv_heads, weights=reading.weights)
+            without_out = () if reading.weights.out else (Choice("no-out-proj", "there is no output projection"),)
+            base = Candidate(layer, (*reading.choices, *without_out), reading)
+            yield base
+            for splits, merges in ((True, True), (True, False), (False, True)) if n_heads > 1 else ():
+                side = "" if splits == merges else " on one side"
+                columns = Choice("interleaved-heads", f"a head has every {n_heads}th column{side}")
+                yield base.having(({"interleaved_split": splits, "interleaved_merge": merges}, (columns,)))
 
 
 def head_counts(
@@ -162,35 +148,313 @@ def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
     return list(dict.fromkeys(counts))
 
 
-# ------------------------------------------------------------------------------------------------------ what runs show
+def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
+    """The numeric arguments of a role."""
+    names = {name: value for name, value in built.arguments.items() if role_of(name.rpartition(".")[2]) == role}
+    return [(name, float(value)) for name, value in names.items() if type(value) in (int, float)]
 
 
-def _with_observed(bases: Sequence[Candidate], examined: Examined, runs: Run) -> Iterator[Candidate]:
-    """Layers with the biases, sinks, norms around and residual connections that runs show."""
-    choices: list[Choice] = []
-    bias, sink = score_bias(examined.subject, examined.request.of.seed, runs), sinks(runs)
-    before, after, around_it = around(runs, examined.module) if not examined.subject.is_function else (None, None, ())
-    if bias is not None:
-        choices.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(bias[1])}"))
-    if sink is not None:
-        choices.append(Choice("sinks", f"each head has a sink logit, {_READ}{_at(sink[1])}"))
-    for base in bases:
-        layer = replace(base.layer, before=before, after=after)
-        layer = replace(layer, bias=None if bias is None else bias[0], sinks=None if sink is None else sink[0])
-        yield replace(base, layer=layer, choices=(*base.choices, *choices, *around_it))
+# ------------------------------------------------------------------------------------------- causality, scale and softcap
 
 
-def _at(line: SourceLine) -> str:
-    """A source location as the end of a sentence; empty if unknown."""
-    return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
+def causality(examined: Examined, _: Run) -> Iterator[Option]:
+    """With its own causal mask and without, the expected one first; only one where its behaviour shows which."""
+    expected = examined.expects_causal
+    if expected and examined.probed.visible == "full":
+        yield {"causal": not examined.subject.mask_forms}, ()
+        return
+    yield {"causal": expected}, ()
+    yield {"causal": not expected}, ()
 
 
-def _with_norms(
-    base: Candidate, examined: Examined, runs: Run, shown: tuple[Norm | None, Norm | None]
-) -> Iterator[Candidate]:
-    """Layers with queries and keys normalised, by the norms that their names give to queries and keys, else as runs show; with
-    and without norms if a run shows one of them."""
-    layer, module = base.layer, examined.module
+def softcaps(examined: Examined, run: Run) -> Iterator[Option]:
+    """The stated softcap, else the number that scores are divided by before a tanh."""
+    caps = [value for _, value in _numbers(examined.subject.built, "softcap")]
+    for op in run.operations if not caps else ():
+        factor = _factor_of(op.sources[0]) if op.name == "tanh" else None
+        if factor and run.as_scores(op.output, op.output.shape) is not None:
+            caps.append(1 / factor)
+    yield ({"softcap": caps[0]}, (Choice("softcap", f"scores are soft-capped at {caps[0]:g}"),)) if caps else ({}, ())
+
+
+def _factor_of(operation: Operation) -> float | None:
+    """The number that an operation multiplies by, None if it does not."""
+    number = operation.arguments.get("other", operation.arguments.get("1"))
+    if operation.name.rstrip("_") not in ("mul", "div") or not isinstance(number, int | float):
+        return None
+    return number if operation.name.startswith("mul") else 1 / number
+
+
+def _scales(
+    layer: ReferenceLayer, examined: Examined, learned: Sequence[tuple[float | Tensor, SourceLine]]
+) -> Iterator[Option]:
+    """The possible scales: of the option, the usual one (None), of arguments, and learned ones that a run shows. If the number
+    of heads differs from the stated one, the stated one's scale is possible too."""
+
+    def option(scale: float | Tensor, words: str) -> Option:
+        return {"scale": scale}, (Choice("scale", words),)
+
+    stated = examined.request.scale
+    if stated is not None:
+        yield option(stated, f"the scale is {stated:g}, from --scale")
+    if layer.d_head is not None and isinstance(layer.q_norm, Norm) and layer.q_norm.is_unit:
+        yield option(layer.d_head**0.5, "scores are cosines, times √d_head")
+    else:
+        yield {}, ()
+    for name, value in _numbers(examined.subject.built, "scale"):
+        yield option(value, f"the scale is {value:g}, given as {name}")
+    for scale, line in learned:
+        of = "the scale" if isinstance(scale, float) else "the scale of each head"
+        yield option(scale, f"{of} is learned, {_READ}{_at(line)}")
+    n_stated = stated_heads(examined)
+    if layer.weights is not None and n_stated not in (None, layer.n_heads):
+        yield {"scale": (layer.weights.q.weight.shape[0] / n_stated) ** -0.5}, ()
+
+
+def learned_scales(run: Run) -> Iterator[tuple[float | Tensor, SourceLine]]:
+    """Every learned factor of vectors or scores, a number or one for each head, `[head, 1, 1]`, with its line."""
+    for op, source in run.combined("mul", "div"):
+        if not _is_learned(source):
+            continue
+        factor = 1 / source.output if op.name.startswith("div") else source.output
+        scores = run.as_scores(factor, op.output.shape)
+        if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
+            yield scores[0, :, :1, :1], op.at
+        elif factor.numel() == 1:
+            yield float(factor), op.at
+
+
+def _is_learned(source: Operation) -> bool:
+    """Whether a tensor that does not depend on the inputs is a parameter, or computed from parameters."""
+    used = [source, *(leaf for operation in source.upstream() for leaf in operation.sources)]
+    return any(isinstance(each.output, nn.Parameter) for each in used)
+
+
+# ------------------------------------------------------------------------------------------------------ biases and sinks
+
+
+def score_biases(examined: Examined, run: Run) -> Iterator[Option]:
+    """The score bias that a run shows, `[1, head, query, key]` for inputs of any length; it raises what the subject raises."""
+    subject, seed, shown = examined.subject, examined.request.of.seed, bias_terms(run)
+
+    @functools.cache
+    def at_lengths(is_own: bool, q_len: int, k_len: int) -> Tensor | None:
+        inputs = subject.drawer(seed).inputs(with_context=not is_own, q_len=q_len, k_len=k_len)
+        terms = [term for term, _ in bias_terms(run_of(subject, inputs, seed))]
+        return torch.stack(terms).sum(dim=0) if terms else None
+
+    def bias(rows: ReferenceInputs) -> Tensor | None:
+        return at_lengths(rows.keys is rows.queries, rows.queries.shape[-2], rows.keys.shape[-2])
+
+    added = [Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(line)}") for _, line in shown[:1]]
+    yield {"bias": bias if shown else None}, tuple(added)
+
+
+def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
+    """Every bias added to scores in a run, `[1, head, query, key]`, scaled as it reaches the softmax, with its line; masks are
+    left out. A bias that its code mistakes is returned as it was meant: as a penalty for distance, with its heads in order."""
+    found = []
+    for op, source in run.combined("add", "sub", "baddbmm", KERNEL):
+        shape, added = op.output.shape, source.output
+        if not added.is_floating_point():
+            continue
+        if op.name == KERNEL:
+            shape = torch.Size((*op.inputs[0].shape[:-1], op.inputs[1].shape[-2]))
+        bias = run.as_scores(added, shape)
+        if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
+            continue
+        visible = bias[0, 0] >= HIDDEN
+        factor = next(filter(None, map(_factor_of, op.readers)), 1.0)
+        if op.name.startswith("sub"):
+            factor = -factor
+        bias = _in_order(run, bias.masked_fill(bias < HIDDEN, 0.0) * factor)
+        if not _is_learned(source) and _rewards_distance(bias, visible):
+            bias = -bias
+        found.append((bias, op.at))
+    return found
+
+
+def _in_order(run: Run, bias: Tensor) -> Tensor:
+    """The bias `[batch, head, query, key]` as `[1, head, query, key]`, with heads and sequences in the intended order. Raises
+    ValueError if it differs between sequences."""
+    batch, n_heads, *lengths = bias.shape
+    if not torch.equal(bias, bias[:1].expand_as(bias)):
+        by_head = bias.reshape(n_heads, batch, *lengths)  # sequences vary faster than heads
+        if not torch.equal(by_head, by_head[:, :1].expand_as(by_head)):
+            raise ValueError("the bias differs between sequences")
+        return by_head[None, :, 0]
+    if n_heads == 1:
+        return bias[:1]
+    for op in run.operations:  # a learned table with heads last, reshaped to heads first without a transpose
+        if op.name not in ("view", "reshape") or op.live or not _is_learned(op):
+            continue
+        table, reshaped = op.inputs[0].shape, op.output.shape
+        if table[-1] == n_heads and table != reshaped and reshaped[-3:] == bias.shape[1:]:
+            return bias[0].reshape(*lengths, n_heads).permute(2, 0, 1)[None]
+    return bias[:1]
+
+
+def _rewards_distance(bias: Tensor, visible: Tensor) -> bool:
+    """Whether a fixed bias increases linearly with the distance to earlier visible keys, in every head."""
+    last_query = bias[0, :, -1]
+    slopes = last_query[:, visible[-1]].diff(dim=-1)
+    if slopes.shape[-1] < 2 or slopes.max() >= 0:
+        return False
+    return torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
+
+
+def sinks(_: Examined, run: Run) -> Iterator[Option]:
+    """The sink logit of each head, `[head]`, an extra score column that is equal for all queries."""
+    k_len = run.lengths[1]
+    for op, source in run.combined("cat"):
+        column = source.output
+        if column.shape[-1] != 1 or op.output.shape[-1] != k_len + 1:
+            continue
+        logits = run.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
+        if logits is not None and torch.equal(logits, logits[:1, :, :1].expand_as(logits)):
+            yield {"sinks": logits[0, :, 0, 0]}, (Choice("sinks", f"each head has a sink logit, {_READ}{_at(op.at)}"),)
+            return
+    yield {}, ()
+
+
+# ------------------------------------------------------------------------------------------------------------- rotations
+
+
+PAIRS: dict[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
+
+
+def rotations(examined: Examined, run: Run) -> Iterator[Option]:
+    """Every distinct rotation of queries or keys in a run, by position or by head, backward ones last, with the stated pairing;
+    none and the usual ones if it only shows tables of numbers that multiply queries or keys."""
+    stated, distinct = examined.request.rope, dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]]()
+    pairs = [pair for role in "qk" for pair in combinations(run.vectors(role), 2)]
+    for (x, y), pairing, axis in product(pairs, PAIRS, (-2, -3)):
+        if x.shape != y.shape or x.shape[-1] % 2:
+            continue
+        rates = _rates(x.movedim(axis, 0), y.movedim(axis, 0), pairing)
+        if rates is not None:
+            angles = tuple(rates.round(decimals=4).tolist())
+            distinct.setdefault((stated or pairing, angles), (rates, x.shape[-1]))
+    for (pairing, _), (rates, d) in sorted(distinct.items(), key=lambda each: bool(each[1][0][0] < 0)):
+        base, n_turned = _base(rates), 2 * len(rates)
+        words = "" if n_turned == d else f"the first {n_turned} of {d} columns, "
+        words += f"{PAIRS[pairing]}, {'angles of its own' if base is None else f'base {base:g}'}"
+        words += ", backwards" if rates[0] < 0 else ""
+        yield {"pairing": pairing, "rates": rates}, (Choice("rope", f"rotary positions rotate {words}"),)
+    if distinct:
+        return
+    path = {*run.path("q"), *run.path("k")}
+    products = run.combined("mul", "addcmul", "matmul", "bmm", "einsum")
+    has_tables = any(source.output.ndim > 1 and op in path and not op.projects for op, source in products)
+    if not stated:
+        yield {}, ()
+    thetas = dict.fromkeys((*(value for _, value in _numbers(examined.subject.built, "theta")), 10000.0))
+    for pairing, theta in product([stated] if stated else PAIRS if has_tables else (), thetas):
+        words = f"rotary positions rotate {PAIRS[pairing]}, base {theta:g}"
+        yield {"pairing": pairing, "theta": theta}, (Choice("rope", words),)
+
+
+def _rates(x: Tensor, y: Tensor, pairing: Pairing) -> Tensor | None:
+    """The angle per position by which each rotated pair of columns is turned from x to y, `[position, …, d]`; None if y is no
+    such rotation, or its angles do not look like positions: of one sign, and falling from pair to pair."""
+    a, b = _pairs(x, pairing), _pairs(y, pairing)
+    others = tuple(range(1, a.ndim - 1))
+    products, squares = b * a.conj(), a.abs().square()
+    rotor = products.sum(others, keepdim=True) / squares.sum(others, keepdim=True)
+    steps = rotor[1:] / rotor[:-1]
+    is_rotation = (rotor.abs() - 1).abs().max() <= 1e-4
+    is_rotation &= (b - rotor * a).abs().max() <= TOLERANCE * x.abs().max()
+    if len(steps) < 2 or not is_rotation or (steps - steps[:1]).abs().max() > 1e-4:
+        return None
+    rates = steps.mean(dim=0).angle().flatten()
+    rates = rates[rates.abs() > 1e-6]
+    sizes = rates * rates[:1].sign()
+    if not len(rates) or sizes.min() < 0 or bool((sizes.diff() > 1e-6).any()):
+        return None
+    return rates
+
+
+def _pairs(rows: Tensor, pairing: Pairing) -> Tensor:
+    if pairing == "half":
+        return torch.complex(*rows.chunk(2, dim=-1))
+    return torch.complex(rows[..., 0::2], rows[..., 1::2])
+
+
+def _base(rates: Tensor) -> float | None:
+    """Theta if the rates are theta^(−2j/d)."""
+    exponents = torch.arange(len(rates), dtype=torch.float64) / len(rates)
+    base = 10000.0 if len(rates) == 1 else float(rates[1].abs()) ** -len(rates)
+    is_base = torch.allclose(rates.abs(), base**-exponents, rtol=1e-3, atol=1e-7)
+    return base if is_base else None
+
+
+# ----------------------------------------------------------------------------------------------------------------- norms
+
+
+_NORMS: tuple[Callable[..., Tensor], ...] = (F.rms_norm, F.layer_norm)
+_EPS = (0.0, torch.finfo(torch.float32).eps, 1e-6, 1e-5)
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm of heads `[batch, head, length, d]`: torch's `rms_norm` or `layer_norm`, then `gain` and `shift`, `[head or 1, 1,
+    d]`."""
+
+    function: Callable[..., Tensor]
+    eps: float
+    gain: Tensor
+    shift: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """The normalised heads."""
+        return self.function(rows, rows.shape[-1:], eps=self.eps) * self.gain + self.shift
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether every output vector has length 1."""
+        if self.function is not F.rms_norm or self.shift.abs().max() > 1e-6:
+            return False
+        unit = self.gain.shape[-1] ** -0.5
+        return bool((self.gain - unit).abs().max() < 1e-6)
+
+
+def norm_of(run: Run, role: str) -> Norm | None:
+    """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain; None without one."""
+    rows = [tensor for tensor in run.vectors(role) if tensor.ndim == 4]
+    pairs = [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]
+    norms = (_norm(x, y) for x, y in pairs)
+    return next((norm for norm in norms if norm is not None), None)
+
+
+def _norm(x: Tensor, y: Tensor) -> Norm | None:
+    """The norm from x to y, `[batch, head, length, d]`; None if there is none."""
+    fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
+    gaps = [float((norm(x) - y).abs().max()) for norm in fits]
+    least = min(gaps)
+    if least <= TOLERANCE * y.abs().max():  # not if the rows are 0, and the norm NaN
+        return fits[gaps.index(least)]
+    return None
+
+
+def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Norm:
+    """The norm with the best gain and shift for each head and column, or for all heads if these are equal."""
+    normed = function(x, x.shape[-1:], eps=eps)
+    u, y = (rows.movedim(1, 0).flatten(1, -2) for rows in (normed, y))
+    mean_u, mean_y = u.mean(dim=1, keepdim=True), y.mean(dim=1, keepdim=True)
+    covariance = ((u - mean_u) * (y - mean_y)).mean(dim=1, keepdim=True)
+    variance = (u - mean_u).square().mean(dim=1, keepdim=True)
+    gain = covariance / variance.clamp(min=1e-30)
+    shift = mean_y - gain * mean_u
+    if torch.allclose(gain, gain[:1].expand_as(gain), rtol=1e-4, atol=1e-7):
+        gain, shift = gain.mean(dim=0, keepdim=True), shift.mean(dim=0, keepdim=True)
+    return Norm(function, eps, gain, shift)
+
+
+def _norms(
+    layer: ReferenceLayer, examined: Examined, run: Run, shown: tuple[Norm | None, Norm | None]
+) -> Iterator[Option]:
+    """The norms of queries and keys that their names say, else those that a run shows; with and without if it shows one."""
+    module = examined.module
     named = {
         read_name(name)[0]: child
         for name, child in ([] if module is None else module.named_modules())
@@ -198,84 +462,89 @@ def _with_norms(
     }
     if named:
         choice = Choice("qk-norm", "queries and keys of each head are normalised")
-        normed = replace(layer, q_norm=named.get("q"), k_norm=named.get("k"))
-        yield replace(base, layer=normed, choices=(*base.choices, choice))
+        yield {"q_norm": named.get("q"), "k_norm": named.get("k")}, (choice,)
         return
-    q_norm, k_norm = shown[0] or shown[1], shown[1] or shown[0]
     if None in shown:
-        yield base
+        yield {}, ()
+    q_norm, k_norm = shown[0] or shown[1], shown[1] or shown[0]
     if q_norm is None or k_norm is None:
         return
     is_as_wide = q_norm.gain.shape[-1] == k_norm.gain.shape[-1] == layer.d_head
     fits = q_norm.gain.shape[0] in (1, layer.n_heads) and k_norm.gain.shape[0] in (1, layer.n_kv_heads)
-    read = {leaf.site for operation in runs.graph.operations for leaf in operation.sources}
+    read = {leaf.site for operation in run.operations for leaf in operation.sources}
     unused = {name for name, _ in ([] if module is None else module.named_parameters())} - read
     if is_as_wide and fits and not unused:  # an unused gain is one that the queries or keys should have
         choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
-        normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
-        yield replace(base, layer=normed, choices=(*base.choices, choice))
+        yield {"q_norm": q_norm, "k_norm": k_norm}, (choice,)
 
 
-# ---------------------------------------------------------------------------------------------------- rotation and scale
+# ------------------------------------------------------------------------------------------------- around the attention
 
 
-def _rotations(examined: Examined, runs: Run | None) -> list[Rotation]:
-    """The rotations that runs show, with the stated pairing; every usual one if a run only shows position tables."""
-    stated = examined.request.rope
-    shown = [] if runs is None else rotations(runs)
-    if shown:
-        return [rotation._replace(pairing=stated or rotation.pairing) for rotation in shown]
-    if stated is None and (runs is None or not has_tables(runs)):
-        return [Rotation(None, None)]
-    thetas = dict.fromkeys((*(value for _, value in _numbers(examined.subject.built, "theta")), 10000.0))
-    usual = [Rotation(pairing, theta) for pairing in ([stated] if stated else PAIRS) for theta in thetas]
-    return usual if stated else [Rotation(None, None), *usual]
+Before = Callable[[Tensor], Tensor]
+_ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
-def _scales(
-    base: Candidate, examined: Examined, learned: Sequence[tuple[float | Tensor, SourceLine]]
-) -> Iterator[Scale]:
-    """The possible scales: of the option, the usual one (None), of arguments, and learned ones that a run shows. If the number
-    of heads differs from the stated one, the stated one's scale is possible too."""
-    request, layer = examined.request, base.layer
-    if request.scale is not None:
-        yield request.scale, Choice("scale", f"the scale is {request.scale:g}, from --scale")
-    d_head = layer.d_head
-    if d_head is not None and isinstance(layer.q_norm, Norm) and layer.q_norm.is_unit:
-        yield d_head**0.5, Choice("scale", "scores are cosines, times √d_head")
-    else:
-        yield None, None
-    for name, value in _numbers(examined.subject.built, "scale"):
-        yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
-    for scale, line in learned:
-        of = "the scale" if isinstance(scale, float) else "the scale of each head"
-        yield scale, Choice("scale", f"{of} is learned, {_READ}{_at(line)}")
-    n_stated = stated_heads(examined)
-    if layer.weights is not None and n_stated not in (None, layer.n_heads):
-        yield (layer.weights.q.weight.shape[0] / n_stated) ** -0.5, None
+def around(examined: Examined, run: Run) -> Iterator[Option]:
+    """What the run does to the input of attention and to its output: a norm of the module, a residual connection, an activation
+    at the end."""
+    if examined.subject.is_function or not run.operations:
+        yield {}, ()
+        return
+    module, x, out, last = examined.module, run.rows.queries, plain(run.graph.out), run.operations[-1]
+    made = [_as_rows(op.output) for op in run.operations if op.output.ndim > 2]
+    made = [rows for each in made for rows in (each, each.transpose(0, 1)) if rows.shape == out.shape]
+    name, activation = last.name.rstrip("_"), None
+    if name in _ACTIVATIONS:
+        out, activation = _as_rows(last.inputs[0]), getattr(F, name)
+    children = [] if module is None else [*module.modules()][1:]
+    norms_of_module = [_of_rows(child) for child in children if is_norm(child)]
+    first = next((norm for norm in norms_of_module if _is_among(_applied(norm, x), made)), None)
+    for norm, is_residual in product((*norms_of_module, None), (True, False)):
+        if is_residual and x.shape != out.shape:
+            continue
+        if any(_is_among(_applied(norm, rows + x if is_residual else rows), [out]) for rows in made):
+            break
+
+    def after(out: Tensor, x: Tensor) -> Tensor:
+        summed = out + x if is_residual else out
+        normed = summed if norm is None else norm(summed)
+        return normed if activation is None else activation(normed)
+
+    shown = [
+        (activation is not None, Choice("activation", f"the output passes through {name}")),
+        (first is not None, Choice("pre-norm", "the input is normalised first")),
+        (norm is not None, Choice("post-norm", "the output is normalised")),
+        (is_residual, Choice("residual", "the input is added to the output")),
+    ]
+    changes_output = is_residual or norm is not None or activation is not None
+    choices = tuple(choice for is_so, choice in shown if is_so)
+    yield {"before": first, "after": after if changes_output else None}, choices
 
 
-def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
-    """The numeric arguments of a role."""
-    names = {
-        str(name): value for name, value in built.arguments.items() if role_of(str(name).rpartition(".")[2]) == role
-    }
-    return [(n, float(v)) for n, v in names.items() if isinstance(v, int | float) and not isinstance(v, bool)]
+def _as_rows(tensor: Tensor) -> Tensor:
+    """The tensor in float64, a map of channels as rows."""
+    rows = plain(tensor)
+    return rows.flatten(2).mT if rows.ndim == 4 else rows
 
 
-def _with(
-    base: Candidate, examined: Examined, causal: bool, rotation: Rotation, scale: Scale, softcap: float | None
-) -> Candidate:
-    """A layer with these choices."""
-    choices = list(base.choices)
-    if rotation.pairing is not None:
-        choices.append(Choice("rope", rotation.description(base.layer.d_head)))
-    if scale[1] is not None:
-        choices.append(scale[1])
-    if softcap is not None:
-        choices.append(Choice("softcap", f"scores are soft-capped at {softcap:g}"))
-    layer = replace(base.layer, causal=causal, pairing=rotation.pairing, rates=rotation.rates)
-    layer = replace(layer, theta=rotation.base or 10000.0, scale=scale[0], softcap=softcap)
-    is_as_stated = examined.request.scale is None or layer.scale is examined.request.scale
-    contradicts = base.contradicts if is_as_stated else (*base.contradicts, "scale")
-    return replace(base, layer=layer, choices=tuple(choices), contradicts=contradicts)
+def _of_rows(norm: nn.Module) -> Before:
+    """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes them first."""
+    if isinstance(norm, nn.GroupNorm):
+        return lambda rows: norm(rows.mT).mT
+    return norm
+
+
+def _applied(norm: Before | None, rows: Tensor) -> Tensor | None:
+    try:
+        return rows if norm is None else norm(rows).detach()
+    except Exception:  # a norm of heads
+        return None
+
+
+def _is_among(rows: Tensor | None, made: Sequence[Tensor]) -> bool:
+    """Whether a run makes these rows."""
+    if rows is None:
+        return False
+    others = [other for other in made if other.shape == rows.shape]
+    return any(bool((rows - other).abs().max() <= TOLERANCE * rows.abs().max()) for other in others)

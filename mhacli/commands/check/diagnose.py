@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, Mistake
 from mhacli.attention.mistakes.masks import sentinels
-from mhacli.attention.mistakes.stages import ReferenceLayer
-from mhacli.commands.check.candidates import Candidate
-from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded
-from mhacli.commands.check.inputs import Examined, InputCase, core_cases, large_case, masked_cases, windows_case
+from mhacli.attention.mistakes.stages import ReferenceLayer, run, stages_with
+from mhacli.commands.check.candidates import Candidate, candidates
+from mhacli.commands.check.inputs import (
+    Examined,
+    InputCase,
+    InputKind,
+    core_cases,
+    large_case,
+    masked_cases,
+    max_error,
+    windows_case,
+)
+from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.roles import call_role, called_function
 from mhacli.usercode.target import Choice
@@ -27,13 +41,14 @@ _HIDES = -1e4
 
 @dataclass
 class Diagnosis:
-    """The result of a diagnosis. `mistakes` together reproduce the outputs; `proofs` has the largest difference, relative to the
-    tolerance, and the cases for each code. `likeliest` is the layer that shares the most tensors with the run,
-    and `shown` its mistake that makes the run's weighted values, where the output is not explained. `unexplained` are
-    inputs without a matching hypothesis, `not_examined` masks that act only beside another argument. `n_nan_rows` counts NaN
-    rows caused by left padding under its own causal mask."""
+    """The result of a diagnosis. `run` is the recorded first case. `mistakes` together reproduce the outputs; `proofs` has the
+    largest difference, relative to the tolerance, and the cases for each code. `likeliest` is the layer that shares the most
+    tensors with the run, and `shown` its mistake that makes the run's weighted values, where the output is not explained.
+    `unexplained` are inputs without a matching hypothesis, `not_examined` masks that act only beside another argument.
+    `n_nan_rows` counts NaN rows caused by left padding under its own causal mask."""
 
     cases: list[InputCase]
+    run: Run
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
     shown: Mistake | None = None
@@ -66,6 +81,12 @@ class Diagnosis:
         self.n_hypotheses += 1
         return error_of(layer, mistakes, cases)
 
+    def explains(self, case: InputCase, **changes: Any) -> bool:
+        """Whether the layer with its mistakes gives the output of a case, with −∞ or a finite number for a masked score;
+        `changes` are other fields of it."""
+        layers = [replace(self.layer, hidden=hidden, **changes) for hidden in (-math.inf, -1e9)]
+        return any(error_of(layer, self.mistakes, [case]) <= 1.0 for layer in layers)
+
     def accept(self, candidate: Candidate, mistakes: Sequence[Mistake], error: float, cases: list[InputCase]) -> None:
         """Keeps the hypothesis that matches these cases."""
         self.candidate = candidate
@@ -73,24 +94,60 @@ class Diagnosis:
         self.mistakes = tuple(mistakes)
 
 
-def diagnose(examined: Examined, layers: Sequence[Candidate]) -> Diagnosis:
-    """Diagnoses a subject that may be any of these layers. Raises what the subject raises."""
-    subject, seed = examined.subject, examined.request.of.seed
-    result = Diagnosis(cases=list(core_cases(subject, seed)))
-    run = recorded(subject, result.cases[0])
-    if layers and not _explain_core(result, examined, layers, run):
-        result.unexplained.append(result.cases[0].name)
+def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
+    """The largest difference from the outputs, relative to each case's tolerance: up to 1 is a match, and the first larger one
+    ends the comparison. Infinite if shapes or NaN positions differ, if a mistake does not apply to this layer, or if everything
+    is NaN and none of the mistakes leaves only that.
+
+    Rows that are not counted and queries without visible keys have no right output and are left out.
+    """
+    stages, worst = stages_with(mistakes), 0.0
+    may_be_nan = any(mistake.may_be_nan for mistake in mistakes)
+    for case in cases:
+        try:
+            with torch.no_grad():
+                out, keep = run(stages, layer, case.rows)
+            if out.shape != case.output.shape:
+                return math.inf
+            counted = _counted(case, keep, out)
+        except Exception:  # the mistake is not possible here, or a norm of the module fails
+            return math.inf
+        compared = out[counted]
+        if not compared.numel() or (not may_be_nan and bool(compared.isnan().all())):
+            return math.inf
+        worst = max(worst, max_error(compared, case.output[counted]) / case.tolerance)
+        if worst > 1.0:
+            break
+    return worst
+
+
+def _counted(case: InputCase, keep: Tensor | None, out: Tensor) -> Tensor:
+    """The compared rows of the output, `[batch, query]`, or with heads for a function."""
+    counted = torch.ones(out.shape[:-1], dtype=torch.bool)
+    if case.counted is not None:
+        counted &= case.counted if out.ndim == 3 else case.counted[:, None]
+    if keep is not None:
+        has_key = keep.any(dim=-1)  # [batch, head, query]
+        counted &= has_key.all(dim=1) if out.ndim == 3 else has_key
+    return counted
+
+
+def diagnose(examined: Examined) -> Diagnosis:
+    """Diagnoses a subject. Raises what the subject raises."""
+    subject = examined.subject
+    cases = list(core_cases(subject, examined.request.of.seed))
+    result = Diagnosis(cases, run_of_case(subject, cases[0]))
+    layers = candidates(examined, result.run)
+    if layers and not _explain_core(result, examined, layers):
+        result.unexplained.append(cases[0].name)
     if result.candidate is None:
         return result
-    masks = list(_by_parameter(subject.mask_forms))
-    parameters = {forms[0].parameter for forms in masks}
-    for forms in [forms for forms in masks if call_role(forms[0].parameter) != "bias"] or masks:
-        _explain_masked(result, examined, list(masked_cases(subject, seed, _as_stated(forms, examined), "mask")))
-    for forms in _by_parameter(subject.padding_forms):
-        if forms[0].parameter not in parameters:  # else it was tried as a mask
-            _explain_masked(result, examined, list(masked_cases(subject, seed, _as_stated(forms, examined), "padding")))
+    for masked in _masked_cases(examined):
+        _explain_masked(result, examined, masked)
     _explain_windows(result, examined)
-    for case in list(_large_cases(result, examined)):
+    masked = [case for kind in ("mask", "padding") for case in result.cases if case.kind == kind]
+    unmasked = [] if any(case.kind == "mask" for case in masked) else result.cases[:1]
+    for case in [large_case(subject, case) for case in (*masked, *unmasked)]:
         _explain_large(result, examined, case)
     padded = next((case for case in result.cases if case.kind == "padding"), None)
     if padded is not None and result.layer.causal and not result.mistakes:
@@ -98,22 +155,24 @@ def diagnose(examined: Examined, layers: Sequence[Candidate]) -> Diagnosis:
     return result
 
 
-def _by_parameter(forms: Sequence[MaskForm]) -> Iterator[list[MaskForm]]:
-    """The forms of each mask parameter."""
-    ordered = sorted(forms, key=lambda form: [other.parameter for other in forms].index(form.parameter))
-    return (list(of_parameter) for _, of_parameter in groupby(ordered, key=lambda form: form.parameter))
+def _masked_cases(examined: Examined) -> Iterator[list[InputCase]]:
+    """The cases of each mask, then of each padding that is none of these masks, in every form that agrees with what is stated."""
+    subject, means = examined.subject, examined.request.mask_means
+    masks = [form.parameter for form in subject.mask_forms]
+    of_kind: dict[InputKind, list[str]] = {
+        "mask": [name for name in masks if call_role(name) != "bias"] or masks,
+        "padding": [form.parameter for form in subject.padding_forms if form.parameter not in masks],
+    }
+    for kind, names in of_kind.items():
+        for name in dict.fromkeys(names):
+            forms = [form for form in (*subject.mask_forms, *subject.padding_forms) if form.parameter == name]
+            if means is not None:  # what is added to scores, such as −∞, has no True
+                stated = [form for form in forms if form.kind != "additive" and form.true_means == means]
+                forms = [form for form in forms if form.kind == "lengths" or form in stated]
+            yield list(masked_cases(subject, examined.request.of.seed, forms, kind))
 
 
-def _as_stated(forms: Iterable[MaskForm], examined: Examined) -> list[MaskForm]:
-    """The forms that agree with the stated meaning of True; all forms without a statement."""
-    means = examined.request.mask_means
-    return [
-        form for form in forms
-        if means is None or form.kind == "lengths" or (form.kind != "additive" and form.true_means == means)
-    ]  # fmt: skip
-
-
-def _pool(examined: Examined, candidate: Candidate, run: SourceLocator) -> list[Mistake]:
+def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:
     """The mistakes that cannot be design choices."""
     order = None if candidate.reading is None else candidate.reading.order
     in_order = run.unpacks_in_order(order or "qkv")
@@ -131,48 +190,33 @@ def _pool(examined: Examined, candidate: Candidate, run: SourceLocator) -> list[
 # --------------------------------------------------------------------------------------------------------- without masks
 
 
-def _explain_core(result: Diagnosis, examined: Examined, layers: Sequence[Candidate], run: SourceLocator) -> bool:
+def _explain_core(result: Diagnosis, examined: Examined, layers: Sequence[Candidate]) -> bool:
     """Accepts the first match of: no mistake, a custom pattern, one mistake; then the same for layers that contradict a
     statement; then several mistakes."""
-    ranked: list[Candidate] = []
-    for _, group in groupby(layers, key=lambda candidate: bool(candidate.contradicts)):
+    run, ranked = result.run, list[Candidate]()
+    for _, group in groupby(layers, key=lambda candidate: bool(candidate.contradicts(examined.request))):
         readings = list(group)
-        if _is_right_layer(result, readings) or _has_own_pattern(result, examined, readings):
+        for candidate in readings:
+            error = result.error(candidate.layer, (), result.cases)
+            if error <= 1.0:
+                result.accept(candidate, (), error, result.cases)
+                return True
+        if _has_own_pattern(result, examined, readings):
             return True
-        likely = sorted(
-            readings[:_MOST_RANKED], key=lambda candidate: -_n_produced(run, candidate, (), result.cases[0])
-        )
+        likely = sorted(readings[:_MOST_RANKED], key=lambda candidate: -run.at_sites(candidate.layer).n_produced)
         ranked = ranked or likely
         result.likeliest = ranked[0]
         few = [*likely[:_LAYERS_FOR_ONE], *readings[:_LAYERS_FOR_ONE]]
         for candidate in {id(candidate): candidate for candidate in few}.values():
             if _has_one_more(result, candidate, _pool(examined, candidate, run), (), result.cases, run):
                 return True
-    has_several = any(
-        _has_several(result, candidate, _pool(examined, candidate, run), result.cases, run)
-        for candidate in ranked[:_LAYERS_FOR_MORE]
-    )
-    if not has_several and not any(_makes_z(run, candidate, (), result.cases[0]) for candidate in ranked):
-        pool = _pool(examined, ranked[0], run)
-        shown = [mistake for mistake in pool if _makes_z(run, ranked[0], (mistake,), result.cases[0])]
-        result.shown = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
-    return has_several
-
-
-def _makes_z(run: SourceLocator, candidate: Candidate, mistakes: Sequence[Mistake], case: InputCase) -> bool:
-    """Whether the run makes the weighted values of a layer, whatever it does with them."""
-    try:
-        return bool(run.at_sites(candidate.layer, mistakes, case).producers("z"))
-    except Exception:  # the mistake is not possible here
-        return False
-
-
-def _is_right_layer(result: Diagnosis, readings: Sequence[Candidate]) -> bool:
-    for candidate in readings:
-        error = result.error(candidate.layer, (), result.cases)
-        if error <= 1.0:
-            result.accept(candidate, (), error, result.cases)
+    for candidate in ranked[:_LAYERS_FOR_MORE]:
+        if _has_several(result, candidate, _pool(examined, candidate, run), result.cases, run):
             return True
+    if not any(run.at_sites(candidate.layer).producers("z") for candidate in ranked):
+        layer, pool = ranked[0].layer, _pool(examined, ranked[0], run)
+        shown = [mistake for mistake in pool if run.at_sites(layer, [mistake]).producers("z")]
+        result.shown = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
     return False
 
 
@@ -187,22 +231,14 @@ def _has_own_pattern(result: Diagnosis, examined: Examined, readings: Sequence[C
     if not first[0].output.isfinite().all():  # a NaN output would count as one that sees nothing
         return False
     choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
-    for candidate in readings:
-        layer = replace(candidate.layer, causal=False, sees=probed.influence)
-        error = result.error(layer, (), first)
+    for reading in readings:
+        candidate = reading.having(({"causal": False, "sees": probed.influence}, (choice,)))
+        error = result.error(candidate.layer, (), first)
         if error <= 1.0:
             result.cases = first
-            result.accept(replace(candidate, layer=layer, choices=(*candidate.choices, choice)), (), error, first)
+            result.accept(candidate, (), error, first)
             return True
     return False
-
-
-def _n_produced(run: SourceLocator, candidate: Candidate, mistakes: Sequence[Mistake], case: InputCase) -> int:
-    """The number of the layer's tensors that the run produces."""
-    try:
-        return run.at_sites(candidate.layer, mistakes, case).n_produced
-    except Exception:  # the mistake is not possible here
-        return -1
 
 
 def _has_one_more(
@@ -211,13 +247,13 @@ def _has_one_more(
     pool: Sequence[Mistake],
     known: tuple[Mistake, ...],
     cases: list[InputCase],
-    run: SourceLocator,
+    run: Run,
 ) -> bool:
     """Accepts the mistake that explains the outputs together with those that are known: of several, the one whose layer shares
     the most tensors with the run."""
     errors = [(result.error(candidate.layer, (*known, one), cases), one) for one in _free(pool, known)]
     matching = [
-        (_n_produced(run, candidate, (*known, one), cases[0]), error, one) for error, one in errors if error <= 1.0
+        (run.at_sites(candidate.layer, (*known, one)).n_produced, error, one) for error, one in errors if error <= 1.0
     ]
     if not matching:
         return False
@@ -232,17 +268,13 @@ def _free(pool: Sequence[Mistake], known: Sequence[Mistake]) -> list[Mistake]:
 
 
 def _has_several(
-    result: Diagnosis,
-    candidate: Candidate,
-    pool: Sequence[Mistake],
-    cases: list[InputCase],
-    run: SourceLocator,
+    result: Diagnosis, candidate: Candidate, pool: Sequence[Mistake], cases: list[InputCase], run: Run
 ) -> bool:
     """Applies the mistake whose layer shares the most tensors with the run, and goes on from there."""
     known = result.mistakes
-    n_shared = _n_produced(run, candidate, known, cases[0])
+    n_shared = run.at_sites(candidate.layer, known).n_produced
     while len(known) < _MOST_MISTAKES:
-        counts = [(_n_produced(run, candidate, (*known, one), cases[0]), one) for one in _free(pool, known)]
+        counts = [(run.at_sites(candidate.layer, (*known, one)).n_produced, one) for one in _free(pool, known)]
         n_best = max(n for n, _ in counts)
         if n_best <= n_shared:
             return False
@@ -258,52 +290,38 @@ def _has_several(
 
 def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase]) -> None:
     """Accepts the mask form that matches, else a mistake under the likeliest form."""
-    candidate = result.candidate
+    subject, candidate = examined.subject, result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
         return
     for case in cases:
-        finite = replace(candidate.layer, hidden=-1e9)
-        if any(result.error(layer, result.mistakes, [case]) <= 1.0 for layer in (candidate.layer, finite)):
+        if result.explains(case):
             result.cases.append(case)
             result.choices.append(Choice("mask-form", case.name))
             return
-    if _replaces_causal_mask(result, cases) or _acts_beside_another(result, examined, cases):
+    for case in cases if result.layer.causal else ():
+        if case.form is not None and "query" in case.form.axes and result.explains(case, causal=False):
+            what = f"a mask that is given takes the place of its own causal mask ({case.name})"
+            result.choices.append(Choice("mask-replaces-causal", what))
+            return
+    form = cases[0].form or cases[0].padding
+    assert form is not None
+    if is_read_only_with(called_function(subject.built.call), form.parameter, subject.untried):
+        result.not_examined.append(form.parameter)  # it belongs to an argument that is never given
         return
-    runs = [recorded(examined.subject, case) for case in cases]
+    runs = [run_of_case(subject, case) for case in cases]
     pool = [one for one in _pool(examined, candidate, runs[0]) if one.is_shown_by_masks]
-    for case, run in zip(cases, runs, strict=True):
-        if _has_one_more(result, candidate, _ordered_by_padding(pool, result, case), result.mistakes, [case], run):
+    for number, case in enumerate(cases):
+        likely = _ordered_by_padding(pool, result, case)
+        if _has_one_more(result, candidate, likely, result.mistakes, [case], runs[number]):
             result.cases.append(case)
             return
-    for case, run in zip(cases, runs, strict=True):
-        if _has_several(result, candidate, pool, [case], run):
+    for number, case in enumerate(cases):
+        if _has_several(result, candidate, pool, [case], runs[number]):
             result.cases.append(case)
             return
     result.unexplained.append(cases[0].name)
-
-
-def _replaces_causal_mask(result: Diagnosis, cases: Sequence[InputCase]) -> bool:
-    """Whether a mask of queries and keys takes the place of its own causal mask, which is a choice."""
-    open_layer = replace(result.layer, causal=False)
-    for case in cases:
-        is_whole = result.layer.causal and case.form is not None and "query" in case.form.axes
-        if is_whole and error_of(open_layer, result.mistakes, [case]) <= 1.0:
-            what = f"a mask that is given takes the place of its own causal mask ({case.name})"
-            result.choices.append(Choice("mask-replaces-causal", what))
-            return True
-    return False
-
-
-def _acts_beside_another(result: Diagnosis, examined: Examined, cases: Sequence[InputCase]) -> bool:
-    """Whether the mask belongs to an argument that is never given: without it nothing is masked, and nothing reads it."""
-    subject, form = examined.subject, cases[0].form or cases[0].padding
-    assert form is not None
-    is_unread = is_read_only_with(called_function(subject.built.call), form.parameter, subject.untried)
-    if is_unread:
-        result.not_examined.append(form.parameter)
-    return is_unread
 
 
 def _ordered_by_padding(pool: Sequence[Mistake], result: Diagnosis, case: InputCase) -> Sequence[Mistake]:
@@ -320,38 +338,27 @@ def _explain_windows(result: Diagnosis, examined: Examined) -> None:
     """Finds which window each mask is applied to in a batch of several images."""
     form = next((case.form for case in result.cases if case.form is not None), None)
     case = None if form is None else windows_case(examined.subject, examined.request.of.seed, form)
-    if case is None or error_of(result.layer, result.mistakes, [case]) <= 1.0:
+    if case is None or result.candidate is None or result.explains(case):
         return
-    assert result.candidate is not None
     pool = [mistake for mistake in MISTAKES if mistake.shown_by == "windows"]
-    if _has_one_more(result, result.candidate, pool, result.mistakes, [case], recorded(examined.subject, case)):
+    if _has_one_more(result, result.candidate, pool, result.mistakes, [case], run_of_case(examined.subject, case)):
         result.cases.append(case)
-
-
-def _large_cases(result: Diagnosis, examined: Examined) -> Iterator[InputCase]:
-    """The inputs with scores a million times as large, without masks and with each kind of mask."""
-    masked = [case for kind in ("mask", "padding") for case in result.cases if case.kind == kind]
-    yield from (large_case(examined.subject, case) for case in masked)
-    if not any(case.kind == "mask" for case in masked):
-        yield large_case(examined.subject, result.cases[0])
 
 
 def _explain_large(result: Diagnosis, examined: Examined, case: InputCase) -> None:
     """Finds mistakes that only huge scores show: a finite mask value, and a softmax without subtracting the maximum."""
-    layer, finite = result.layer, replace(result.layer, hidden=-1e9)
-    if any(error_of(each, result.mistakes, [case]) <= 1.0 for each in (layer, finite)):
+    if result.candidate is None or result.explains(case):
         return
-    run = recorded(examined.subject, case)
+    run = run_of_case(examined.subject, case)
     too_small = next(mistake for mistake in MISTAKES if mistake.code == "mask-sentinel-too-small")
     of_code: list[Mistake] = []
     for number in run.numbers_below(-4.0):
         hidden = [replace(too_small, description=each, stages={"mask": mask}) for each, mask in sentinels(number)]
-        if number <= _HIDES and any(error_of(layer, (*result.mistakes, one), [case]) <= 1.0 for one in hidden):
+        if number <= _HIDES and any(error_of(result.layer, (*result.mistakes, one), [case]) <= 1.0 for one in hidden):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
         of_code += hidden
     pool = [*of_code, *(mistake for mistake in MISTAKES if mistake.shown_by == "large")]
-    assert result.candidate is not None
     if _has_one_more(result, result.candidate, pool, result.mistakes, [case], run):
         result.cases.append(case)

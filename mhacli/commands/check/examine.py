@@ -7,28 +7,28 @@ import platform
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 import mhacli
 from mhacli.attention.devices import one_thread
-from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, run
+from mhacli.attention.mistakes.stages import ReferenceLayer
 from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import Asker, asker_of, is_claimed_causal, is_of_transformers
-from mhacli.commands.check.candidates import candidates
-from mhacli.commands.check.diagnose import Diagnosis, diagnose
+from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of
 from mhacli.commands.check.findings import findings_of
-from mhacli.commands.check.hypotheses import error_of, recorded
-from mhacli.commands.check.inputs import Examined, arguments_without_effect, make_case, max_error, with_random_weights
-from mhacli.commands.check.inside import AttentionFound, attention_in, compared_inside
+from mhacli.commands.check.inputs import Examined, arguments_without_effect, output_for, with_random_weights
 from mhacli.commands.check.probes import probe
 from mhacli.commands.check.result import (
+    AttentionInside,
     CheckRequest,
     Examination,
     Finding,
@@ -37,12 +37,13 @@ from mhacli.commands.check.result import (
     Verdict,
 )
 from mhacli.commands.check.stepwise import examine_stepwise
+from mhacli.errors import MhaError
 from mhacli.io.data import decode, finite
-from mhacli.usercode.build import Built, arguments_of, load_built, parse_value
+from mhacli.usercode.build import arguments_of, copied, load_built, parse_value
 from mhacli.usercode.find_call import example_of, find_modes
-from mhacli.usercode.process import Stage
-from mhacli.usercode.sequences import Sequences, sequences_of_ids, sequences_of_vectors, with_zeros_drawn
-from mhacli.usercode.target import Choice, TargetRequest, split_target, targets_beside
+from mhacli.usercode.process import Stage, exception_text
+from mhacli.usercode.sequences import sequences_of_ids, sequences_of_vectors, with_zeros_drawn
+from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
 from mhacli.usercode.user_attention import UserAttention
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
@@ -78,42 +79,28 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     built = load_built(request.of, stage)
     if built.module is not None and is_of_transformers(built.module):
         return _examined_checkpoint(built.module, request.of.target, request, stage)
-    model = _model_of_ids(built, request)
+    model = None
+    if built.module is not None:
+        model = sequences_of_ids(
+            request.of.target,
+            with_zeros_drawn(built.module, request.seed),
+            fixed={name: parse_value(text) for name, text in request.of.call_arguments},
+            length=request.length,
+            means=request.mask_means,
+            example=None if request.example is None else example_of(request.example, built),
+        )
     if model is not None:
-        n_parameters = sum(parameter.numel() for parameter in model.module.parameters()) if model.module else 0
-        with one_thread() if n_parameters < _SMALL else nullcontext():
+        with one_thread() if _n_parameters(model.module) < _SMALL else nullcontext():
             is_decoder = model.has_source and request.states_causal is None
             claim = True if is_decoder else request.states_causal
             asker = asker_of(model, request.seed, stage, is_causal=claim)
-            attention = _ask(asker, claimed=is_claimed_causal(built.module))
+            parts = _ask(asker, claimed=is_claimed_causal(built.module))
         with one_thread():
-            _compare_inside(attention, asker, request, stage)
+            _compare_inside(parts, asker, request, stage)
         return replace(_of_behaviour(request.of.target, asker), arguments=arguments_of(built))
     with one_thread():  # faster for such small products
         subjects = find_modes(built, request.of)
         return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
-
-
-def _ask(asker: Asker, *, claimed: bool | None = None) -> AttentionFound:
-    """Asks all behaviours, and gives the attention in a pass. Where nothing states if tokens may see later ones, an attention
-    that hides them does, else what is `claimed`."""
-    length = None if asker.of.is_pooled else asker.length
-    attention = attention_in(asker.module, partial(asker.read, asker.text), length)
-    if asker.is_causal is None:
-        asker.is_causal = True if attention.is_causal else claimed
-    asker.all()
-    return attention
-
-
-def _compare_inside(attention: AttentionFound, asker: Asker, request: CheckRequest, stage: Stage) -> None:
-    """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
-
-    def examine_alone(alone: CheckRequest) -> Examination:
-        subjects = find_modes(load_built(alone.of, stage), alone.of)
-        return combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
-
-    asker.inside, mistakes = compared_inside(attention.modules, request, examine_alone)
-    asker.findings = [*mistakes, *asker.findings]
 
 
 def _examined_checkpoint(model: str | nn.Module, name: str, request: CheckRequest, stage: Stage) -> Examination:
@@ -122,21 +109,8 @@ def _examined_checkpoint(model: str | nn.Module, name: str, request: CheckReques
     return _of_behaviour(name, ask_checkpoint(model, request, stage))
 
 
-def _model_of_ids(built: Built, request: CheckRequest) -> Sequences | None:
-    """The target as a function of token ids; None if it takes none."""
-    if built.module is None:
-        return None
-    fixed = {name: parse_value(text) for name, text in request.of.call_arguments}
-    module = with_zeros_drawn(built.module, request.seed)
-    example = None if request.example is None else example_of(request.example, built)
-    return sequences_of_ids(
-        request.of.target,
-        module,
-        fixed=fixed,
-        length=request.length,
-        means=request.mask_means,
-        example=example,
-    )
+def _n_parameters(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
 def _of_behaviour(target: str, asker: Asker) -> Examination:
@@ -149,13 +123,9 @@ def _of_behaviour(target: str, asker: Asker) -> Examination:
         verdict=verdict,
         target=target,
         called=asker.of.called,
-        arguments=(),
         findings=tuple(asker.findings),
-        choices=(),
-        probes=(),
-        comparison=None,
         reason="; ".join(f"{b.name}: {b.reason}" for b in open_ones[:1]) if verdict == "unknown" else None,
-        n_parameters=0 if asker.module is None else sum(p.numel() for p in asker.module.parameters()),
+        n_parameters=_n_parameters(asker.module),
         behaviour=asker.behaviours,
         inside=asker.inside,
     )
@@ -171,9 +141,9 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     is_causal = (is_meant_causal(subject, request.of) or "causal" in choices) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
     asker = asker_of(sequences, request.seed, stage, is_causal=stated)
-    attention = _ask(asker)
+    parts = _ask(asker)
     if report.verdict == "unknown":  # it may be a block around an attention
-        _compare_inside(attention, asker, request, stage)
+        _compare_inside(parts, asker, request, stage)
     if asker.inside or subject.is_pooled:
         behaved = _of_behaviour(request.of.target, asker)
         return replace(behaved, called=report.called, arguments=report.arguments, example=report.example)
@@ -189,23 +159,24 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
             target=request.of.target,
             called=subject.described,
             arguments=arguments_of(subject.built),
-            findings=(),
-            choices=(),
-            probes=(),
-            comparison=None,
             reason="its output is of a whole text, not of each token",
         )
     expects_causal = is_meant_causal(subject, request.of)
     probed = probe(subject, request.of.seed, stage)
     stage(f"comparing {request.of.target} with the reference", limited=False)
     examined = with_random_weights(subject, probed, request, expects_causal=expects_causal)
-    diagnosis = diagnose(examined, candidates(examined))
+    diagnosis = diagnose(examined)
     stage(f"giving {request.of.target} a text step by step", limited=False)
-    steps = examine_stepwise(examined, diagnosis, request.of.seed)
+    steps = examine_stepwise(examined, diagnosis)
     findings = (*findings_of(diagnosis, examined), *steps.findings)
     verdict: Verdict = "wrong" if findings else "right" if diagnosis.is_right else "unknown"
-    departure = _departure(diagnosis, examined) if verdict == "unknown" else None
-    passed = (*steps.names, *subject.unread)
+    departure = _departure(diagnosis) if verdict == "unknown" else None
+    passed, comparison = (*steps.names, *subject.unread), None
+    if diagnosis.candidate is not None:
+        errors = [(error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance) for case in diagnosis.cases]
+        relative, tolerance = max(errors)
+        dtype = str(subject.dtype).removeprefix("torch.")
+        comparison = OutputComparison("reference", dtype, len(errors), finite(relative * tolerance), tolerance)
     return Examination(
         verdict=verdict,
         target=request.of.target,
@@ -215,10 +186,10 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         findings=findings,
         choices=_choices(diagnosis, examined),
         probes=(*probed.probes, *steps.probes),
-        comparison=_comparison(diagnosis, subject),
+        comparison=comparison,
         reason=_reason(diagnosis, examined, departure) if verdict == "unknown" else None,
         departure=departure,
-        n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
+        n_parameters=_n_parameters(examined.module),
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed),
         notes=(*arguments_without_effect(subject), *steps.notes),
@@ -234,6 +205,113 @@ def is_meant_causal(subject: UserAttention, request: TargetRequest) -> bool:
     name = getattr(subject.built.thing, "__name__", type(subject.built.thing).__name__)
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     return request.causal or (any(word in _CAUSAL for word in words) and not any(word in _DENIALS for word in words))
+
+
+# ---------------------------------------------------------------------------------------- the attention inside a model
+
+
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Those of `scaled_dot_product_attention` in order; torch's modules call the other function with its masks by name."""
+_WHOLE = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+_HIDDEN = -1e3
+"""Terms added to scores below this number hide a key."""
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+
+
+class _Running(TorchFunctionMode):
+    """Notes, of a model that attends over `length` tokens, None for an unknown number, the innermost module with weights that
+    computes attention weights, and whether any weights of these tokens over themselves are zero for all later tokens."""
+
+    def __init__(self, length: int | None) -> None:
+        super().__init__()
+        self.length = length
+        self.running: list[nn.Module] = []
+        self.found: list[nn.Module] = []
+        self.is_causal = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function, and notes the module if these are the weights of queries over keys."""
+        result = func(*args, **(kwargs or {}))
+        is_pattern = func in _SOFTMAX and result.ndim > 2 and self._is_of_all(result)
+        if is_pattern or func in _WHOLE:
+            self.found += [part for part in reversed(self.running) if any(True for _ in part.parameters())][:1]
+            by_place = args if func is F.scaled_dot_product_attention else ()
+            named = {**dict(zip(_ARGUMENTS, by_place, strict=False)), **(kwargs or {})}
+            mask = result if is_pattern else named.get("attn_mask")
+            self.is_causal |= named.get("is_causal") is True or self._hides_later(mask, is_pattern=is_pattern)
+        return result
+
+    def _is_of_all(self, pattern: Tensor) -> bool:
+        """Whether a mask or a pattern has a row and a column for each token."""
+        n_queries, n_keys = pattern.shape[-2:]
+        return n_queries == n_keys == (self.length or n_keys) > 1
+
+    def _hides_later(self, mask: Tensor | None, *, is_pattern: bool) -> bool:
+        """Whether a mask, or a pattern, hides all later keys from each query."""
+        if mask is None or not self._is_of_all(mask):
+            return False
+        later = mask[..., torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)]
+        if is_pattern:
+            return not bool(later.any())
+        if mask.dtype == torch.bool:  # torch's functions and modules differ in what True means
+            return bool((later != mask[..., :1, 0]).all())
+        return bool((later < _HIDDEN).all())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follows which module runs, inside the context."""
+
+        def leave(*_: object) -> None:
+            self.running.pop()
+
+        begin = register_module_forward_pre_hook(lambda part, _: self.running.append(part))
+        end = register_module_forward_hook(leave, always_call=True)
+        try:
+            with self:
+                yield
+        finally:
+            begin.remove()
+            end.remove()
+
+
+def _ask(asker: Asker, *, claimed: bool | None = None) -> Mapping[type, Mapping[str, nn.Module]]:
+    """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
+    itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
+    watched = _Running(None if asker.of.is_pooled else asker.length)
+    with watched.watching():
+        asker.read(asker.text)
+    if asker.is_causal is None:
+        asker.is_causal = True if watched.is_causal else claimed
+    asker.all()
+    found, by_class = set(map(id, watched.found)), dict[type, dict[str, nn.Module]]()
+    for name, part in (
+        asker.module.named_modules() if asker.module is not None and id(asker.module) not in found else ()
+    ):
+        if id(part) in found:
+            by_class.setdefault(type(part), {})[name] = part
+    return by_class
+
+
+def _compare_inside(
+    parts: Mapping[type, Mapping[str, nn.Module]], asker: Asker, request: CheckRequest, stage: Stage
+) -> None:
+    """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
+    inside, mistakes = list[AttentionInside](), list[Finding]()
+    for cls, named in parts.items():
+        verdict: Verdict = "unknown"
+        try:
+            with naming(copied(next(iter(named.values())))) as target:
+                alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
+                subjects = find_modes(load_built(alone.of, stage), alone.of)
+                compared = combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
+            verdict, reason = compared.verdict, compared.reason or ""
+            mistakes += compared.findings
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as fault:  # user code may raise anything
+            reason = fault.message if isinstance(fault, MhaError) else exception_text(fault)
+        inside.append(AttentionInside(cls.__name__, tuple(named), verdict, reason))
+    asker.inside, asker.findings = tuple(inside), [*mistakes, *asker.findings]
 
 
 # ----------------------------------------------------------------------------------------------------------------- the report
@@ -252,31 +330,14 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     form = diagnosis.mask_form
     if examined.expects_causal and examined.probed.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
-    if (row := _empty_row(diagnosis, subject)) is not None:
-        choices.append(Choice("fully-masked-row", f"a query whose keys are all masked gives {row}"))
+    if form is not None and "query" in form.axes:
+        inputs = next(case.inputs for case in diagnosis.cases if case.form is form)
+        with suppress(Exception):  # user code may raise anything
+            assert inputs.allowed is not None
+            some = (torch.arange(inputs.queries.shape[-2]) > 0)[:, None]
+            if output_for(subject, inputs._replace(allowed=inputs.allowed & some), form)[..., 0, :].isnan().any():
+                choices.append(Choice("fully-masked-row", "a query whose keys are all masked gives NaN"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
-
-
-def _empty_row(diagnosis: Diagnosis, subject: UserAttention) -> str | None:
-    """What a query whose keys are all masked gets, in words; None for no attention at all, and without a mask that it obeys."""
-    form = diagnosis.mask_form
-    if form is None or "query" not in form.axes:
-        return None
-    inputs = next(case.inputs for case in diagnosis.cases if case.form is form)
-    assert inputs.allowed is not None
-    allowed = inputs.allowed.clone()
-    allowed[..., 0, :] = False
-    try:
-        case = make_case("mask", "", subject, inputs._replace(allowed=allowed), form)
-    except Exception:  # user code may raise anything
-        return None
-    row = case.output[..., 0, :]
-    if row.isnan().any():
-        return "NaN"
-    for words, layer in ((None, diagnosis.layer), ("the mean of the values", replace(diagnosis.layer, hidden=-1e9))):
-        if max_error(run(RIGHT, layer, case.rows).out[..., 0, :], row) <= case.tolerance:
-            return words
-    return "another value"
 
 
 def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
@@ -289,20 +350,7 @@ def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
         choices.append(Choice("no-bias", "no projection has a bias" if is_all else f"no bias: {', '.join(unbiased)}"))
     if layer.n_kv_heads != layer.n_heads:
         choices.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
-    d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
-    if layer.d_head is not None and d_v != layer.d_head:
-        choices.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
     return choices
-
-
-def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> OutputComparison | None:
-    """The difference between the module and the reference with the mistakes found."""
-    if diagnosis.candidate is None:
-        return None
-    errors = [(error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance) for case in diagnosis.cases]
-    relative, tolerance = max(errors)
-    dtype = str(subject.dtype).removeprefix("torch.")
-    return OutputComparison("reference", dtype, len(errors), finite(relative * tolerance), tolerance)
 
 
 def _reason(diagnosis: Diagnosis, examined: Examined, departure: FirstDifference | None) -> str:
@@ -310,11 +358,6 @@ def _reason(diagnosis: Diagnosis, examined: Examined, departure: FirstDifference
     n_heads, d_in, likeliest = examined.request.n_heads, examined.subject.sizes.d_in, diagnosis.likeliest
     if examined.probed.visible == "itself only":
         return "no token attends to another: this is not attention"
-    failed = [
-        f"a probe fails, {result.name}: {result.message}" for result in examined.probed.probes if result.ok is False
-    ]
-    if diagnosis.candidate is not None and not diagnosis.unexplained:
-        return f"the reference gives the same output, but {failed[0]}"
     if likeliest is None and diagnosis.candidate is None:
         if n_heads and d_in % n_heads:
             return f"--heads {n_heads} does not divide the width {d_in} of its input"
@@ -328,6 +371,7 @@ def _reason(diagnosis: Diagnosis, examined: Examined, departure: FirstDifference
     else:
         part = "no known mistake explains its output"
         part = part if departure is None else f"it is not clear how it computes {departure.site}"
+    failed = [f"a probe fails, {each.name}: {each.message}" for each in examined.probed.probes if each.ok is False]
     return "; ".join([part, *failed[:1]])
 
 
@@ -352,16 +396,13 @@ def _next_steps(examined: Examined, departure: FirstDifference | None) -> tuple[
     return tuple(steps)
 
 
-def _departure(diagnosis: Diagnosis, examined: Examined) -> FirstDifference | None:
+def _departure(diagnosis: Diagnosis) -> FirstDifference | None:
     """The first site of the likeliest layer that the subject does not compute."""
-    candidate, case = diagnosis.candidate or diagnosis.likeliest, diagnosis.cases[0]
-    run = recorded(examined.subject, case)
+    candidate, run = diagnosis.candidate or diagnosis.likeliest, diagnosis.run
     if candidate is None or not run.operations:
         return None
-    try:
-        return run.at_sites(candidate.layer, (), case).departure()
-    except Exception:  # the weights do not fit this layer
-        return None
+    located = run.at_sites(candidate.layer)
+    return located.departure() if located.sites else None
 
 
 # ---------------------------------------------------------------------------------------------- both modes as one report

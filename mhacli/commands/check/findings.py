@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes.stages import words_of_mistake
+from mhacli.attention.mistakes import Mistake
+from mhacli.attention.mistakes.stages import ReferenceLayer, words_of_mistake
 from mhacli.commands.check.candidates import stated_heads
-from mhacli.commands.check.diagnose import Diagnosis
-from mhacli.commands.check.hypotheses import SourceLocator, error_of, recorded, smallest
-from mhacli.commands.check.inputs import Examined, InputCase, output_for
+from mhacli.commands.check.diagnose import Diagnosis, error_of
+from mhacli.commands.check.inputs import Examined, InputCase, make_case
 from mhacli.commands.check.probes import with_dropout
+from mhacli.commands.check.recording import Run, run_of, run_of_case
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
-from mhacli.usercode.build import seeded
-from mhacli.usercode.graph import Operation, watch
 from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
@@ -34,58 +35,69 @@ def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]
     return (*proven, *(finding for finding in _measured(diagnosis, examined) if finding.code not in codes))
 
 
+def finding_of(code: str, evidence: str, line: SourceLine, *, form: str = "", **more: Any) -> Finding:
+    """The finding for a mistake at a line, with the words of its form, or with `more` in place of them."""
+    words = words_of_mistake(code, form)
+    fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
+    fields = {"message": words.explanation, "fix": fix, "effect": words.effect, **line._asdict()}
+    return Finding(code=code, evidence=evidence, **{**fields, **more})
+
+
+def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any]]:
+    """The numbers of a proof in words, and as fields of its finding; `error` is relative to the tolerance."""
+    tolerance, where = max(case.tolerance for case in cases), ", ".join(case.name for case in cases)
+    words = f"largest difference {shown(error * tolerance, 'error')}, tolerance {shown(tolerance, 'error')} ({where})"
+    return words, {"proven": True, "error": error * tolerance, "tolerance": tolerance}
+
+
 def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     subject = examined.subject
     for mistake in diagnosis.mistakes:
         error, cases = diagnosis.proofs[mistake.code]
-        run = _located(diagnosis, examined, cases[0])
+        numbers, proof = _proof(error, cases)
+        run = run_of_case(subject, cases[0]).at_sites(diagnosis.layer, diagnosis.mistakes)
         line, *other_lines = run.lines_for(mistake.at, mistake.sites, subject.built)
         others = tuple(other for other in diagnosis.mistakes if other is not mistake)
         codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
-        proof = f"matches exactly if {mistake.description}: {_in_numbers(error, cases)}{together}"
         example = smallest(subject, diagnosis.layer, others, cases[0], examined.request.of.seed)
-        lines = [proof, example] + [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
-        evidence = "\n".join(line for line in lines if line is not None)
-        finding = finding_of(mistake.code, evidence, line, form=mistake.form)
+        lines = [f"matches exactly if {mistake.description}: {numbers}{together}", *([example] if example else [])]
+        lines += [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
         names = _user_names(line, run, examined, cases[0], diagnosis)
         if mistake.stage == "project":
             names |= names_on(line, mistake.sites[0][0])
-        tolerance = max(case.tolerance for case in cases)
-        yield replace(
-            finding, fix=in_user_names(finding.fix, names), proven=True, error=error * tolerance, tolerance=tolerance,
-            together_with=codes,
-        )  # fmt: skip
+        finding = finding_of(mistake.code, "\n".join(lines), line, form=mistake.form, together_with=codes, **proof)
+        yield replace(finding, fix=in_user_names(finding.fix, names))
 
 
-def _in_numbers(error: float, cases: Sequence[InputCase]) -> str:
-    tolerance, where = max(case.tolerance for case in cases), ", ".join(case.name for case in cases)
-    return f"largest difference {shown(error * tolerance, 'error')}, tolerance {shown(tolerance, 'error')} ({where})"
-
-
-def _located(diagnosis: Diagnosis, examined: Examined, case: InputCase) -> SourceLocator:
-    """The recorded run of a case, with the sites of the diagnosed layer."""
-    run = recorded(examined.subject, case)
-    return run.at_sites(diagnosis.layer, diagnosis.mistakes, case)
-
-
-def finding_of(code: str, evidence: str, line: SourceLine, *, form: str = "") -> Finding:
-    """The finding for a mistake at a line."""
-    words = words_of_mistake(code, form)
-    return Finding(
-        code=code,
-        message=words.explanation,
-        evidence=evidence,
-        fix=("scaled_dot_product_attention" in line.source and words.in_torch) or words.right,
-        effect=words.effect,
-        file=line.file,
-        line=line.line,
-        source=line.source,
-    )
+def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
+    """A finding for each statement, of heads or scale, that the matching layer contradicts."""
+    if diagnosis.candidate is None:
+        return
+    request, layer, case = examined.request, diagnosis.layer, diagnosis.cases[0]
+    for statement in diagnosis.candidate.contradicts(request):
+        run = diagnosis.run.at_sites(layer, diagnosis.mistakes)
+        numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
+        if statement == "n_heads":
+            line, code, what = run.line_of("q"), "heads-not-as-stated", f"{layer.n_heads} heads"
+            message, fix = (
+                f"the code has {what}, and --heads says {request.n_heads}",
+                f"build it with {request.n_heads} heads, or state --heads {layer.n_heads}",
+            )
+        else:
+            line, code = run.line_of("scaled"), "scale-not-as-stated"
+            scale = (layer.d_head or case.rows.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
+            number = "a learned number of each head" if isinstance(scale, Tensor) else f"{scale:.4g}"
+            what = f"scores times {number}"
+            message = f"the code multiplies the scores by {number}, and --scale says {request.scale:.4g}"
+            fix = f"q @ k.transpose(-2, -1) * {request.scale:.4g}"
+            fix = in_user_names(fix, _user_names(line, run, examined, case, diagnosis))
+            fix += "" if isinstance(scale, Tensor) else f", or state --scale {scale:.4g}"
+        yield finding_of(code, f"matches exactly with {what}: {numbers}", line, message=message, fix=fix, **proof)
 
 
 def _user_names(
-    line: SourceLine, run: SourceLocator, examined: Examined, case: InputCase, diagnosis: Diagnosis
+    line: SourceLine, run: Run, examined: Examined, case: InputCase, diagnosis: Diagnosis
 ) -> dict[str, str]:
     """Maps names in corrected expressions to the user's names in the function around a line, or to what they stand for."""
     function, layer = function_around(line), diagnosis.layer
@@ -127,20 +139,17 @@ _LINES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
-    built, run = examined.subject.built, SourceLocator((), {})
+    built, run = examined.subject.built, diagnosis.run
     if diagnosis.shown is not None and diagnosis.likeliest is not None:
-        case, mistake = diagnosis.cases[0], diagnosis.shown
-        shown_run = recorded(examined.subject, case).at_sites(diagnosis.likeliest.layer, (mistake,), case)
-        line = shown_run.lines_for(mistake.at, mistake.sites, built)[0]
+        mistake = diagnosis.shown
+        line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).lines_for(mistake.at, mistake.sites, built)[0]
         evidence = f"the weighted values match if {mistake.description}; what is done with them is not understood"
         yield finding_of(mistake.code, evidence, line, form=mistake.form)
+    if diagnosis.candidate is not None:
+        run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
     for code, evidence in _measured_codes(diagnosis, examined):
-        if diagnosis.candidate is not None:
-            run = _located(diagnosis, examined, diagnosis.cases[0])
-        unsteady = _first_that_varies(examined) if code == "dropout-in-eval" else None
-        patterns, sites = _LINES.get(code, ((), ()))
-        line = run.lines_for(patterns, sites, built)[0] if unsteady is None else unsteady.at
-        yield finding_of(code, evidence, line)
+        line = run.lines_for(*_LINES.get(code, ((), ())), built)[0]
+        yield finding_of(code, evidence, (code == "dropout-in-eval" and _first_that_varies(examined)) or line)
 
 
 def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
@@ -164,7 +173,7 @@ def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[
         if unused:
             yield "unused-parameters", f"no output depends on {first_names(unused, 4)}"
     is_unexplained = diagnosis.candidate is None and not subject.mask_forms
-    if examined.expects_causal and is_unexplained and (probed.largest_future or 0) > 0:
+    if examined.expects_causal and is_unexplained and probed.largest_future > 0:
         yield "causal-missing", f"a later token changes an earlier output by up to {probed.largest_future:.0%}"
 
 
@@ -191,25 +200,25 @@ def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str
         yield "head-width", f"{heads}, where {n_heads} heads of {layer.n_heads} columns are given"
 
 
-def _first_that_varies(examined: Examined) -> Operation | None:
-    """The first operation, on a line of user code, that gives another result in a second call with the same input; None if there
-    is none, and for a function."""
+def _first_that_varies(examined: Examined) -> SourceLine | None:
+    """The first line of user code that computes something else in a second call with the same input; None if there is none, and
+    for a function."""
     subject = examined.subject
     if subject.built.module is None:
         return None
     try:
         subject = subject.of(with_dropout(subject.built.module, 0.5)[0].eval(), subject.dtype)
         inputs = subject.drawer(examined.request.of.seed).inputs(with_context=False)
-        runs = []
-        for seed in range(2):
-            with seeded(seed, subject.device):
-                runs.append(watch(lambda: output_for(subject, inputs), subject.built.file)[1])
+        runs = [run_of(subject, inputs, seed).operations for seed in range(2)]
     except Exception:  # user code may raise anything
         return None
-    steps = zip(*runs, strict=False)
-    pairs = ((op, op.output, again.output) for op, again in steps if op.at.line is not None)
-    same_shape = ((op, a.nan_to_num(), b.nan_to_num()) for op, a, b in pairs if a.shape == b.shape)
-    return next((op for op, output, again in same_shape if not torch.equal(output, again)), None)
+    for op, again in zip(runs[0], runs[1], strict=False):
+        is_same = op.output.shape != again.output.shape or torch.equal(
+            op.output.nan_to_num(), again.output.nan_to_num()
+        )
+        if op.at.line is not None and not is_same:
+            return op.at
+    return None
 
 
 def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
@@ -220,71 +229,54 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
         return ()
     drawer = subject.drawer(seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
-    before = [subject(each, seed=0) for each in inputs]
-    parts = [part for part in parts_of(module, {}) if part.letters and part.number is None]
-    names = {part.name for part in parts} | {f"{part.name}.weight" for part in parts}
-    unused = []
-    for name, weight in [pair for pair in module.named_parameters() if pair[0] in names]:
-        original = weight.detach().clone()
+    before, unused = [subject(each, seed=0) for each in inputs], []
+    for part in [part for part in parts_of(module, {}) if part.letters and part.number is None]:
+        weight = part.weight.data
+        original = weight.clone()
         try:
-            weight.data.mul_(-1.5).add_(0.1)
+            weight.mul_(-1.5).add_(0.1)
             after = [subject(each, seed=0) for each in inputs]
         finally:
-            weight.data.copy_(original)
+            weight.copy_(original)
         if all(map(torch.equal, before, after)):
-            unused.append(name)
+            unused.append(part.name)
     return tuple(unused)
 
 
-# ----------------------------------------------------------------------------------------------------------- contradictions
+# ------------------------------------------------------------------------------------------------------ the smallest input
 
 
-def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
-    """A finding for each statement, of heads or scale, that the matching layer contradicts."""
-    if diagnosis.candidate is None or not diagnosis.candidate.contradicts:
-        return
-    case = diagnosis.cases[0]
-    error = error_of(diagnosis.layer, diagnosis.mistakes, [case])
-    run = _located(diagnosis, examined, case)
-    for statement in diagnosis.candidate.contradicts:
-        line = run.line_of("q" if statement == "n_heads" else "scaled")
-        if statement == "n_heads":
-            finding = _heads_finding(diagnosis, examined)
-        else:
-            finding = _scale_finding(diagnosis, examined, _user_names(line, run, examined, case, diagnosis))
-        yield replace(
-            finding, evidence=f"{finding.evidence}: {_in_numbers(error, [case])}", proven=True, error=error * case.tolerance,
-            tolerance=case.tolerance, file=line.file, line=line.line, source=line.source,
-        )  # fmt: skip
+_SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
 
 
-def _heads_finding(diagnosis: Diagnosis, examined: Examined) -> Finding:
-    n_heads, meant = diagnosis.layer.n_heads, examined.request.n_heads or 1
-    subject, heads_text = examined.subject, f"{n_heads} head{'s' * (n_heads != 1)}"
-    names = [name for name in subject.built.arguments if role_of(name.rpartition(".")[2]) == "n_heads"]
-    advice = f"build it with --arg {names[0]}={meant}, or " if names and subject.sizes.d_in % meant == 0 else ""
-    return Finding(
-        code="heads-not-as-stated",
-        message=f"the code has {heads_text}, and --heads says {meant}",
-        evidence=f"matches exactly with {heads_text}",
-        fix=f"{advice}state --heads {n_heads}",
-        effect="each head has other columns than intended",
-    )
-
-
-def _scale_finding(diagnosis: Diagnosis, examined: Examined, names: Mapping[str, str]) -> Finding:
-    layer, meant, advice = diagnosis.layer, examined.request.scale, ""
-    if isinstance(layer.scale, Tensor):
-        scale_text = "a learned number of each head"
-    else:
-        d_head = layer.d_head or diagnosis.cases[0].rows.queries.shape[-1]
-        scale = d_head**-0.5 if layer.scale is None else layer.scale
-        scale_text = f"{scale:.4g}" + " = 1/√d_head" * (layer.scale is None)
-        advice = f", or state --scale {scale:.4g}"
-    return Finding(
-        code="scale-not-as-stated",
-        message=f"the code multiplies the scores by {scale_text}, and --scale says {meant:.4g}",
-        evidence=f"matches exactly if the scores are multiplied by {scale_text}",
-        fix=in_user_names(f"q @ k.transpose(-2, -1) * {meant:.4g}", names) + advice,
-        effect="the softmax is sharper or flatter than intended",
-    )
+def smallest(
+    subject: UserAttention, layer: ReferenceLayer, mistakes: Sequence[Mistake], like: InputCase, seed: int
+) -> str | None:
+    """The smallest input, of the kind of a case, whose output differs from the layer with these mistakes, in words; None if none
+    of a few small ones differs. Inputs on which the subject raises are skipped."""
+    has_separate_keys = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]
+    for batch, q_len, k_len in _SMALL:
+        if q_len != k_len and not has_separate_keys:
+            continue
+        has_keys = like.inputs.keys is not None
+        inputs = subject.drawer(seed).inputs(with_context=has_keys, batch=batch, q_len=q_len, k_len=k_len)
+        if like.form is not None:
+            inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
+        if like.padding is not None:
+            inputs = inputs._replace(real=(torch.arange(k_len) < max(1, k_len - 1)).expand(batch, -1))
+        try:
+            case = make_case(like.kind, like.name, subject, inputs, like.form, like.padding)
+            if layer.bias is not None:
+                layer.bias(case.rows)  # raises if the bias cannot be read at this size
+            error = error_of(layer, mistakes, [case]) * case.tolerance
+        except Exception:  # an input too small for the module
+            continue
+        if error > case.tolerance:
+            length = f"{q_len} queries and {k_len} keys"
+            if q_len == k_len:
+                length = f"{q_len} token{'s' if q_len > 1 else ''}"
+            size = f"off by {error:.3g} (its largest number is {case.output.nan_to_num().abs().max():.3g})"
+            if not math.isfinite(error):
+                size = "NaN" if bool(case.output.isnan().any()) else "infinite or of another shape"
+            return f"smallest example, {batch} sequence{'s' if batch > 1 else ''} of {length}: the output is {size}"
+    return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool
@@ -16,152 +15,138 @@ from torch import Tensor, nn
 
 from mhacli.commands.check.result import ProbeResult
 from mhacli.usercode.build import copied
+from mhacli.usercode.process import exception_text
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.user_attention import InputDrawer, Inputs, UserAttention
 
-Visible = Literal["full", "causal", "without itself", "plus the next", "transposed", "itself only", "other"]
-"""Which tokens influence an output: all; up to its own position; before it; one more; from its own position on; its own only;
-or another pattern."""
+P = 0.5
+"""The dropout of copies, large enough to show in one call."""
+FEWEST_CALLS, MOST_CALLS = 40, 200
+_PATIENCE_S, _LONGEST_S, _SIGMAS = 1.0, 8.0, 5.0
+_SMALL_SCALE = 0.1
+"""The scale of inputs with small scores and nearly equal weights, so that every visible key has an influence."""
+_MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""The relative change from which an output counts as moved, by dtype."""
+_MOVES_16 = 2e-2
 
 
 @dataclass
 class Probed:
-    """What the probes found in a subject, None or empty where nothing was measured, and their results in `probes`.
+    """What the probes found in a subject, None or empty where nothing was measured, and their results in `probes`. A subject that
+    keeps state computes each call on a fresh copy.
 
     `is_random`: the output varies in eval mode, and seeding torch repeats it. `keeps_state`: earlier calls change the output.
-    `is_random_with_dropout`: random in eval mode with dropout of 0.5. `is_rescaled`:
-    whether dropout divides by 1 − p. `influence` `[query, key]`: whether the token at key influences the output at query, on the
-    diagonal through its value, not its query; `visible` classifies it, and `largest_future` is the largest relative change of an
-    output by a later token.
+    `is_random_with_dropout`: random in eval mode with dropout of 0.5. `is_rescaled`: whether dropout divides by 1 − p.
+    `influence` `[query, key]`: whether the token at key influences the output at query, on the diagonal through its value, not
+    its query; `visible` classifies it, and `largest_future` is the largest relative change of an output by a later token.
     """
 
     subject: UserAttention
     drawer: InputDrawer
-    pristine: nn.Module | None
     probes: list[ProbeResult] = field(default_factory=list)
-    is_random: bool | None = None
-    keeps_state: bool | None = None
-    is_random_with_dropout: bool | None = None
+    is_random: bool = False
+    keeps_state: bool = False
+    is_random_with_dropout: bool = False
     is_rescaled: bool | None = None
     influence: Bool[Tensor, "query key"] | None = None
-    visible: Visible | None = None
-    largest_future: float | None = None
-
-    @property
-    def tolerance(self) -> float:
-        """The relative change from which an output counts as moved."""
-        return _MOVES.get(self.subject.dtype, _MOVES_16)
+    visible: str = ""
+    largest_future: float = 0.0
 
     def inputs(self) -> Inputs:
         """Self-attention inputs; for a function, equally many keys as queries."""
         return self.drawer.inputs(with_context=False)
 
-    def out(
-        self, inputs: Inputs, *, training: bool = False, subject: UserAttention | None = None, seed: int | None = 0
-    ) -> Tensor:
-        """The output of one call, with torch's generator seeded by `seed` and restored afterwards. None: not seeded. A subject
-        that keeps state gets a fresh copy for each call."""
-        callee = subject or self.subject
-        if subject is None and self.keeps_state and self.pristine is not None:
-            callee = self.subject.of(copy.deepcopy(self.pristine), self.subject.dtype)
-        return callee(inputs, training=training, seed=seed)
+    @cached_property
+    def twin(self) -> tuple[UserAttention | None, str]:
+        """A copy with the same weights and dropout 0.5, and the names it was set through; else None, and why."""
+        module = self.subject.built.module
+        if module is None:
+            return None, "a function has no modes"
+        if self.is_random or self.keeps_state:
+            return None, "not run: the same input does not always give the same output"
+        twin, names = with_dropout(module, P)
+        if not names:
+            return None, "it has no dropout that could be raised"
+        return self.subject.of(twin, self.subject.dtype), f"{', '.join(names)} = {P}"
+
+    def moves(self, change: Tensor | float) -> Bool[Tensor, "..."]:
+        """Whether a relative change is one."""
+        return torch.as_tensor(change) > _MOVES.get(self.subject.dtype, _MOVES_16)
 
 
 def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:
     """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
     the time limit."""
-    probed = Probed(subject, subject.drawer(seed), copied(subject.built.module))
+    probed = Probed(subject, subject.drawer(seed))
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
-        probed.out(probed.inputs())
+        subject(probed.inputs(), seed=0)
         for name, run in _PROBES.items():
             stage(f"probing {subject.built.name} ({name})")
             probed.drawer.restart()
             try:
-                result = run(probed)
+                message, value, ok = run(probed)
             except Exception as fault:  # user code may raise anything
-                result = ProbeResult(name, f"could not run: the code raises {_first_line(fault)}")
-            probed.probes.append(result)
+                message, value, ok = f"could not run: the code raises {exception_text(fault):.200}", None, None
+            value = value if value is not None and math.isfinite(value) else None
+            probed.probes.append(ProbeResult(name, message, value, ok))
     return probed
 
 
-def _first_line(fault: BaseException) -> str:
-    """An exception in one line."""
-    text = " ".join(str(fault).split())[:200]
-    return f"{type(fault).__name__}: {text}" if text else type(fault).__name__
-
-
-# ----------------------------------------------------------------------------------------------------------------- changes
-
-
-_MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
-_MOVES_16 = 2e-2
+Answer = tuple[str, float | None, bool | None]
+"""The message of a probe, the number that it measured, and whether it passes."""
 
 
 def _changes(before: Tensor, after: Tensor) -> Tensor:
-    """|after − before| in float64; ∞ where only one is NaN or infinite, or for different shapes."""
-    if before.shape != after.shape:
-        return torch.full(before.shape or (1,), math.inf, dtype=torch.float64)
+    """|after − before| in float64, relative to the size of `before`; ∞ where only one is NaN or infinite."""
     a, b = (tensor.detach().to("cpu", torch.float64) for tensor in (before, after))
     same = (a == b) | (a.isnan() & b.isnan())
-    return torch.where(same, 0.0, (b - a).abs().nan_to_num(nan=math.inf))
+    size = float(a.abs().nan_to_num(nan=0.0, posinf=0.0).max()) or 1.0
+    return torch.where(same, 0.0, (b - a).abs().nan_to_num(nan=math.inf)) / size
 
 
-def _size_of(tensor: Tensor) -> float:
-    """The largest finite magnitude, 1 where there is none."""
-    finite = tensor.detach().to("cpu", torch.float64).abs().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return float(finite.max()) or 1.0 if finite.numel() else 1.0
-
-
-def _relative(before: Tensor, after: Tensor) -> float:
-    """The largest change relative to the size of `before`; ∞ if NaN appeared or disappeared."""
-    differences = _changes(before, after)
-    return float(differences.max()) / _size_of(before) if differences.numel() else 0.0
-
-
-# ------------------------------------------------------------------------------------------- the same again, and alone
-
-
-def determinism(probed: Probed) -> ProbeResult:
+def determinism(probed: Probed) -> Answer:
     """Whether the same input gives the same output in eval mode, at once and after another input."""
-    inputs, other = probed.inputs(), probed.inputs()
-    first = probed.out(inputs, seed=None)
+    subject, inputs, other = probed.subject, probed.inputs(), probed.inputs()
+    unused = replace(subject.of(copied(subject.built.call), subject.dtype), is_forgetful=True)
+    first = subject(inputs)
     try:
-        second = probed.out(inputs, seed=None)
-        probed.out(other, seed=None)
-        third = probed.out(inputs, seed=None)
+        second, _, third = subject(inputs), subject(other), subject(inputs)
     except Exception as fault:  # a later call fails
-        probed.keeps_state, probed.is_random = True, False
-        message = f"the first call works, a later one with the same input raises {_first_line(fault)}"
-        return ProbeResult("determinism", message, ok=False)
-    change = max(_relative(first, second), _relative(first, third))
-    probed.is_random = probed.keeps_state = False
-    if change <= probed.tolerance:
-        message = "the same input gives the same output, also after another one"
-    elif _relative(probed.out(inputs), probed.out(inputs)) <= probed.tolerance:
+        probed.keeps_state, probed.subject = True, unused
+        return f"the first call works, a later one with the same input raises {exception_text(fault):.200}", None, False
+    change = float(torch.stack([_changes(first, out) for out in (second, third)]).max())
+    if not probed.moves(change):
+        return "the same input always gives the same output", change, True
+    if not probed.moves(_changes(subject(inputs, seed=0), subject(inputs, seed=0))).any():
         probed.is_random = True
-        message = (
-            "the same input gives another output in eval mode, but the same one after torch.manual_seed: it is random"
-        )
-    else:
-        probed.keeps_state = True
-        message = "the same input gives another output after other calls, with the same seed too: it keeps state"
-    return _measured("determinism", message, change, ok=change <= probed.tolerance)
-
-
-def _measured(name: str, message: str, value: float, ok: bool | None = None) -> ProbeResult:
-    """The result with a measured number, which is left out where it is not finite."""
-    return ProbeResult(name, message, float(value) if math.isfinite(value) else None, ok)
+        again = "in eval mode, but the same one after torch.manual_seed: it is random"
+        return f"the same input gives another output {again}", change, False
+    probed.keeps_state, probed.subject = True, unused
+    return (
+        "the same input gives another output after other calls, with the same seed too: it keeps state",
+        change,
+        False,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ visible keys
 
 
-_SMALL_SCALE = 0.1
-"""The scale of inputs with small scores and nearly equal weights, so that every visible key has an influence."""
+_KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "full": (torch.ones_like, "every token sees every token"),
+    "causal": (torch.tril, "every token sees itself and those before it"),
+    "without itself": (lambda ones: ones.tril(-1), "every token sees those before it, but not itself"),
+    "plus the next": (lambda ones: ones.tril(1), "every token sees itself, those before it, and the next one"),
+    "transposed": (torch.triu, "every token sees itself and those after it, none before"),
+    "later": (lambda ones: ones.triu(1), "every token sees those after it, neither itself nor those before"),
+    "itself only": (lambda ones: ones.tril().triu(), "every token sees itself alone"),
+    "other": (lambda ones: ~ones, "what a token sees is neither everything nor a triangle"),
+}
+"""Which tokens influence an output, as a matrix made from one that is True everywhere, and in words; at last any other."""
 
 
-def visible_keys(probed: Probed) -> ProbeResult:
+def visible_keys(probed: Probed) -> Answer:
     """Which tokens influence which outputs in self-attention, by replacing each token in turn.
 
     A token among equal ones cannot change its output through its query, so equal tokens show the diagonal.
@@ -172,147 +157,73 @@ def visible_keys(probed: Probed) -> ProbeResult:
     by_equal, _ = _influence(probed, equal_tokens, factor=_SMALL_SCALE)
     if random.keys is None:
         by_random.fill_diagonal_(False)  # the token may act through its query only
-    probed.influence = by_random | by_equal
-    probed.visible = _kind_of(probed.influence)
-    ok = False if probed.visible in ("plus the next", "transposed") else None
-    share = float(probed.influence.float().mean())
-    return _measured("visible keys", _VISIBLE_TEXT[probed.visible], share, ok)
-
-
-_VISIBLE_TEXT: dict[Visible, str] = {
-    "full": "every token sees every token",
-    "causal": "every token sees itself and those before it",
-    "without itself": "every token sees those before it, but not itself",
-    "plus the next": "every token sees itself, those before it, and the next one",
-    "transposed": "every token sees itself and those after it, none before",
-    "itself only": "every token sees itself alone",
-    "other": "what a token sees is neither everything nor a triangle",
-}
+    seen = probed.influence = by_random | by_equal
+    ones, inner = torch.ones_like(seen), slice(1, -1)  # the first or the last query may see no key, and then sees all
+    kinds = (name for name, (shape, _) in _KINDS.items() if torch.equal(seen[inner], shape(ones)[inner]))
+    probed.visible = next(kinds, "other")
+    ok = False if probed.visible in ("plus the next", "transposed", "later") else None
+    return _KINDS[probed.visible][1], float(seen.float().mean()), ok
 
 
 def _influence(probed: Probed, base: Inputs, *, factor: float = 1.0) -> tuple[Bool[Tensor, "query key"], float]:
     """Which token influences which output, and the largest relative change by a later token."""
-    before = probed.out(base)
+    before = probed.subject(base, seed=0)
     moved, largest = [], 0.0
     for key in range(base.queries.shape[-2]):
-        after = probed.out(probed.drawer.replaced(base, key, factor=factor))
-        changes = _changes(before, after) / _size_of(before)
-        moved.append(changes.movedim(-2, 0).flatten(1).amax(1) > probed.tolerance)
-        earlier = changes[..., :key, :]
-        largest = max(largest, float(earlier.max())) if earlier.numel() else largest
+        changes = _changes(before, probed.subject(probed.drawer.replaced(base, key, factor=factor), seed=0))
+        moved.append(probed.moves(changes.movedim(-2, 0).flatten(1).amax(1)))
+        largest = max([largest, *changes[..., :key, :].flatten().tolist()])
     return torch.stack(moved, 1), largest
-
-
-def _kind_of(influenced: Bool[Tensor, "query key"]) -> Visible:
-    """The kind of visibility. A first or last query without any visible key counts as either way."""
-    ones = torch.ones_like(influenced)
-    shapes: dict[Visible, Tensor] = {
-        "full": ones,
-        "causal": ones.tril(),
-        "plus the next": ones.tril(1),
-        "transposed": ones.triu(),
-        "itself only": ones.tril().triu(),
-    }
-    for name, shape in shapes.items():
-        if torch.equal(influenced, shape):
-            return name
-    if torch.equal(influenced[1:], ones.tril(-1)[1:]):
-        return "without itself"
-    return "transposed" if torch.equal(influenced[:-1], ones.triu(1)[:-1]) else "other"
 
 
 # ---------------------------------------------------------------------------------------------------------------- dropout
 
 
-P = 0.5
-"""The dropout of the copies, large enough to show in one call."""
-FEWEST_CALLS, MOST_CALLS = 40, 200
-_PATIENCE_S, _LONGEST_S, _SIGMAS = 1.0, 8.0, 5.0
-
-
-def dropout_in_eval(probed: Probed) -> ProbeResult:
-    """Whether a copy with dropout 0.5 and the same weights is deterministic in eval mode; of a random subject, whether one
-    with dropout 0 is."""
-    name, is_random = "dropout in eval", bool(probed.is_random)
-    reason, twin, names = _copy_with_dropout(probed, 0.0 if is_random else P)
+def dropout_in_eval(probed: Probed) -> Answer:
+    """Whether a copy with dropout 0.5 and the same weights is deterministic in eval mode."""
+    twin, words = probed.twin
     if twin is None:
-        return ProbeResult(name, reason)
-    inputs, names_text = probed.inputs(), ", ".join(names)
-    change = _relative(*(probed.out(inputs, subject=twin, seed=seed) for seed in (1, 2)))
-    varies = change > probed.tolerance
-    probed.is_random_with_dropout = varies != is_random
-    if is_random and varies:
-        return _measured(name, f"with {names_text} = 0 it is random too", change)
-    if is_random:
-        return ProbeResult(
-            name,
-            f"with {names_text} = 0 it is not random in eval mode, otherwise it is: dropout does not rest",
-            ok=False,
-        )
-    message = f"with {names_text} = {P} it rests in eval mode"
-    if varies:
-        message = f"with {names_text} = {P} the same input gives other outputs in eval mode: dropout does not rest"
-    return _measured(name, message, change, ok=not varies)
+        return words, None, None
+    inputs = probed.inputs()
+    change = float(_changes(*(twin(inputs, seed=seed) for seed in (1, 2))).max())
+    probed.is_random_with_dropout = bool(probed.moves(change))
+    message = f"with {words} it rests in eval mode"
+    if probed.is_random_with_dropout:
+        message = f"with {words} the same input gives other outputs in eval mode: dropout does not rest"
+    return message, change, not probed.is_random_with_dropout
 
 
-def dropout_in_training(probed: Probed) -> ProbeResult:
+def dropout_in_training(probed: Probed) -> Answer:
     """The mean output of many calls in training mode with dropout 0.5, compared with the output in eval mode.
 
     Each output column contains a part without dropout, such as a bias, and a part that dropout scales. The slope of the
     training output over the eval output, within columns, is independent of the former. Every call gives a slope, and their
-    spread gives the standard error.
+    spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
-    name = "dropout in training"
-    if probed.is_random:
-        return ProbeResult(name, "not run: its output in eval mode is not always the same")
-    reason, twin, names = _copy_with_dropout(probed, P)
+    twin, words = probed.twin
     if twin is None:
-        return ProbeResult(name, reason)
-    inputs, slopes, names_text = probed.inputs(), list[float](), ", ".join(names)
-    began = time.perf_counter()
-    eval_out = probed.out(inputs, subject=twin).double()
-    call_s = time.perf_counter() - began
-    if FEWEST_CALLS * call_s > _LONGEST_S:
-        return ProbeResult(name, f"left out: a call takes {call_s:.2g} s, and this takes {FEWEST_CALLS} or more")
+        return words, None, None
+    inputs, slopes, began = probed.inputs(), list[float](), time.perf_counter()
+    eval_out = twin(inputs, seed=0).double()
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
-    size = float((centred * centred).sum())
-    if not math.isfinite(size) or size == 0:
-        return ProbeResult(name, "its output does not vary, so that it cannot be compared")
-    for seed in range(min(MOST_CALLS, max(FEWEST_CALLS, round(_PATIENCE_S / max(1e-6, call_s))))):
-        out = probed.out(inputs, subject=twin, training=True, seed=seed).double()
-        slopes.append(float((centred * (out - eval_out)).sum()) / size)
-    if not all(math.isfinite(slope) for slope in slopes):
-        return ProbeResult(name, "its output in training is not finite")
-    if max(map(abs, slopes)) <= probed.tolerance:
-        return ProbeResult(name, f"{names_text} changes nothing in training", 1.0)
-    return _of_slopes(probed, slopes, names_text)
-
-
-def _of_slopes(probed: Probed, slopes: list[float], names: str) -> ProbeResult:
-    """Decides between the slopes 1 and 1 − p, if five standard errors separate them."""
-    slope = 1 + statistics.fmean(slopes)
-    error = statistics.stdev(slopes) / math.sqrt(len(slopes))
+    for seed in range(MOST_CALLS):
+        out = twin(inputs, training=True, seed=seed).double()
+        slopes.append(1 + ((centred * (out - eval_out)).sum() / centred.square().sum()).item())
+        if time.perf_counter() - began > (_LONGEST_S if len(slopes) < FEWEST_CALLS else _PATIENCE_S):
+            break
+    if len(slopes) < FEWEST_CALLS or not all(map(math.isfinite, slopes)):
+        return "left out: a call takes too long, or its output does not vary or is not finite", None, None
+    if not probed.moves(max(abs(slope - 1) for slope in slopes)):
+        return f"with {words} training changes nothing", 1.0, None
+    slope, error = statistics.fmean(slopes), statistics.stdev(slopes) / math.sqrt(len(slopes))
+    message = f"with {words} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
     margin = _SIGMAS * error
-    message = f"with {names} = {P} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
     if 2 * margin < P and abs(slope - 1) <= margin:
         probed.is_rescaled = True
     elif 2 * margin < P and abs(slope - (1 - P)) <= margin:
         probed.is_rescaled = False
         message += ": what is kept is not divided by 1 − p"
-    return ProbeResult("dropout in training", message, slope, probed.is_rescaled)
-
-
-def _copy_with_dropout(probed: Probed, p: float) -> tuple[str, UserAttention | None, tuple[str, ...]]:
-    """A copy with the same weights and dropout `p`, and the names it was set through; else the reason why there is none."""
-    module = probed.subject.built.module
-    if module is None:
-        return "a function has no modes", None, ()
-    if probed.keeps_state:
-        return "not run: it keeps state", None, ()
-    twin, names = with_dropout(module, p)
-    if not names:
-        return "it has no dropout that could be raised", None, ()
-    return "", probed.subject.of(twin, probed.subject.dtype), names
+    return message, slope, probed.is_rescaled
 
 
 def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...]]:
@@ -324,20 +235,14 @@ def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...
             part.p = p
             names.append(path or type(part).__name__)
             continue
-        for name in [name for name, value in vars(part).items() if _is_dropout(name, value)]:
+        numbers = {name: value for name, value in vars(part).items() if type(value) in (int, float)}
+        for name in [name for name, value in numbers.items() if 0 <= value < 1 and role_of(name) == "dropout"]:
             setattr(part, name, p)
             names.append(f"{path}.{name}" if path else name)
     return twin, tuple(names)
 
 
-def _is_dropout(name: str, value: object) -> bool:
-    is_rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
-    return is_rate and role_of(name) == "dropout"
-
-
-# -------------------------------------------------------------------------------------------------------- the table
-
-_PROBES: Mapping[str, Callable[[Probed], ProbeResult]] = {
+_PROBES: Mapping[str, Callable[[Probed], Answer]] = {
     "determinism": determinism,
     "dropout in eval": dropout_in_eval,
     "visible keys": visible_keys,

@@ -219,11 +219,11 @@ class Examination(Shown):
     verdict: Verdict
     target: str
     called: str
-    arguments: tuple[Argument, ...]
-    findings: tuple[Finding, ...]
-    choices: tuple[Choice, ...]
-    probes: tuple[ProbeResult, ...]
-    comparison: OutputComparison | None
+    arguments: tuple[Argument, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    probes: tuple[ProbeResult, ...] = ()
+    comparison: OutputComparison | None = None
     reason: str | None = None
     closest: str | None = None
     departure: FirstDifference | None = None

@@ -105,7 +105,15 @@ class StepConvention:
             result = attention.result(inputs, mask=self.mask, given=cache, start=start)
             outs.append(attention.read(result, attention.sizes_of(inputs)))
             if self.caches and self.make is None:
-                cache = _returned(result, [*self.caches], dict(leaves(result)).get(attention.output[0]))
+                names = [*self.caches]
+                found = cache_in(result, names[0], dict(leaves(result)).get(attention.output[0]))
+                if found is None:
+                    raise ValueError("the call returns no cache")
+                # one part, a tuple with a part for each argument, or the last parts of the result
+                parts = (
+                    [found] if len(names) == 1 else found if isinstance(found, tuple | list) else result[-len(names) :]
+                )
+                cache = dict(zip(names, parts, strict=True))
         return torch.cat(outs, dim=1).to("cpu", torch.float64)
 
 
@@ -113,17 +121,6 @@ def _inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> Inputs
     """The inputs of a step, with its rows of the causal mask if it takes one."""
     allowed = torch.ones(1, 1, end - start, end, dtype=torch.bool).tril(start)
     return Inputs(rows[:, start:end], allowed=None if mask is None else allowed)
-
-
-def _returned(result: Any, names: list[str], output: Tensor | None) -> dict[str, Any]:
-    """What a call returned for these arguments of the next one: one part, a tuple with a part for each, or the last parts."""
-    found = cache_in(result, names[0], output)
-    if found is None:
-        raise ValueError("the call returns no cache")
-    if len(names) == 1:
-        return {names[0]: found}
-    parts = found if isinstance(found, tuple | list) else result[-len(names) :]
-    return dict(zip(names, parts, strict=True))
 
 
 def _unused(attention: UserAttention) -> UserAttention:
@@ -176,7 +173,7 @@ def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
 # ------------------------------------------------------------------------------------------------------------ the comparison
 
 
-def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int) -> Stepwise:
+def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> Stepwise:
     """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives. Empty
     if the subject takes no cache, if no way works, and if tokens see later ones."""
     attention, probed, form = examined.subject, examined.probed, diagnosis.mask_form
@@ -186,7 +183,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis, seed: int) -> Ste
     if attention.mode == "cross" or probed.is_random or length < _FEWEST or not is_causal:
         return Stepwise()
     mask = form if takes_causal else None
-    rows = attention.drawer(seed).rows(length).to(attention.dtype)
+    rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     failing: Stepwise | None = None
     for convention in _conventions(attention, mask):
         whole = output_for(replace(attention, is_forgetful=True), _inputs(rows, 0, length, mask), mask)
@@ -262,8 +259,7 @@ def _failing(convention: StepConvention, runs: Runs, rows: Tensor, whole: Tensor
     else:
         match = f"largest difference {error:.2g}, tolerance {tolerance:.2g}"
         evidence = f"matches exactly if {mistake.description}: {match}\n{evidence}"
-        finding = finding_of(mistake.code, evidence, line)
-        finding = replace(finding, proven=True, error=error, tolerance=tolerance)
+        finding = finding_of(mistake.code, evidence, line, proven=True, error=error, tolerance=tolerance)
     text = f"steps give other outputs than one call ({convention.text})"
     return Stepwise((finding,), (ProbeResult("cache", text, largest, False),), convention.names)
 

@@ -111,25 +111,20 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
 
 
 def _answers(examination: Examination) -> Iterator[Line]:
-    """Each behaviour with what was seen or why it was not tried; the probes that fail or tell something, and the names of those
-    that pass. If every mistake is proven, only failed probes are listed."""
+    """Each behaviour with what was seen or why it was not tried, and the probes that measured something or could not run; only
+    those that fail if every mistake is proven."""
     is_proven = bool(examination.findings) and all(finding.proven for finding in examination.findings)
-    behaviours = [
-        (one.ok, f"{one.name}: {one.reason}" + ("" if one.tried is None else f" ({one.tried.length} tokens)"))
-        for one in examination.behaviour
-    ]
-    told: list[tuple[bool | None, str]] = [
-        (one.ok, f"{one.name}: {one.message}")
-        for one in sorted(examination.probes, key=lambda one: one.ok is None)
-        if one.ok is False
-        or (one.ok is None and not is_proven and (one.value is not None or one.message.startswith(_NOT_RUN)))
-    ]
-    passed = [] if is_proven else [one.name for one in examination.probes if one.ok]
-    told += [(True, " · ".join(passed))] if passed else []
-    for label, answers in (("behaves", behaviours), ("probes", told)):
-        for number, (ok, text) in enumerate(answers):
-            sign, style = _SIGNS[ok]
-            yield "" if number else label, _text(f"{sign} {text}", style)
+    answers = [("behaves", one.ok, one.name, one.reason, one.tried) for one in examination.behaviour]
+    for one in examination.probes:
+        is_known = one.ok is not None or one.value is not None or one.message.startswith(_NOT_RUN)
+        if one.ok is False or (is_known and not is_proven):
+            answers.append(("probes", one.ok, one.name, one.message, None))
+    before = ""
+    for label, ok, name, text, tried in answers:
+        sign, style = _SIGNS[ok]
+        lengths = "" if tried is None else f" ({tried.length} tokens)"
+        yield "" if label == before else label, _text(f"{sign} {name}: {text}{lengths}", style)
+        before = label
 
 
 def _measured(examination: Examination) -> Iterator[Line]:

@@ -1,0 +1,232 @@
+"""A recorded call of a user's attention: which operation makes the numbers of a site of a layer, on which line and in which
+variable, and the tensors in it that do not depend on the inputs."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from mhacli.attention.mistakes import Mistake
+from mhacli.attention.mistakes.masks import MASKING
+from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, run, stages_with
+from mhacli.commands.check.inputs import HIDDEN, InputCase, rows_of
+from mhacli.commands.check.result import FirstDifference
+from mhacli.usercode.build import Built
+from mhacli.usercode.graph import Graph, Operation, recorded
+from mhacli.usercode.names import assigned_names, is_within
+from mhacli.usercode.process import SourceLine
+from mhacli.usercode.projections import read_name
+from mhacli.usercode.user_attention import Inputs, UserAttention
+
+SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
+_SHAPING = (
+    "view", "reshape", "unflatten", "flatten", "transpose", "permute", "swapaxes", "cat", "stack", "contiguous",
+)  # fmt: skip
+_NO_NUMBER = 1e30
+"""What stands for hidden scores, infinity and NaN where numbers are compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A recorded call, its inputs, and a layer's tensors at each `site` for the same inputs."""
+
+    graph: Graph
+    rows: ReferenceInputs
+    sites: Mapping[str, Tensor] = field(default_factory=dict)
+
+    # --------------------------------------------------------------------------------------------- what the call computes
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations in order; none if the call cannot be recorded."""
+        return self.graph.operations
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The numbers of queries and keys."""
+        return self.rows.queries.shape[-2], self.rows.keys.shape[-2]
+
+    def combined(self, *names: str) -> Iterator[tuple[Operation, Operation]]:
+        """The operations of these names that combine what depends on the inputs with one tensor that does not, and its source."""
+        for operation in self.operations:
+            fixed = [source for source in operation.sources if not source.live]
+            if operation.name.rstrip("_") in names and operation.live and len(fixed) == 1:
+                yield operation, fixed[0]
+
+    def path(self, role: str) -> list[Operation]:
+        """The operations from a projection to the queries or keys of the first product; `role` is q or k."""
+        ends = [attention[role] for attention in self.graph.attentions[:1] if role in attention]
+        path = {operation for end in ends for operation in end.upstream()}
+        return [operation for operation in self.operations if operation in path]
+
+    def vectors(self, role: str) -> list[Tensor]:
+        """What is made on the way to the queries or keys, `[batch, head, length, d]` or without heads."""
+        found = []
+        for tensor in [operation.output for operation in self.path(role)]:
+            axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.lengths]
+            if tensor.is_floating_point() and tensor.ndim in (3, 4) and axes:
+                found.append(plain(tensor).movedim(axes[-1], -2))
+        return found
+
+    def as_scores(self, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
+        """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
+        n_scores, n_numbers = self.rows.queries.shape[0] * math.prod(self.lengths), math.prod(shape)
+        if tuple(shape[-2:]) != self.lengths or tensor.ndim > len(shape) or n_numbers % n_scores:
+            return None
+        return plain(tensor).expand(shape).reshape(self.rows.queries.shape[0], -1, *self.lengths)
+
+    def unpacks_in_order(self, order: str) -> bool | None:
+        """Whether the line that splits a fused projection names its parts in order; None without such a line."""
+        for op in self.operations:
+            if op.name in ("chunk", "split", "unbind", "tensor_split", "getitem"):
+                letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(op.at.source))
+                if sorted(letters) == sorted(order):
+                    return letters == order
+        return None
+
+    def numbers_below(self, bound: float) -> list[float]:
+        """Distinct finite numbers below a bound in masking operations, such as the value for masked scores."""
+        masking = [op for op in self.operations if op.name.rstrip("_") in MASKING]
+        numbers = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
+        numbers += [t.item() for op in masking for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
+        return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value < bound))
+
+    # ------------------------------------------------------------------------------------------ the sites of a layer in it
+
+    def at_sites(self, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()) -> Run:
+        """The same run with the sites of a layer with these mistakes, none if they are not possible in it."""
+        sites: dict[str, Tensor] = {}
+        try:
+            with torch.no_grad():
+                run(stages_with(mistakes), layer, self.rows, tap=lambda site, tensor, **_: sites.update({site: tensor}))
+        except Exception:  # the mistake is not possible here, or a norm of the module fails
+            sites.clear()
+        located = Run(self.graph, self.rows, sites)
+        vars(located)["_numbers"] = self._numbers
+        return located
+
+    @cached_property
+    def _numbers(self) -> dict[int, tuple[list[Operation], Tensor]]:
+        """The operations by the size of their output, with the sorted numbers of each, `[operation, number]`."""
+        by_size: dict[int, list[Operation]] = {}
+        for op in self.operations:
+            if op.output.is_floating_point():
+                by_size.setdefault(op.output.numel(), []).append(op)
+        return {size: (ops, torch.stack([_sorted(op.output) for op in ops])) for size, ops in by_size.items()}
+
+    def producers(self, site: str) -> list[Operation]:
+        """The operations that produce the numbers of a site, in any order, or those of its first head."""
+        if site not in self.sites:
+            return []
+        expected = self.sites[site]
+        heads = [expected, *([expected[:, 0]] if expected.ndim == 4 and expected.shape[1] > 1 else [])]
+        producers = []
+        for head in [head for head in heads if head.numel() in self._numbers]:
+            operations, made = self._numbers[head.numel()]
+            right = _sorted(head)
+            largest = right.abs().masked_fill(right.abs() >= _NO_NUMBER, 0.0).max()
+            is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1)
+            producers += [operation for operation, is_one in zip(operations, is_close.tolist(), strict=True) if is_one]
+        return producers
+
+    @cached_property
+    def n_produced(self) -> int:
+        """The number of sites that the run produces."""
+        return sum(bool(self.producers(site)) for site in SITES)
+
+    def _producer(self, site: str) -> Operation | None:
+        """The first operation on a line of user code that produces a site: where heads are split or joined, the first that shapes
+        them; a projection by the name of a variable, because the shapes may be the same."""
+        producers = [op for op in self.producers(site) if op.at.line is not None]
+        preferred = []
+        if site in ("q", "k", "v", "concat"):
+            preferred = [op for op in producers if op.name in _SHAPING]
+        elif site.endswith("_proj"):
+            preferred = [op for op in producers if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}]
+        return next(iter(preferred or producers), None)
+
+    def line_of(self, site: str) -> SourceLine:
+        """The line that produces a site's numbers, or those of the first later site that is found."""
+        later = (self._producer(later) for later in SITES[SITES.index(site) :])
+        return next((operation.at for operation in later if operation is not None), SourceLine())
+
+    def lines_for(self, patterns: Sequence[str], sites: Sequence[str], built: Built) -> list[SourceLine]:
+        """The lines of a mistake, at least one: the first that matches a pattern, else those that compute sites, else the first
+        line of `forward`."""
+        first, source = _source(built)
+        code = [line for line in source if not line.source.startswith(("def ", "class ", '"'))]
+        for lines in ([op.at for op in self.operations if op.at.line is not None], code):
+            for pattern, line in product(patterns, lines):
+                if re.search(pattern, line.source.split("#")[0]):
+                    return [line]
+        return list(dict.fromkeys(self.line_of(site) for site in sites)) or [first]
+
+    def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+        """Sites with the variable of a function that holds their numbers."""
+        for site in ("q", "k", "v", "scaled", "scores", "pattern", "z"):
+            producer = self._producer(site)
+            if producer is None or not is_within(producer.at, function):
+                continue
+            names = assigned_names(producer.at.source)
+            fitting = [name for name in names if read_name(name)[0] in (site, "" if len(names) == 1 else site)]
+            if site not in "qkv":
+                last = next(op for op in reversed(self.operations) if op.at == producer.at)
+                fitting = names if len(names) == 1 and last in self.producers(site) else []
+            if len(fitting) == 1:
+                yield site, fitting[0]
+
+    def departure(self) -> FirstDifference:
+        """The first site that the run does not produce, and the last one before it. The scaled products are scores too."""
+        missing = next((site for site in SITES if site in self.sites and not self.producers(site)), "out")
+        before = [site for site in SITES[: SITES.index(missing)] if site in self.sites]
+        last_shared = next((site for site in reversed(before) if site != "scaled"), None)
+        producer = self._producer(before[-1]) if before else None
+        later = [] if producer is None else self.operations[self.operations.index(producer) + 1 :]
+        operation = next((op for op in later if op.at.line is not None and op.name not in _SHAPING), producer)
+        line = SourceLine() if operation is None else operation.at
+        return FirstDifference("scores" if missing == "scaled" else missing, last_shared, *line)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor in float64 on the CPU."""
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def _sorted(tensor: Tensor) -> Tensor:
+    """The sorted numbers of a tensor."""
+    numbers = plain(tensor).flatten()
+    numbers = numbers.masked_fill(numbers < HIDDEN, -_NO_NUMBER).nan_to_num(_NO_NUMBER, _NO_NUMBER)
+    return numbers.sort().values
+
+
+def run_of(subject: UserAttention, inputs: Inputs, seed: int) -> Run:
+    """A recorded call. Raises what the call raises."""
+    return Run(recorded(subject, inputs, seed), rows_of(subject, inputs))
+
+
+def run_of_case(subject: UserAttention, case: InputCase) -> Run:
+    """The recorded call of a case, without operations if it cannot be recorded."""
+    try:
+        return Run(recorded(subject, case.inputs, 0, case.form or case.padding), case.rows)
+    except Exception:  # user code may raise anything
+        return Run(Graph(case.output, {}), case.rows)
+
+
+def _source(built: Built) -> tuple[SourceLine, list[SourceLine]]:
+    """The first line of `forward`, or of a function, and all lines, those of `forward` first; empty if they cannot be read."""
+    found: list[SourceLine] = []
+    for part in (getattr(built.thing, "forward", None), built.thing):
+        with contextlib.suppress(OSError, TypeError):
+            lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
+            found += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
+    return next(iter(found), SourceLine()), found
