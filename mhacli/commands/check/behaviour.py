@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried
 from mhacli.errors import MhaError
@@ -327,8 +327,11 @@ class Asker:
             classes = [type(self.module.get_submodule(name)) for name in around]
             label = f"{part or 'the model'} ({classes[0].__name__})"
             own = (cls for cls in classes if not cls.__module__.startswith("torch."))
-            file, line = _source_of(next(own, classes[0]))
-            finding = replace(finding, message=f"{message}, first in {label}", file=file, line=line)
+            code = next(own, classes[0])
+            finding = replace(finding, message=f"{message}, first in {label}")
+            with suppress(OSError, TypeError):  # its source cannot be read
+                file, line = inspect.getsourcefile(code), inspect.getsourcelines(code.forward)[1]
+                finding = replace(finding, file=file, line=line)
         self.findings.append(finding)
         return self.answer(name, False, message, largest, at=Place(cut, position, label, attention))
 
@@ -550,14 +553,6 @@ class Asker:
 def _part_of(differences: Tensor) -> float:
     """The part of the outputs that differ at all."""
     return (differences > 0).double().mean().item()
-
-
-def _source_of(part: type[nn.Module]) -> tuple[str | None, int | None]:
-    """The file and line of a part's `forward`."""
-    try:
-        return inspect.getsourcefile(part), inspect.getsourcelines(part.forward)[1]
-    except (OSError, TypeError):
-        return None, None
 
 
 def asker_of(sequences: Sequences, seed: int, stage: Stage, *, is_causal: bool | None) -> Asker:

@@ -421,18 +421,12 @@ class Norm:
 def norm_of(run: Run, role: str) -> Norm | None:
     """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain; None without one."""
     rows = [tensor for tensor in run.vectors(role) if tensor.ndim == 4]
-    pairs = [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]
-    norms = (_norm(x, y) for x, y in pairs)
-    return next((norm for norm in norms if norm is not None), None)
-
-
-def _norm(x: Tensor, y: Tensor) -> Norm | None:
-    """The norm from x to y, `[batch, head, length, d]`; None if there is none."""
-    fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
-    gaps = [float((norm(x) - y).abs().max()) for norm in fits]
-    least = min(gaps)
-    if least <= TOLERANCE * y.abs().max():  # not if the rows are 0, and the norm NaN
-        return fits[gaps.index(least)]
+    for x, y in [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]:
+        fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
+        gaps = [float((norm(x) - y).abs().max()) for norm in fits]
+        least = min(gaps)
+        if least <= TOLERANCE * y.abs().max():  # not if the rows are 0, and the norm NaN
+            return fits[gaps.index(least)]
     return None
 
 

@@ -365,14 +365,17 @@ def doubled_beginning(asker: Asker, tokenizer: ModelTokenizer | None) -> Behavio
     """
     if tokenizer is None:
         return asker.unasked("bos", "there is no tokenizer")
-    first = _begin_id(tokenizer)
+    encoded, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
+    first = tokenizer.bos_id
+    if first is None and encoded[1 : 1 + len(bare)] == bare:
+        first = encoded[0]  # what the tokenizer puts before a text, such as [CLS]
     if first is None:
         return asker.unasked("bos", "the tokenizer has no token for the beginning of a text")
 
     def times(text: str, *, special: bool = True) -> int:
         return len(list(takewhile(lambda i: i == first, tokenizer.sequence(text, special=special).ids)))
 
-    name, encoded = tokenizer.library.id_to_token(first) or f"<{first}>", tokenizer.sequence(_WORD).ids
+    name = tokenizer.library.id_to_token(first) or f"<{first}>"
     decoded = guarded("the tokenizer", tokenizer.path, lambda: tokenizer.library.decode(encoded))
     counts = {times(decoded): "a text that was decoded and is encoded again", times(_WORD): "an encoded text"}
     chat = None
@@ -391,11 +394,3 @@ def doubled_beginning(asker: Asker, tokenizer: ModelTokenizer | None) -> Behavio
         return answer(None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat))
     texts = "a text begins" if chat is None else "a text and a chat begin"
     return answer(True, f"{texts} with {name!r} at most once" if most else f"no text begins with {name!r}", most)
-
-
-def _begin_id(tokenizer: ModelTokenizer) -> int | None:
-    """The beginning-of-text token, else the first token that the tokenizer puts before a text, such as [CLS]."""
-    if tokenizer.bos_id is not None:
-        return tokenizer.bos_id
-    framed, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
-    return framed[0] if framed[1 : 1 + len(bare)] == bare else None

@@ -170,8 +170,11 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     steps = examine_stepwise(examined, diagnosis)
     findings = (*findings_of(diagnosis, examined), *steps.findings)
     verdict: Verdict = "wrong" if findings else "right" if diagnosis.is_right else "unknown"
-    departure = _departure(diagnosis) if verdict == "unknown" else None
-    passed, comparison = (*steps.names, *subject.unread), None
+    passed, comparison, departure = (*steps.names, *subject.unread), None, None
+    likeliest = diagnosis.candidate or diagnosis.likeliest
+    if verdict == "unknown" and likeliest is not None and diagnosis.run.operations:
+        located = diagnosis.run.at_sites(likeliest.layer)
+        departure = located.departure() if located.sites else None
     if diagnosis.candidate is not None:
         errors = [(error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance) for case in diagnosis.cases]
         relative, tolerance = max(errors)
@@ -394,15 +397,6 @@ def _next_steps(examined: Examined, departure: FirstDifference | None) -> tuple[
     steps.append("--against TARGET compares it with code that you trust")
     steps += [f"{', '.join(open_options)} state what its code does not show"] if open_options else []
     return tuple(steps)
-
-
-def _departure(diagnosis: Diagnosis) -> FirstDifference | None:
-    """The first site of the likeliest layer that the subject does not compute."""
-    candidate, run = diagnosis.candidate or diagnosis.likeliest, diagnosis.run
-    if candidate is None or not run.operations:
-        return None
-    located = run.at_sites(candidate.layer)
-    return located.departure() if located.sites else None
 
 
 # ---------------------------------------------------------------------------------------------- both modes as one report
