@@ -31,13 +31,13 @@ _MOST_SHOWN: Final = 40
 
 @dataclass(frozen=True)
 class Built:
-    """The target, ready to be called.
+    """The target, built.
 
     `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
     class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
     arguments, defaults included; `given` names those from the user, and `guesses` those that mha had to guess, with the reason
     of each. `rebuild()` builds the target again. `file` is its source file, None if there is
-    none. `stage` is told when a call begins and ends, so that only calls have a time limit.
+    none. `stage` reports when a call begins and ends, so that only calls have a time limit.
     """
 
     name: str

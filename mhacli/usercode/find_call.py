@@ -46,7 +46,7 @@ from mhacli.usercode.user_attention import (
     UserAttention,
     changed,
     leaves,
-    mask_in,
+    mask_of,
     output_in,
 )
 
@@ -456,13 +456,10 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
     masks: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
     forms = [_forms_of(p, padding=False) + _forms_of(p, padding=True) for p in needed]
     for row in itertools.zip_longest(*forms):
-        masks.append(masks[-1] | {form.parameter: partial(_open, form) for form in row if form is not None})
+        masks.append(
+            masks[-1] | {form.parameter: partial(mask_of, form, causal=False) for form in row if form is not None}
+        )
     return masks
-
-
-def _open(form: MaskForm, sizes: CallSizes) -> Tensor:
-    """A mask that hides nothing."""
-    return mask_in(form, torch.ones(1, 1, sizes.q_len, sizes.k_len, dtype=torch.bool), None, sizes)
 
 
 def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
@@ -485,7 +482,7 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
             if accepted:
                 break
     found.sort(key=lambda form: not form.hides)
-    likeliest = {form.parameter: partial(_open, form) for form in reversed(found)}
+    likeliest = {form.parameter: partial(mask_of, form, causal=False) for form in reversed(found)}
     made = {name: likeliest.get(name, make) for name, make in attention.made.items()}
     return replace(attention, made=made, forms=tuple(found))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 Role = Literal[
@@ -81,12 +81,12 @@ def role_of(name: str) -> Role | None:
     >>> role_of("numHeads"), role_of("key_size"), role_of("tide")
     ('n_heads', 'd_model', None)
     """
-    roles: list[Any] = [role for role in _roles_of(name) if role in get_args(Role)]
-    return roles[0] if roles else None
+    return next(iter(_roles_of(name, get_args(Role))), None)
 
 
-def _roles_of(name: str) -> list[Role | CallRole]:
-    return _ROLES.get(re.sub("^num", "n", name.replace("_", "").lower()), [])
+def _roles_of(name: str, among: Sequence[str]) -> list[Any]:
+    found = _ROLES.get(re.sub("^num", "n", name.replace("_", "").lower()), [])
+    return [role for role in found if role in among]
 
 
 def stated(arguments: Mapping[str, Any], role: Role) -> Any:
@@ -172,7 +172,7 @@ def states_batch_first(thing: object) -> bool:
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
     """The role of a parameter by its name. A number or bool, as default or annotation, excludes inputs and masks."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
-    roles = _of_calls("".join(words))
+    roles: list[CallRole] = _roles_of("".join(words), get_args(CallRole))
     if isinstance(default, bool) or annotation in (bool, "bool"):
         if _PATTERN.fullmatch("_".join(words)) and "mean" not in roles:
             return "pattern"
@@ -182,13 +182,9 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
     return _role_of_tensor(words)
 
 
-def _of_calls(name: str) -> list[CallRole]:
-    return [role for role in _roles_of(name) if role in get_args(CallRole)]  # type: ignore[misc]
-
-
 def _role_of_tensor(words: list[str]) -> CallRole:
     """The role of a parameter that is no number and no switch, by the words of its name."""
-    told = [word for word in words if word not in _FILLERS.split()] or words
+    telling = [word for word in words if word not in _FILLERS.split()] or words
     if words[-1] in ("mask", "masks"):
         if {*words} & {*_OF_OTHER_MASKS.split()} and "key" not in words:
             return "other mask"
@@ -199,10 +195,11 @@ def _role_of_tensor(words: list[str]) -> CallRole:
         return "weight bias"
     if _WEIGHT.fullmatch("_".join(words)):
         return "weight"
-    known = _of_calls("".join(words)) or _of_calls("".join(told))
+    names = ("".join(words), "".join(telling))
+    known: list[CallRole] = [role for name in names for role in _roles_of(name, get_args(CallRole))]
     if known:
         return known[0]
-    if told[0] in ("encoder", "enc", "context", "memory", "cross"):
+    if telling[0] in ("encoder", "enc", "context", "memory", "cross"):
         return "context"
     return "rope" if words[0] in ("rope", "rotary", "freqs", "cos", "sin") else "unknown"
 

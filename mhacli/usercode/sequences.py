@@ -31,7 +31,7 @@ from mhacli.usercode.user_attention import (
     MaskForm,
     UserAttention,
     leaves,
-    mask_in,
+    mask_of,
     output_in,
 )
 
@@ -325,7 +325,7 @@ def _of_vocabulary(sequences: Sequences, masks: Sequence[str]) -> Sequences | No
     the ids that it reads. None if no table reads them."""
     masked = []
     for meaning, form in _CAUSAL_MASKS.items() if masks else ():
-        attention = replace(sequences.attention, made={masks[0]: partial(_triangle, form)})
+        attention = replace(sequences.attention, made={masks[0]: partial(mask_of, form, causal=True)})
         called = f"{sequences.called}, {masks[0]}=a causal mask [token, token]: {meaning}"
         masked.append(replace(sequences, attention=attention, called=called))
     masked = [way for way in masked if _n_ids_read(way)]
@@ -350,11 +350,6 @@ def _hides_last(sequences: Sequences) -> bool:
         return False
     first, second = (output[:-1] for output in outputs)
     return bool(first.isfinite().all()) and torch.allclose(first, second, atol=1e-5)
-
-
-def _triangle(form: MaskForm, sizes: CallSizes) -> Tensor:
-    """The causal mask of a call."""
-    return mask_in(form, torch.ones(1, 1, sizes.q_len, sizes.q_len, dtype=torch.bool).tril(), None, sizes)
 
 
 def _of_each_token(sequences: Sequences, others: Mapping[str, CallParameter]) -> Sequences:

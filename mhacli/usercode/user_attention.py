@@ -181,7 +181,7 @@ class InputDrawer:
 
 @dataclass(frozen=True)
 class UserAttention:
-    """A user's attention, ready to be called.
+    """A user's attention that can be called.
 
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It computes in `dtype` on `device`.
     `slots` are the parameters of queries, keys and values, and `axes` those of each input. Of the other arguments `fixed` are the
@@ -281,7 +281,7 @@ class UserAttention:
         made = {name: make(sizes) for name, make in self.made.items() if name not in given}
         is_masked = inputs.allowed is not None or inputs.real is not None
         masks = {mask.parameter: mask_in(mask, inputs.allowed, inputs.real, sizes)} if mask and is_masked else {}
-        own = tree_map_only(Tensor, self._ready, {**self.fixed, **made, **self._rows(inputs), **masks})
+        own = tree_map_only(Tensor, self._here, {**self.fixed, **made, **self._rows(inputs), **masks})
         arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
         with _quietly(self.built, call, training=training):
@@ -326,19 +326,19 @@ class UserAttention:
                 rows[slot.name] = rearranged(inputs.queries if part is None else part, self.canonical, self.axes)
         return rows
 
-    def _ready(self, tensor: Tensor) -> Tensor:
+    def _here(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor on this device, in this dtype."""
         return tensor.to(self.device, cast_dtype(tensor, self.dtype), copy=True).contiguous()
 
     def _in_batch(self, arguments: Any, batch: int) -> Any:
-        """The arguments of an example, ready, with a part for each text of the batch in tensors that have such parts."""
+        """The arguments of an example, in this dtype, with a part for each text of the batch in tensors that have such parts."""
 
-        def ready(tensor: Tensor) -> Tensor:
+        def expanded(tensor: Tensor) -> Tensor:
             if tensor.ndim > 1 and tensor.shape[0] == self.sizes.batch != tensor.shape[1]:
                 tensor = tensor[:1].expand(batch, *tensor.shape[1:])
-            return self._ready(tensor)
+            return self._here(tensor)
 
-        return tree_map_only(Tensor, ready, arguments)
+        return tree_map_only(Tensor, expanded, arguments)
 
     # -------------------------------------------------------------------------------------------------- the call as text
 
@@ -409,9 +409,15 @@ def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: 
     return marked.to({"01": torch.float64, "whole": torch.int64}.get(form.kind, torch.bool))
 
 
+def mask_of(form: MaskForm, sizes: CallSizes, *, causal: bool) -> Tensor:
+    """The mask of a call that hides later queries from each other, or nothing."""
+    allowed = torch.ones(1, 1, sizes.q_len, sizes.q_len if causal else sizes.k_len, dtype=torch.bool)
+    return mask_in(form, allowed.tril() if causal else allowed, None, sizes)
+
+
 @contextmanager
 def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Iterator[None]:
-    """A call, of which the stage is told: without gradients and warnings, and with a module in `train` or `eval` mode. Norms over
+    """A call that is reported as a stage: without gradients and warnings, and with a module in `train` or `eval` mode. Norms over
     the batch always are as in evaluation, for they would keep what they saw."""
     built.stage(f"calling {built.name}")
     parts = list(call.modules()) if isinstance(call, nn.Module) else []
