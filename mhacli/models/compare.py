@@ -31,6 +31,7 @@ from mhacli.models.layers import as_attention
 from mhacli.models.places import Event, Forward, Part, Place, Places, Stack, evaluating, find_places, observe
 from mhacli.models.run import shaken_parts
 from mhacli.run import rows_of_block
+from mhacli.usercode.projections import is_norm
 
 TIMES_ROUNDING = 8
 """A difference counts beyond this multiple of the rounding of its place."""
@@ -118,7 +119,10 @@ def compute(
 ) -> Computed:
     """What a model computes at all its places, in an empty file; `mapped` modules are as for `find_places`."""
     stored, known = dict[Event, tuple[Call | None, dict[str, Stored]]](), dict[Any, tuple[Tensor, Stored]]()
-    names = {name for name, module in model.named_modules() if name in mapped or any(True for _ in module.parameters())}
+    modules = dict(model.named_modules())
+    names = {
+        n for n, module in modules.items() if n in mapped or is_norm(module) or any(True for _ in module.parameters())
+    }
 
     def store(tensor: Tensor) -> Stored:
         """A tensor in the file; what is the same as one of the last ones, such as a mask that layers share, is stored once."""
@@ -377,13 +381,12 @@ def _gaps_of_calls(a: Call, b: Call, *, sampled: bool) -> Iterator[tuple[str, Ga
         rows = slice(first, min(n_queries, first + step))
         keys = slice(0, rows.stop if hides_later else n_keys)
         x, y = (_matrices(call, rows, keys) for call in (a, b))
-        seen = x["allowed"].cpu() & y["allowed"].cpu()  # what is stored is on the CPU, what passes on its device
+        hidden = ~(x["allowed"].cpu() & y["allowed"].cpu())  # what is stored is on the CPU, what passes on its device
         for text in range(n_texts):
             for head in range(n_heads):
                 start = ((text * n_heads + head) * n_queries + first) * n_keys
-                own = seen[text, min(head, seen.shape[1] - 1)]
-                both = [each["scores"][text, head].cpu().masked_fill(~own, 0.0) for each in (x, y)]
-                scores.add(start, *both)
+                own = hidden[text, min(head, hidden.shape[1] - 1)]
+                scores.add(start, *(each["scores"][text, head].cpu().masked_fill_(own, 0.0) for each in (x, y)))
                 pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
     yield "scores", scores
     yield "pattern", pattern

@@ -521,7 +521,7 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
     for unit, letters in letters_of.items():
         tensor, name = unit.output, unit.name
         site = f"{letters}_norm" if unit.is_norm else letters
-        if v is None or tensor is None or tensor.ndim < 2 or tensor.numel() % batch:
+        if v is None or tensor is None or tensor.ndim < 2 or tensor.numel() % batch or site in found:
             continue
         like = {"q": call.q, "k": call.k, "v": v}.get(letters)
         d = v.shape[-1] if like is None else like.shape[-1]

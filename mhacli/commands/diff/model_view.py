@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.result import SITE_NAMES, ModelDiff
+from mhacli.commands.diff.result import SITE_NAMES, ModelDiff, part_name
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen
@@ -119,4 +119,5 @@ def _table(d: ModelDiff, screen: Screen, everything: bool) -> Iterator[Renderabl
 def _name(place: Mapping[str, Any]) -> str:
     layer = "" if place["layer"] is None else f"layer {place['layer']} "
     site = SITE_NAMES.get(place["site"], place["site"])
-    return f"{place['stack'] or ''} {layer}{place['part']}{'' if site == place['part'] else f' {site}'}".strip()
+    part = part_name(place["part"], place["name_a"])
+    return f"{place['stack'] or ''} {layer}{part}{'' if site == place['part'] else f' {site}'}".strip()

@@ -21,6 +21,7 @@ from mhacli.io import memory
 from mhacli.io.data import decode
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.compare import Computed, coarser, compare, compute, load_places, measure_rounding, save_places
+from mhacli.models.layer_names import dtype_of
 from mhacli.models.load import Loaded, device_of, find, load_model
 from mhacli.models.passes import require_open
 from mhacli.models.places import OF_CALLS, Forward, Place
@@ -231,7 +232,9 @@ def forward_of(model: nn.Module, inputs: Any) -> Forward:
         given.setdefault("use_cache", False)
 
     def moved(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(device, dtype_of(model)) if value.is_floating_point() else value.to(device)
 
     def forward() -> Any:
         return run_model(model, lambda: model(*map(moved, args), **{name: moved(v) for name, v in given.items()}))

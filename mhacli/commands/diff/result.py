@@ -56,8 +56,8 @@ _CAUSES: Mapping[tuple[str, str], str] = {
     ("attention", "v"): "projection of the values (weights or layout)",
     ("attention", "q_norm"): "norm of the queries",
     ("attention", "k_norm"): "norm of the keys",
-    ("attention", "q_rotated"): "rotation of the queries (base, positions or layout)",
-    ("attention", "k_rotated"): "rotation of the keys (base, positions or layout)",
+    ("attention", "q_rotated"): "rotation or scale of the queries (base, positions or layout)",
+    ("attention", "k_rotated"): "rotation or scale of the keys (base, positions or layout)",
     ("attention", "scores"): "scale, softcap or bias of the scores",
     ("attention", "pattern"): "mask or sink",
     ("attention", "z"): "kernel or the choice of values",
@@ -72,7 +72,7 @@ _CAUSES: Mapping[tuple[str, str], str] = {
     ("norm", "norm"): "final norm",
     ("logits", "head"): "head",
     ("logits", "norm"): "norm in the head",
-    ("logits", "logits"): "head or what is done with its logits",
+    ("logits", "logits"): "head, or what is done after the last norm",
 }
 SITE_NAMES = {"q_rotated": "q as rotated", "k_rotated": "k as rotated", "output_norm": "norm of the output"}
 
@@ -160,11 +160,16 @@ def _summary(found: Comparison) -> str:
     return "; ".join([words, *_narrowed(found, first)])
 
 
+def part_name(part: str, module: str | None) -> str:
+    """A part in words. What a model without a head gives is its output."""
+    return "output" if part == "logits" and not module else part
+
+
 def where(place: Difference) -> str:
     """A place in words: `layer 2, attention, head 1 (z)`."""
-    stack = f"{place.stack} " if place.stack else ""
+    stack, part = f"{place.stack} " if place.stack else "", part_name(place.part, place.name_a)
     words = [] if place.layer is None else [f"{stack}layer {place.layer}"]
-    words.append(place.part if words or not stack else f"{stack}{place.part}")
+    words.append(part if words or not stack else f"{stack}{part}")
     if place.head is not None and place.heads:
         kind = "kv head" if place.site.startswith(("k", "v")) else "head"
         heads = ", ".join(map(str, place.heads))

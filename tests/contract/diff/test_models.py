@@ -135,6 +135,15 @@ def test_the_heads_of_a_changed_projection_are_named() -> None:
     assert json.loads(json.dumps(document))["first"] == document["first"]
 
 
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_is_compared_with_one_on_the_cpu() -> None:
+    model = checkpoints.model("llama")
+    other = copy.deepcopy(model).to("cuda")
+    assert mhacli.diff(other, model, inputs_of("llama"))["verdict"] == "agree"
+    other.get_submodule(f"{ATTENTION}k_proj").weight[9] += 1.0
+    assert first(mhacli.diff(model, other, inputs_of("llama"))) == (1, "attention", "k")
+
+
 # ------------------------------------------------------------------------------------------------- a port of GPT-2 by hand
 
 
