@@ -517,6 +517,12 @@ def _notes(a: Computed, b: Computed) -> list[str]:
             notes.append(
                 f"of {names} of {letter} the output is compared, but no head: mha could not capture its attention"
             )
+        parts = {(place.stack, place.layer, place.part) for place in side.entries if place.layer is not None}
+        bare = sorted({str(layer) for stack, layer, _ in parts if (stack, layer, "attention") not in parts})
+        if bare:
+            notes.append(
+                f"no attention was captured in layers {first_names(bare, 3)} of {letter}: all in them counts as MLP"
+            )
     return notes
 
 

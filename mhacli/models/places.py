@@ -31,7 +31,7 @@ Source = tuple[Literal["in", "out", "call"], str, int]
 """What a module reads or gives, by its name and how often it ran before; or the number of an attention, without a name."""
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
 """The sites of an attention that are not the output of a module."""
-_NORM = re.compile(r"norm|^ln|ln$", re.IGNORECASE)
+_NORM = re.compile(r"norm|rms|^ln|ln$|^n\d*$", re.IGNORECASE)
 _ROUTER = re.compile(r"router|^gate$", re.IGNORECASE)
 _NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
 """The name of the innermost element of a list that is or contains a module."""
@@ -99,8 +99,8 @@ class _Span:
     def is_norm(self) -> bool:
         """Whether it normalises, and does nothing else."""
         is_small = all(parameter.ndim < 2 for parameter in self.module.parameters()) and not self.calls
-        is_named = self.has_weights and _NORM.search(self.name.rpartition(".")[2]) is not None
-        return is_small and (is_norm(self.module) or is_named)
+        words = (self.name.rpartition(".")[2], type(self.module).__name__)
+        return is_small and (is_norm(self.module) or (self.has_weights and any(map(_NORM.search, words))))
 
     @property
     def has_weights(self) -> bool:

@@ -21,7 +21,7 @@ from mhacli.io import memory
 from mhacli.io.data import decode
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.compare import Computed, coarser, compare, compute, load_places, measure_rounding, save_places
-from mhacli.models.layer_names import dtype_of
+from mhacli.models.layer_names import dtype_of, most_positions
 from mhacli.models.load import Loaded, device_of, find, load_model
 from mhacli.models.passes import require_open
 from mhacli.models.places import OF_CALLS, Forward, Place
@@ -151,9 +151,13 @@ def _ran(
         return load_places(read_tensor_header(side.word), file)[0], None
     tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
     if found is not None:
-        _require_room(found, max(len(rows[0]) for rows in inputs.values()))
+        length, most = max(len(rows[0]) for rows in inputs.values()), most_positions(found.config)
+        if most is not None and length > most:
+            message = f"{length} ids are more than the {most} positions of {side.word}"
+            raise MhaError(message, hint=f"--max-tokens {most} takes the first {most} of a text", code="too-large")
+        _require_room(found, length)
         stage(f"loading {side.word}", limited=False)
-        model = load_model(found, _settings(side, wanted), "predict").model
+        model = load_model(found, _settings(side, wanted), "predict", allow_nonfinite=True).model
         if side.attn is not None:
             _choose_attention(model, side.attn)
         forward = forward_of(model, tensors)

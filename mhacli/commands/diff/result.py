@@ -64,6 +64,8 @@ _CAUSES: Mapping[tuple[str, str], str] = {
     ("attention", "output"): "output projection",
     ("attention", "output_norm"): "norm after attention",
     ("mlp", "norm"): "norm before the MLP or the residual sum after attention",
+    ("attention", "inner_norm"): "norm inside of attention or what it reads",
+    ("mlp", "inner_norm"): "norm inside of the MLP or what it reads",
     ("mlp", "router"): "router",
     ("mlp", "experts"): "choice of experts",
     ("mlp", "output"): "MLP (weights or activation)",
@@ -180,23 +182,37 @@ def where(place: Difference) -> str:
 
 
 def _narrowed(found: Comparison, first: Difference) -> Iterator[str]:
-    """What is equal before the first place, and what therefore differs; and the norms that one model alone has before it."""
-    here = (first.layer, first.stack, first.part)
-    missing = [place for place in found.unmatched if (place.layer, place.stack, place.part) == here]
+    """What is equal before the first place, and what therefore differs: its cause, and what before it could not be compared."""
+    if first is found.places[0] and first.part != "embedding":
+        yield "nothing before it could be compared"
+        return
+    alone = {(place.stack, place.layer) for place in found.unmatched if place.layer is not None}
+    alone -= {(place.stack, place.layer) for place in found.places}
+    if alone and first.part in ("norm", "logits"):
+        yield f"before it, {len(alone)} layer{'s' * (len(alone) > 1)} could not be compared; the others are equal"
+        return
+    of_layer = [place for place in found.places if (place.layer, place.stack) == (first.layer, first.stack)]
+    missing = [place for place in found.unmatched if (place.layer, place.stack) == (first.layer, first.stack)]
+    of_part = [place for place in of_layer if place.part == first.part]
+    lacked = [place for place in missing if place.part == first.part]
     causes, equal = [_CAUSES.get((first.part, first.site), first.site)], "what is before it is equal, so "
     if first.part == "attention" and first.site in _ATTENTION:
         before = _ATTENTION[: _ATTENTION.index(first.site)]
-        same = {
-            place.site for place in found.places if (place.layer, place.stack, place.part) == here and not place.beyond
-        }
+        same = {place.site for place in of_part if not place.beyond}
         known = [site for site in before if site in same]
         after_known = before[before.index(known[-1]) + 1 :] if known else ()
-        lacked = {place.site for place in missing}
-        causes = [*(_CAUSES["attention", site] for site in after_known if site in lacked), *causes]
+        sites = {place.site for place in lacked}
+        causes = [*(_CAUSES["attention", site] for site in after_known if site in sites), *causes]
         names = [SITE_NAMES.get(site, site) for site in known if site != "norm" or known == ["norm"]]
         equal = f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} equal, so " if known else equal
-    norms = [place for place in missing if place.site == "norm" and first.site in ("q", "k", "v", "output")]
-    if norms:
-        yield f"the norm before it, {norms[0].name_a or norms[0].name_b}: {norms[0].why}"
-    else:
-        yield f"{'' if first.part == 'embedding' else equal}the {' or the '.join(causes)} differs"
+        if first.site == "output" and not {"scores", "z"} & (sites | {place.site for place in of_part}):
+            causes = ["inside of attention, of which nothing was captured,", *causes]
+    elif (
+        first.part == "mlp"
+        and all(place.part == "mlp" for place in of_layer)
+        and len(of_part) < len(of_layer + missing)
+    ):
+        causes = ["attention, which could not be compared,", *causes]
+    norms = [place for place in lacked if place.site == "norm" and first.site in ("q", "k", "v", "output")]
+    causes = [*(f"norm before it, {place.name_a or place.name_b} ({place.why})," for place in norms[:1]), *causes]
+    yield f"{'' if first.part == 'embedding' else equal}the {' or the '.join(causes)} differs"

@@ -253,6 +253,9 @@ def test_models_of_other_sizes_are_compared_as_far_as_they_fit() -> None:
     )
     with pytest.raises(mhacli.MhaError, match="shape"):
         mhacli.diff(nn.Linear(3, 4), nn.Linear(3, 5), torch.ones(2, 3))
+    shorter = copy.deepcopy(model)
+    del shorter.transformer.h[1]
+    assert "1 layer could not be compared" in mhacli.diff(model, shorter, IDS)["summary"]
 
 
 def test_models_in_training_with_gradients_are_left_as_they_are() -> None:
@@ -342,12 +345,19 @@ def test_other_ids_of_two_tokenizers_are_the_answer(mha: Any, folders: Any) -> N
     ("A B", 2, "text"), ("A nowhere/at/all TEXT", 1, "nowhere"), ("A ./nope TEXT", 1, "./nope"), ("A B TEXT TEXT", 2, "one text"),
     ("A B TEXT --tolerance 1", 2, "--tolerance"), ("RECORD A TEXT", 1, "record"), ("RECORD RECORD TEXT", 2, "without a text"),
     ("A B --ids 5,99999", 2, "99999"), ("A B TEXT --attn nonsense", 2, "nonsense"), ("A B TEXT --map x.{i}=y.{i}", 2, "x.0"),
-    ("A B TEXT --ids 3", 2, "--ids"), ("A nope.py:GPT TEXT", 1, "nope.py"), ("A", 2, "two things"),
+    (f"GPT GPT --ids {'5,' * 64}5", 1, "64 positions"), ("A B TEXT --ids 3", 2, "--ids"),
+    ("A nope.py:GPT TEXT", 1, "nope.py"), ("A", 2, "two things"),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_one_sentence(mha: Any, folders: Any, words: str, code: int, mentions: str) -> None:
     if "RECORD" in words:
         mha("run", TEXT, "--save", "record.safetensors")
-    known = {"A": folders[0], "B": folders[1], "TEXT": TEXT, "RECORD": "record.safetensors"}
+    known = {
+        "A": folders[0],
+        "B": folders[1],
+        "TEXT": TEXT,
+        "RECORD": "record.safetensors",
+        "GPT": checkpoints.folder("gpt2"),
+    }
     ended = mha("diff", *(known.get(word, word) for word in words.split()), "--json", code=code)
     assert mentions in ended.said
     assert ended.stdout == ""
