@@ -405,8 +405,8 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
             return None
         n = output.numel()
         bits = torch.empty(-(-n // 8), dtype=torch.int64).random_(generator=generator).view(torch.int8)[:n]
-        signs = bits.bitwise_and_(2).sub_(1).view(output.shape).to(output.device).to(output.dtype)
-        return torch.addcmul(output, output, signs, value=eps)
+        step = bits.bitwise_and_(2).sub_(1).view(output.shape).to(output.device).to(output.dtype)
+        return step.mul_(output).mul_(eps).add_(output)  # in place: the logits of a long text are large
 
     handles = [module.register_forward_hook(shake) for module in model.modules() if not any(module.children())]
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.result import SITE_NAMES, ModelDiff, part_name
+from mhacli.commands.diff.result import CAUSES, SITE_NAMES, ModelDiff, part_name
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen
@@ -28,11 +28,6 @@ _SHORT = {
     "q_norm": "q norm",
     "k_norm": "k norm",
 }
-_COLUMNS = tuple(
-    [("attention", site) for site in ("norm", "q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated")]
-    + [("attention", site) for site in ("scores", "pattern", "z", "output", "output_norm")]
-    + [("mlp", site) for site in ("norm", "router", "experts", "inner_norm", "output", "output_norm", "residual")]
-)
 
 
 def model_diff_view(d: ModelDiff, screen: Screen, *, everything: bool = False) -> RenderableType:
@@ -62,7 +57,7 @@ def _grid(d: ModelDiff, screen: Screen) -> Iterator[RenderableType]:
         return
     rows, columns = (
         [*dict.fromkeys(row for row, _ in cells)],
-        [key for key in _COLUMNS if any(key == c for _, c in cells)],
+        [key for key in CAUSES if any(key == c for _, c in cells)],
     )
     values = np.array([[cells.get((row, key), 0.0) for key in columns] for row in rows])
     grid = Grid(

@@ -46,14 +46,14 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
 
 
-_ATTENTION = ("norm", "q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z", "output")
-_CAUSES: Mapping[tuple[str, str], str] = {
+CAUSES: Mapping[tuple[str, str], str] = {
     ("embedding", "lookup"): "table of embeddings or what is looked up in it (ids, positions)",
     ("embedding", "embedding"): "sum, scale or norm of the embeddings",
     ("attention", "norm"): "norm before attention (weights, epsilon or kind)",
     ("attention", "q"): "projection of the queries (weights or layout)",
     ("attention", "k"): "projection of the keys (weights or layout)",
     ("attention", "v"): "projection of the values (weights or layout)",
+    ("attention", "inner_norm"): "norm inside of attention or what it reads",
     ("attention", "q_norm"): "norm of the queries",
     ("attention", "k_norm"): "norm of the keys",
     ("attention", "q_rotated"): "rotation or scale of the queries (base, positions or layout)",
@@ -64,10 +64,9 @@ _CAUSES: Mapping[tuple[str, str], str] = {
     ("attention", "output"): "output projection",
     ("attention", "output_norm"): "norm after attention",
     ("mlp", "norm"): "norm before the MLP or the residual sum after attention",
-    ("attention", "inner_norm"): "norm inside of attention or what it reads",
-    ("mlp", "inner_norm"): "norm inside of the MLP or what it reads",
     ("mlp", "router"): "router",
     ("mlp", "experts"): "choice of experts",
+    ("mlp", "inner_norm"): "norm inside of the MLP or what it reads",
     ("mlp", "output"): "MLP (weights or activation)",
     ("mlp", "output_norm"): "norm after the MLP",
     ("mlp", "residual"): "residual sum",
@@ -76,6 +75,8 @@ _CAUSES: Mapping[tuple[str, str], str] = {
     ("logits", "norm"): "norm in the head",
     ("logits", "logits"): "head, or what is done after the last norm",
 }
+"""What differs where two models part, by part and site in the order of execution."""
+_ATTENTION = tuple(site for part, site in CAUSES if part == "attention")
 SITE_NAMES = {"q_rotated": "q as rotated", "k_rotated": "k as rotated", "output_norm": "norm of the output"}
 
 
@@ -106,16 +107,7 @@ class ModelDiff(dict[str, Any], Shown):
 def model_diff(found: Comparison, names: tuple[str, str]) -> ModelDiff:
     """The document of a comparison of two models, which are named."""
     first = found.first
-    return _document(
-        names,
-        _summary(found),
-        first=None if first is None else _first(first),
-        dtypes=found.dtypes,
-        places=found.places,
-        unmatched=found.unmatched,
-        notes=found.notes,
-        times_rounding=found.times_rounding,
-    )
+    return _document(names, _summary(found), first=None if first is None else _first(first), **vars(found))
 
 
 def other_ids(a: dict[str, Any], b: dict[str, Any], wanted: DiffRequest) -> ModelDiff:
@@ -130,15 +122,8 @@ def other_ids(a: dict[str, Any], b: dict[str, Any], wanted: DiffRequest) -> Mode
 
 
 def _document(names: tuple[str, str], summary: str, *, ids: list[Any] | None = None, **more: Any) -> ModelDiff:
-    fields = {
-        "first": None,
-        "dtypes": [],
-        "places": [],
-        "unmatched": [],
-        "notes": [],
-        "times_rounding": None,
-        "ids": ids,
-    }
+    lists: dict[str, list[Any]] = {name: [] for name in ("dtypes", "places", "unmatched", "notes")}
+    fields = {"first": None, **lists, "times_rounding": None, "ids": ids}
     document = {"schema": SCHEMA, "kind": "models", "command": [], "summary": summary, "a": names[0], "b": names[1]}
     is_other = more.get("first") is not None or ids is not None
     return ModelDiff(plain(document | {"verdict": "differ" if is_other else "agree"} | fields | more))
@@ -195,14 +180,14 @@ def _narrowed(found: Comparison, first: Difference) -> Iterator[str]:
     missing = [place for place in found.unmatched if (place.layer, place.stack) == (first.layer, first.stack)]
     of_part = [place for place in of_layer if place.part == first.part]
     lacked = [place for place in missing if place.part == first.part]
-    causes, equal = [_CAUSES.get((first.part, first.site), first.site)], "what is before it is equal, so "
+    causes, equal = [CAUSES.get((first.part, first.site), first.site)], "what is before it is equal, so "
     if first.part == "attention" and first.site in _ATTENTION:
         before = _ATTENTION[: _ATTENTION.index(first.site)]
         same = {place.site for place in of_part if not place.beyond}
         known = [site for site in before if site in same]
         after_known = before[before.index(known[-1]) + 1 :] if known else ()
         sites = {place.site for place in lacked}
-        causes = [*(_CAUSES["attention", site] for site in after_known if site in sites), *causes]
+        causes = [*(CAUSES["attention", site] for site in after_known if site in sites), *causes]
         names = [SITE_NAMES.get(site, site) for site in known if site != "norm" or known == ["norm"]]
         equal = f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} equal, so " if known else equal
         if first.site == "output" and not {"scores", "z"} & (sites | {place.site for place in of_part}):
