@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.record.record import Record
-    from mhacli.render.base.options import ViewOptions
     from mhacli.run import Run
 
 _SAVE = "Save the record in this file, for mha show, view and diff."

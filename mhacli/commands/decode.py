@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from mhacli.cli.console import show_activity
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
 from mhacli.render.base.options import ViewOptions
+from mhacli.run import Run
 from mhacli.settings import MAX_LENGTH, Computation, Reading, setting
 from mhacli.sites import CacheKind
-from mhacli.text.tokens import places_in
-
-if TYPE_CHECKING:
-    from mhacli.run import Run
-    from mhacli.text.tokens import Sequences
+from mhacli.text.tokens import Sequences, places_in
 
 _DECODING = "Decoding"
 _PROMPT_LEN = "Read the first N tokens in one pass (prefill), then decode."

@@ -7,7 +7,7 @@ from typing import Annotated
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
-from mhacli.record.storage import require_agreement
+from mhacli.record.storage import load, require_agreement
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import chosen_layers, require_generated, require_rows
 from mhacli.settings import setting
@@ -26,9 +26,7 @@ def show(
 ) -> None:
     """Reads a record and prints it in the chosen view."""
     require_output(options, output, read=path)
-    from mhacli.record import storage
-
-    record = storage.load(path)
+    record = load(path)
     model = record.model
     if record.survey is None and model is None and (options.maps or options.sort != "head"):
         raise UsageError(f"--map and --sort need a record of mha heads, which {path} is not")

@@ -16,7 +16,7 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal, make_run
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import gc_paused
-from mhacli.record.storage import is_scan
+from mhacli.record.storage import is_scan, load_late, require_agreement
 from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Mode, Reading, setting
 
@@ -66,8 +66,6 @@ def view(
 ) -> None:
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     from mhacli.commands.run import inspected
-    from mhacli.record import storage
-    from mhacli.record.storage import require_agreement
 
     has_keys = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
     if not (has_keys and is_interactive()):  # textual draws on stderr
@@ -79,7 +77,7 @@ def view(
     options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
     if path is not None:
         with gc_paused():
-            record = storage.load_late(path)
+            record = load_late(path)
     else:
         require_output(options, output)
         run, texts = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)

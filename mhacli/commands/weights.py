@@ -21,13 +21,12 @@ from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights, size_of
 from mhacli.settings import OUTPUT, setting
 from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
+from mhacli.text.numbers import Unit, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.render.base.options import Screen
-    from mhacli.text.numbers import Unit
 
 SCHEMA = "mha.weights-info/1"
 _EXAMPLE = "mha weights info MiniLM\n"

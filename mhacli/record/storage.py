@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, bad_file
 from mhacli.io import memory
@@ -19,9 +18,6 @@ from mhacli.io.safetensors import TensorFile, read_tensor_header
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.record import SCHEMA, Record
 from mhacli.text.numbers import shown
-
-if TYPE_CHECKING:
-    from mhacli.record.record import Record
 
 MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
 """The files in the folder of a scan that other commands know; the summary is a record."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError, out_of_range
-from mhacli.record.heads import HeadStatistics
-from mhacli.record.record import Record, texts_of
+from mhacli.record.heads import HeadsSummary, HeadStatistics
+from mhacli.record.record import InspectedLayer, Record, texts_of
 from mhacli.render.base.options import Rows, Scale, ViewOptions, chosen, sequences_to_draw
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
-
-if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.record.heads import HeadsSummary
-    from mhacli.record.record import InspectedLayer
 
 
 @dataclass(frozen=True)
