@@ -372,10 +372,19 @@ class UserAttention:
         """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
         values = {**self.fixed, **{name: make(self.sizes) for name, make in self.made.items()}}
         names = [parameter.name for parameter in signature_of(self.built.call) if parameter.name in values]
-        texts = {name: repr(values[name]) for name in names}
+        texts = {name: self._constant_text(values[name]) or repr(values[name]) for name in names}
         texts = {name: "…" if "tensor(" in text else text for name, text in texts.items()}
         texts |= dict.fromkeys(masks, "…")
         return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
+
+    def _constant_text(self, value: object) -> str | None:
+        """A tensor of zeros or ones, such as a mask that hides nothing, for two texts of length T; None for another value."""
+        if not isinstance(value, Tensor) or not value.ndim or not bool((value == value.any()).all()):
+            return None
+        words = {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"}
+        shape = [words.get(n, str(n)) for n in value.shape]
+        dtype = "" if value.is_floating_point() else f", dtype={value.dtype}"
+        return f"torch.{'ones' if value.any() else 'zeros'}({', '.join(shape)}{dtype})"
 
 
 def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes) -> Tensor:
