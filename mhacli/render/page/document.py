@@ -160,6 +160,7 @@ def notes(
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
         block, exact = max(each["block"] for each in data["maps"]), ", as the record holds it"
+        limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}"
         if data["factor"] > 1:
             n_keys = data["n_keys"]
             keys = (
@@ -167,10 +168,11 @@ def notes(
                 if n_keys
                 else ""
             )
-            limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}"
             exact = f"; the page has the mean of {block} × {block} tokens{keys}, {limit}; --full stores every cell"
-        elif data["bits"] > 32:
-            exact += ", rounded to 32-bit floats"
+        elif data["precision"] == "to 3 digits":
+            exact = f"; the page has every cell to 3 digits, {limit}; --full stores all digits"
+        elif data["precision"] != "exact":
+            exact += f", {data['precision']}"
         yield cell_meaning(block) + exact
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"

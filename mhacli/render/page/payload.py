@@ -1,6 +1,7 @@
 """The numbers of a page, schema `mha.page/1`: tokens, heads and their maps.
 
-A map has the cells of the record while all maps fit into the page, else blocks of them and the strongest keys of every query.
+A map has the cells of the record while all maps fit into the page, or to three digits while they fit so, else blocks of them and
+the strongest keys of every query.
 """
 
 from __future__ import annotations
@@ -79,7 +80,6 @@ def page_data(
         "ink_from": [*map(is_dark, WEIGHTS.colours)].index(False),
         "lost": UNKNOWN,
         "hide_sinks": hides_sinks,
-        "bits": max((8 * _weights(head).itemsize for head in heads), default=32),
         **_maps([(head, sequence) for head in heads for sequence in sequences], room),
     }
 
@@ -97,11 +97,13 @@ def script_safe(data: Mapping[str, Any]) -> Html:
 
 def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, Any]:
     """The maps and the ends of their scale, with and without sinks: every cell if there is room, and as many of `PARTS` as fit,
-    else blocks of `factor` × `factor` cells and the `n_keys` strongest keys of every query."""
+    or every cell to `_DIGITS` digits, else blocks of `factor` × `factor` cells and the `n_keys` strongest keys of every query."""
     n_cells = sum(_n_cells(*pair) for pair in of)
     room = max(room - len(of) * _OVERHEAD, len(of) * _NUMBER)
     factor, n_keys, strongest = 1, 0, [dict[str, str]()] * len(of)
-    if n_cells * _NUMBER > room:
+    is_rounded, bits = n_cells * _NUMBER > room, max((8 * _weights(head).itemsize for head, _ in of), default=32)
+    precision = f"to {_DIGITS} digits" if is_rounded else "rounded to 32 bits" if bits > 32 else "exact"
+    if n_cells * _BLOCK > room:
         least = len(of) * _LEAST_BLOCKS * _BLOCK
         n_queries = sum(len(head.record.sequences[b].tokens) for head, b in of if "pattern" in head.record.arrays)
         n_keys = min(MOST_KEYS, int(max(0, room - least) / (_KEY * n_queries))) if n_queries else 0
@@ -120,7 +122,7 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
         blocks = cells.pooled(factor)
         both = blocks, blocks.without_sinks()
         others = {"about": _about_sinks(cells), "parts": dict(_parts(head, sequence, parts)), "strongest": held}
-        maps.append(_map(*both, is_rounded=factor > 1) | others)
+        maps.append(_map(*both, is_rounded=is_rounded) | others)
         tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
         largest = [
             max(most, float(np.nanmax(each.weights, initial=0.0))) for most, each in zip(largest, both, strict=True)
@@ -129,7 +131,7 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
         {"top": top or 1.0, **{scale: ends(scale, top or 1.0, largest=most) for scale in ("linear", "log")}}
         for top, most in zip(tops, largest, strict=True)
     ]
-    return {"factor": factor, "n_keys": n_keys, "scales": scales, "maps": maps}
+    return {"factor": factor, "n_keys": n_keys, "precision": precision, "scales": scales, "maps": maps}
 
 
 def _weights(head: DrawableHead) -> Array:

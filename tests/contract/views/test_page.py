@@ -143,6 +143,18 @@ def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_to_three_digits(
         assert shares == [float(f"{weight:.2e}") for weight in np.take_along_axis(weights[head], keys - 1, 1)[is_key]]
 
 
+def test_cells_that_fit_into_a_page_only_to_three_digits_have_three(tmp_path: Path) -> None:
+    words = " ".join(f"w{place % 37}" for place in range(200))
+    options = ("--heads", "8", "--repeat", "1", "--html", "page.html", "--json")
+    weights = np.array(run(tmp_path, "run", words, *options).json["pattern"], np.float32)[0, 3].ravel()
+    html = (tmp_path / "page.html").read_text()
+    assert len(html.encode()) < MEBIBYTE
+    assert "every cell to 3 digits" in Html(html).text
+    codes = whole_numbers(Html(html).data["maps"][3]["rounded"]).ravel() - 3
+    rounded = [float(f"{100 + code % 900}e{code // 900 - 42}") for code in codes.tolist()]
+    assert rounded == [float(f"{weight:.2e}") for weight in weights]
+
+
 # ------------------------------------------------------------------------------------------------------------ in a browser
 
 

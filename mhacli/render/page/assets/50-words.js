@@ -15,8 +15,7 @@ function named(side, place, last = place) {
 function valueParts(share, isMean = false) {
   if (Number.isNaN(share)) return [make("strong", { class: "bad" }, "not a number")];
   if (isMean) return [make("strong", {}, shareText(share, share < 0.01 ? 5 : 3))];
-  const precision = RECORD.bits === 64 ? " rounded to 32 bits" : " exact";
-  return [make("strong", {}, exactText(share)), chosen.map.keys ? "" : precision];
+  return [make("strong", {}, exactText(share)), chosen.map.keys ? "" : ` ${RECORD.precision}`];
 }
 
 // Two lines of a fixed height, so that the matrix stays where it is under the pointer.
