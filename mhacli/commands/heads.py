@@ -11,13 +11,13 @@ from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, requ
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import Corner, Kept
-from mhacli.record.record import Record, kinds_of
+from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import HEADS, OUTPUT, TOP, Computation, Reading, Statistics, index_list, setting
 
 if TYPE_CHECKING:
+    from mhacli.models.run import CheckpointRun
     from mhacli.run import Run
-    from mhacli.text.tokens import Texts
 
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
@@ -84,7 +84,7 @@ def heads(
     control: bool = setting(False, HEADS, _CONTROL, modes=("model",), excludes=("generate",)),
 ) -> None:
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
-    from mhacli.cli.source import make_run, recorded, require_heads
+    from mhacli.cli.source import make_run, recorded, require_heads, start
 
     require_output(options, output)
     options = replace(options, layers=what.model.layers)
@@ -94,46 +94,37 @@ def heads(
     require_heads(heads, run)
     require_heads(options.maps, run, "--map")
     if run.model.path is None:
-        record, notes = _of_layer(run, texts, cells, options, keep_z=keep_z), run.notes
-    else:
-        record, notes = _of_checkpoint(run, cells, effect=effect, control=control, keep_z=keep_z)
+        run = _of_layer(run, cells, options, keep_z=keep_z)
+    prepared, notes = start(run, options, head="predict" if effect else None, has_matrices=False)
+    with progress() as report_progress:
+        if prepared is None:
+            from mhacli.layer.run import inspect_heads
+
+            record = inspect_heads(run, texts, report_progress)
+        else:
+            from mhacli.commands.effect.in_memory import head_table
+
+            prepared.request = replace(prepared.request, kept=_kept(prepared, cells, keep_z=keep_z))
+            record = head_table(prepared, effect=effect, control=control, report_progress=report_progress)
     print_result(recorded(record), notes, options=options, output=output)
 
 
-def _of_layer(run: Run, texts: Texts, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Record:
-    """The record of a layer. Raises `MhaError`, before torch is loaded, for options that do not fit it."""
-    from mhacli.cli.source import start
-
+def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Run:
+    """The run of a layer with the cells to keep. Raises `UsageError` for options that do not fit it."""
     if run.config.train:
         raise UsageError("--train does not work with mha heads, which has no patterns that dropout acts on")
-    dims = run.dims
-    is_shifted = bool(dims.padded) and run.config.padding == "left"
-    run = replace(run, kept=cells.kept(dims.q_len, dims.k_len, z=keep_z, is_shifted=is_shifted))
     for head in {*options.maps}.difference(cells.head or options.maps):
         raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
-    start(run, options, has_matrices=False)
-    from mhacli.layer.run import inspect_heads
-
-    with progress() as report_progress:
-        return inspect_heads(run, texts, report_progress)
+    dims = run.dims
+    is_shifted = bool(dims.padded) and run.config.padding == "left"
+    return replace(run, kept=cells.kept(dims.q_len, dims.k_len, z=keep_z, is_shifted=is_shifted))
 
 
-def _of_checkpoint(
-    run: Run, cells: Cells, *, effect: bool, control: bool, keep_z: bool
-) -> tuple[Record, tuple[str, ...]]:
-    """The record of a checkpoint, and the notes to print. Queries and keys are kept in every layer. Layers of several kinds read
-    different texts: then they are positions of the shortest."""
-    from mhacli.cli.source import start
-
-    prepared, notes = start(run, ViewOptions(), head="predict" if effect else None)
-    assert prepared is not None
-    from mhacli.commands.effect.in_memory import head_table
-
-    axes = [prepared.axes(kind) for kind in kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)]
+def _kept(prepared: CheckpointRun, cells: Cells, *, keep_z: bool) -> Kept:
+    """The queries and keys that are kept in every layer of a checkpoint. Layers of several kinds read different texts: then they
+    are positions of the shortest."""
+    kinds = kinds_of(prepared.request.model.layers, is_pair=prepared.inputs.context is not None)
+    axes = [prepared.axes(kind) for kind in kinds]
     is_shifted = any(a.side == "left" and len({len(ids) for ids in (*a.queries, *a.keys)}) > 1 for a in axes)
     q_len, k_len = min((a.q_len for a in axes), default=0), min((a.k_len for a in axes), default=0)
-    kept = cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)
-    prepared.request = replace(prepared.request, kept=kept)
-    with progress() as report_progress:
-        record = head_table(prepared, effect=effect, control=control, report_progress=report_progress)
-    return record, notes
+    return cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)

@@ -34,8 +34,8 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.header import checks_view, head_footer, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
-from mhacli.render.heads.table import heads_table, statistics
-from mhacli.render.heads.view import cells_view, sinks_are, sinks_text, strong_places, token_name
+from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, statistics, token_name
+from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 

@@ -1,4 +1,4 @@
-"""The table of heads: a row for each with its type and statistics, and uniform attention below."""
+"""The table of heads: a row for each with its type and statistics, and uniform attention below; and the line of their sinks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 from mhacli.record.heads import (
     CERTAIN_ENOUGH,
     HEAD_TYPES,
+    SINK_LIFT,
     STATISTICS,
     UNTYPED,
     Averages,
@@ -26,13 +27,14 @@ from mhacli.record.heads import (
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import fitted, flowing, sparkline, type_name
+from mhacli.render.base.format import count_of, fitted, flowing, sparkline, token_at, token_text, type_name
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.render.base.terminal import table
 from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
+from mhacli.text.tokens import TokenSequence
 
 HeadRow = tuple[HeadStatistics, str]
 """A head; with a name uniform attention over the keys of the head."""
@@ -263,3 +265,48 @@ def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
     yield from dict.fromkeys(
         f"{kind.short} = {kind.name}" for kind in nearest if kind.short not in (*headings, kind.name)
     )
+
+
+# ------------------------------------------------------------------------------------------------------ the sinks of heads
+
+TOKEN_WIDTH, _MAX_SINKS = 12, 5
+"""The largest width of a token in a list, and the sinks that a line lists."""
+
+
+def sinks_are(least: float) -> str:
+    """The definition of a sink key in words. `least` is its least fraction of all attention."""
+    return f"sinks (at least {shown(least, 'percent')} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
+
+
+def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:
+    """The sink keys of the heads of a layer."""
+    found = [
+        (token_name(record.keys, sink.sequence, sink.key), sink.share, str(head.head))
+        for head in listed
+        for sink in head.sink_keys
+    ]
+    return sinks_text(found, sinks_are(least), "head ", screen.width)
+
+
+def sinks_text(found: Sequence[tuple[str, float, str]], label: str, unit: str, width: int, of: str = "") -> Text:
+    """Each sink with the number of heads that have it, and the head with most; of many the commonest. A sink is given by its
+    name, its fraction (`of` what) and its head, whose `unit` is printed once."""
+    heads_by_name: dict[str, list[tuple[float, str]]] = {}
+    for name, share, head in found:
+        heads_by_name.setdefault(name, []).append((share, head))
+    ordered = sorted(heads_by_name.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
+    parts: list[str] = []
+    for name, heads in ordered[:_MAX_SINKS]:
+        share, head = max(heads)
+        where = f"({'' if parts else unit}{head})"
+        parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {shown(share, 'percent')}{of} {where}")
+    parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []
+    if not parts:
+        return Text(f"{label}: none", style="dim")
+    return Text(f"{label}:\n", style="magenta").append_text(flowing(parts, width, style="magenta"))
+
+
+def token_name(texts: Sequence[TokenSequence], sequence: int, index: int, width: int = TOKEN_WIDTH) -> str:
+    """A position and its token, `25 “for”`, with its sequence if there are several, `1:25 “for”`."""
+    several = f"{sequence}:" if len(texts) > 1 else ""
+    return token_at(token_text(texts[sequence].tokens, index), f"{several}{index}", width)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.heads import SINK_LIFT, HeadsSummary, HeadStatistics, in_order
+from mhacli.record.heads import HeadsSummary, HeadStatistics, in_order
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
@@ -22,8 +21,6 @@ from mhacli.render.base.format import (
     flowing,
     self_check_verdict,
     texts_in_words,
-    token_at,
-    token_text,
 )
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
@@ -31,11 +28,10 @@ from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.head_map import cell_map, grid_of, head_map_view, where
-from mhacli.render.heads.table import heads_table, statistics
+from mhacli.render.heads.table import TOKEN_WIDTH, heads_table, sinks_line, statistics, token_name
 from mhacli.run import BASE_BYTES
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
-from mhacli.text.tokens import TokenSequence
 
 
 def heads_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -77,42 +73,6 @@ def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     return flowing(parts, screen.width, style="dim")
 
 
-def sinks_are(least: float) -> str:
-    """The definition of a sink key in words. `least` is its least fraction of all attention."""
-    return f"sinks (at least {shown(least, 'percent')} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
-
-
-def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:
-    """The sink keys of the heads of a layer."""
-    found = [
-        (token_name(record.keys, sink.sequence, sink.key), sink.share, str(head.head))
-        for head in listed
-        for sink in head.sink_keys
-    ]
-    return sinks_text(found, sinks_are(least), "head ", screen.width)
-
-
-def sinks_text(found: Sequence[tuple[str, float, str]], label: str, unit: str, width: int, of: str = "") -> Text:
-    """Each sink with the number of heads that have it, and the head with most; of many the commonest. A sink is given by its
-    name, its fraction (`of` what) and its head, whose `unit` is printed once."""
-    heads_by_name: dict[str, list[tuple[float, str]]] = {}
-    for name, share, head in found:
-        heads_by_name.setdefault(name, []).append((share, head))
-    ordered = sorted(heads_by_name.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
-    parts: list[str] = []
-    for name, heads in ordered[:_MAX_SINKS]:
-        share, head = max(heads)
-        where = f"({'' if parts else unit}{head})"
-        parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {shown(share, 'percent')}{of} {where}")
-    parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []
-    if not parts:
-        return Text(f"{label}: none", style="dim")
-    return Text(f"{label}:\n", style="magenta").append_text(flowing(parts, width, style="magenta"))
-
-
-_MAX_SINKS = 5
-
-
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
     ok = record.self_check.ok
     if ok and not options.verbose:
@@ -124,8 +84,8 @@ def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: 
 # --------------------------------------------------------------------------------------------------------- single cells
 
 MAX_PLACES, _MOST, _MAX_ROWS, _LEAST, _WIDE = 8, 3, 40, 40, 120
-_TOKEN_WIDTH, _SHORT_TOKEN = 12, 9
-"""The largest width of a token in a list, and of two tokens on a line."""
+_SHORT_TOKEN = 9
+"""The largest width of two tokens on a line."""
 
 
 def strong_places(
@@ -133,7 +93,7 @@ def strong_places(
 ) -> RenderableType:
     """Per head the keys with most attention, the cells with the largest ratio to uniform, and the largest score."""
 
-    def cell_name(sequence: int, query: int, key: int, width: int = _TOKEN_WIDTH) -> str:
+    def cell_name(sequence: int, query: int, key: int, width: int = TOKEN_WIDTH) -> str:
         names = token_name(record.sequences, sequence, query, width), token_name(record.keys, sequence, key, width)
         return " → ".join(names)
 
@@ -184,12 +144,6 @@ def _receivers(record: Record, head: HeadStatistics) -> str:
         name = token_name(record.keys, b, key - record.first_key(b), _SHORT_TOKEN)
         lines.append(f"{shown(float(weights[b, key]), 'percent')} ×{shown(float(ratios[b, key]), 'short')} {name}")
     return "\n".join(lines)
-
-
-def token_name(texts: Sequence[TokenSequence], sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
-    """A position and its token, `25 “for”`, with its sequence if there are several, `1:25 “for”`."""
-    several = f"{sequence}:" if len(texts) > 1 else ""
-    return token_at(token_text(texts[sequence].tokens, index), f"{several}{index}", width)
 
 
 _ROUNDING = 1e-5
@@ -246,16 +200,29 @@ def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
 def _strongest_keys(
     record: Record, listed: Sequence[HeadStatistics], sequence: int, screen: Screen, layer: str
 ) -> Iterator[RenderableType]:
-    """The top keys of the requested queries in every head."""
+    """The top keys of the requested queries in every head, in descending order, and the weight of the others."""
+    first = record.first_key(sequence)
     for number, query in requested_queries(record, sequence):
+
+        def strongest(head: HeadStatistics, number: int = number) -> str:
+            (place,) = places_of(record, [head.head])
+            keys, weights = (
+                record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares")
+            )
+            words = [
+                f"{token_name(record.keys, sequence, key - first)} {shown(weight, 'percent')}"
+                for key, weight in zip(keys, weights, strict=True)
+                if key >= 0
+            ]
+            if not words:
+                return "not a number" if any(map(math.isnan, weights)) else "no visible key"
+            left = 1 - sum(weights)
+            rest = "the rest" if head.learned_sink is None else "the rest and the sink logit"
+            return ", ".join(words + [f"{rest} {shown(left, 'percent')}"] * (left > _ROUNDING))
+
         columns: list[Column[HeadStatistics]] = [
             Column(heading="head", value=lambda head: head.head, unit="id"),
-            Column(
-                heading="strongest keys",
-                value=partial(_strongest_of, record, sequence, number),
-                least=_LEAST,
-                wraps=True,
-            ),
+            Column(heading="strongest keys", value=strongest, least=_LEAST, wraps=True),
         ]
         seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
         n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
@@ -265,20 +232,3 @@ def _strongest_keys(
         name = token_name(record.sequences, sequence, query - record.first_query(sequence))
         title = f"{where(record, sequence, layer)} · query {name} · {n_visible}"
         yield from table(Table(columns=columns, rows=listed, title=title), screen.width)
-
-
-def _strongest_of(record: Record, sequence: int, number: int, head: HeadStatistics) -> str:
-    """The top keys of a head for a requested query, in descending order, and the weight of the others."""
-    (place,) = places_of(record, [head.head])
-    keys, weights = (record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares"))
-    first = record.first_key(sequence)
-    words = [
-        f"{token_name(record.keys, sequence, key - first)} {shown(weight, 'percent')}"
-        for key, weight in zip(keys, weights, strict=True)
-        if key >= 0
-    ]
-    if not words:
-        return "not a number" if any(map(math.isnan, weights)) else "no visible key"
-    left = 1 - sum(weights)
-    rest = "the rest" if head.learned_sink is None else "the rest and the sink logit"
-    return ", ".join(words + [f"{rest} {shown(left, 'percent')}"] * (left > _ROUNDING))

@@ -17,8 +17,7 @@ from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_weight, pattern_map, patterns
-from mhacli.render.heads.table import heads_table, statistics
-from mhacli.render.heads.view import sinks_line
+from mhacli.render.heads.table import heads_table, sinks_line, statistics
 from mhacli.render.run.steps import lines_table
 from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
