@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.data import Array
@@ -434,13 +435,12 @@ def _joined(parts: Sequence[_Part]) -> Call:
 def _stacked(blocks: Sequence[Tensor], parts: Sequence[_Part], fill: float) -> Tensor:
     """The cells of all passes in one matrix, `fill` where a pass has none."""
     batch, heads = (max(block.shape[axis] for block in blocks) for axis in (0, 1))
-    n_queries, n_keys = sum(call.shape[2] for call, _ in parts), parts[-1][1].stop
-    whole, begin = blocks[0].new_full((batch, heads, n_queries, n_keys), fill), 0
-    for block, (call, columns) in zip(blocks, parts, strict=True):
-        end = begin + call.shape[2]
-        whole[:, :, begin:end, columns] = block
-        begin = end
-    return whole
+    n_keys = parts[-1][1].stop
+    rows = [
+        pad(block.expand(batch, heads, call.shape[2], -1), (columns.start, n_keys - columns.stop), value=fill)
+        for block, (call, columns) in zip(blocks, parts, strict=True)
+    ]
+    return torch.cat(rows, dim=2)
 
 
 def _mask_of(call: Call, columns: slice) -> Tensor:
