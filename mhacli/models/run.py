@@ -69,8 +69,9 @@ def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
 # ------------------------------------------------------------------------------------------------------------ the texts
 
 
-def make_texts(request: Run, found: Loaded) -> ModelInputs:
-    """The tokens of all texts, as many as the model has positions for, without keywords. Raises `MhaError` and `UsageError`."""
+def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelInputs:
+    """The tokens of all texts, as many as the model has positions for, without keywords. Raises `MhaError` and `UsageError`, also
+    for a span that no text has, unless they `may_lack` it."""
     config, tokenizer, limit = found.config, found.tokenizer, request.max_tokens
     assert tokenizer is not None
     is_pair = bool(config.is_encoder_decoder)
@@ -99,7 +100,7 @@ def make_texts(request: Run, found: Loaded) -> ModelInputs:
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
     context = of_each(context, len(sequences), "--context")
     require_ids([*sequences, *context], n_vocabulary_of(config), request.path)
-    spans = _spans(request, sequences, chat, is_pair=bool(context)) if request.spans else ()
+    spans = _spans(request, sequences, chat, is_pair=bool(context), may_lack=may_lack) if request.spans else ()
     return ModelInputs(tuple(sequences), tuple(context) or None, spans=spans, notes=tuple(notes))
 
 
@@ -140,18 +141,19 @@ def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None 
 
 
 def _spans(
-    request: Run, sequences: list[TokenSequence], chat: Mapping[str, Ranges], *, is_pair: bool
+    request: Run, sequences: list[TokenSequence], chat: Mapping[str, Ranges], *, is_pair: bool, may_lack: bool
 ) -> tuple[SpanTokens, ...]:
-    """The tokens of each named span in every text."""
+    """The tokens of each named span in every text, without spans that all texts lack."""
     if is_pair:
         raise spans_of_pair()
-    spans_of_texts = [find_spans(request.spans, sequence.text, chat) for sequence in sequences]
+    spans_of_texts = [find_spans(request.spans, sequence.text, chat, may_lack=may_lack) for sequence in sequences]
     spans_of_tokens = []
     for name in spans_of_texts[0]:
         tokens = tuple(tokens_of(spans[name], each) for spans, each in zip(spans_of_texts, sequences, strict=True))
-        if not any(tokens):
+        if any(tokens):
+            spans_of_tokens.append(SpanTokens(name, tokens))
+        elif not may_lack:
             raise UsageError(f"span {name!r} has no token of the text", hint="--max-tokens may have cut it off")
-        spans_of_tokens.append(SpanTokens(name, tokens))
     return tuple(spans_of_tokens)
 
 

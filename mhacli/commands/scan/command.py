@@ -91,11 +91,12 @@ class Scan:
 
     @cached_property
     def run(self) -> Run:
-        """The run that `mha heads` would make for a document, without its text and spans."""
+        """The run that `mha heads` would make for a document, without its text."""
         heads = None if self.view.heads is None else tuple(sorted(set(self.view.heads)))
         return Run(
             model=replace(self.model, tokenizer=self.tokenizer, **{"threads": 1, **self.given}),
             statistics=replace(self.statistics, heads=heads),
+            spans=self.span,
             max_tokens=self.max_tokens,
             keep=(),
             allow_nonfinite=self.allow_nonfinite,

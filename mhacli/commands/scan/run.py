@@ -50,10 +50,9 @@ from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, lo
 from mhacli.models.run import make_texts, run_of, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
 from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of, require_library
-from mhacli.record.record import Record, SpanTokens
+from mhacli.record.record import Record
 from mhacli.record.storage import load
 from mhacli.text.reading import Document, documents, is_pipe
-from mhacli.text.spans import find_spans, tokens_of
 
 FORMAT = 4
 """The version of the files of units."""
@@ -235,12 +234,7 @@ class Worker:
         if document.reason or not document.text.strip():
             raise MhaError(document.reason or "only white space", code="no-tokens")
         request = replace(self._scan.run, texts=(document.text,))
-        texts = make_texts(request, self._unloaded)
-        (sequence,) = texts.sequences
-        found = find_spans(self._scan.span, sequence.text, {}, may_lack=True)
-        tokens = {name: tokens_of(ranges, sequence) for name, ranges in found.items()}
-        spans = tuple(SpanTokens(name, (of_span,)) for name, of_span in tokens.items() if of_span)
-        run = run_of(self._loaded, replace(texts, spans=spans), request)
+        run = run_of(self._loaded, make_texts(request, self._unloaded, may_lack=True), request)
         record = run.run(verify=is_compared)
         if not self._scan.effect:
             return record
