@@ -234,13 +234,11 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
     watch = Stopwatch(setup.device, then=take)
     run(watch, inside=lambda site, tensor, **_: seen.update({site: tensor}))
     record, _ = make_record(setup, texts, steps, whole, watch.seconds, again=run)
-    weights = weight_bytes(setup.layer.attention)
-    token, of_all = (token_bytes(setup.config, n) for n in (setup.config.n_kv_heads, setup.config.n_heads))
     of_steps = SelfCheck.of(largest_of(record.trace), 2 * record.self_check.tolerance)
     return replace(
         record,
         self_check=max(record.self_check, of_steps, key=lambda check: check.severity),
-        decoding=DecodeSummary(cache, prompt_len, weights, token, of_all, weights / (setup.dims.batch * token)),
+        decoding=decoding_of(setup.layer.attention, config, cache, prompt_len, batch=len(full)),
     )
 
 
@@ -329,6 +327,10 @@ def largest_of(steps: Sequence[Step]) -> float:
     return max((math.inf if error is None else error for error in differences), default=0.0)
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """The bytes of a module's weights, which each step reads."""
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+def decoding_of(
+    module: nn.Module, config: Config, cache: str, prompt_len: int, *, batch: int, n_layers: int = 1
+) -> DecodeSummary:
+    """What each step reads: the weights of the module, and the keys and values of its layers in a `cache`."""
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    token, of_all = (n_layers * token_bytes(config, n) for n in (config.n_kv_heads, config.n_heads))
+    return DecodeSummary(cache, prompt_len, weights, token, of_all, weights / (batch * token))

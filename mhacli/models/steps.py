@@ -22,7 +22,7 @@ from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
-from mhacli.layer.steps import cell_of, decode_step, largest_of, spans_of, weight_bytes
+from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, spans_of
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.models.layers import as_attention
@@ -31,7 +31,6 @@ from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import (
     Cell,
-    DecodeSummary,
     InspectedLayer,
     Record,
     ScorePart,
@@ -283,14 +282,13 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     # the tolerance grows with the layers, because each rounds again
     n_layers, seconds = max(1, record.model.n_layers), perf_counter() - began
     tolerance = TOLERANCES[run.loaded.dtype].output * n_layers * full.abs().amax().item()
-    weights, (token, of_all) = weight_bytes(model), (n_layers * token_bytes(config, n) for n in (None, layer.n_heads))
     return replace(
         record,
         arrays=dict(record.arrays) | {f"{layer_prefix(0)}pattern": to_array(pattern)},
         trace=tuple(steps),
         self_check=SelfCheck.of(largest_of(steps), tolerance),
         timings=dict(record.timings) | {"decoding": timing(seconds, [seconds])},
-        decoding=DecodeSummary(cache, prompt_len, weights, token, of_all, weights / token),
+        decoding=decoding_of(model, config, cache, prompt_len, batch=len(full), n_layers=n_layers),
     )
 
 
