@@ -189,6 +189,7 @@ def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_
     assert (around.verdict, around.example) == ("right", "lambda m, T: m(torch.randn(T, 2, 24))")
 
 
+@pytest.mark.real
 def test_padding_beside_a_memory_is_no_fault_of_a_mask_of_the_memory() -> None:
     report = mhacli.check(nn.TransformerDecoderLayer(24, 3, 32, batch_first=True), length=32)
     assert (report.verdict, report.findings) == ("right", ())
@@ -232,6 +233,7 @@ def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict
     assert asked["prefix"].ok is (True if verdict == "consistent" and "T:" in example else None)
 
 
+@pytest.mark.real
 def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path) -> None:
     words = ("check", "--model", checkpoints.folder("gpt2"), "--length", "16", "--json")
     document = run(tmp_path, *words, writes=("torchinductor_root",)).json

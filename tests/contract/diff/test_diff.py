@@ -258,8 +258,9 @@ def assert_as_numpy(document: Any, a: Any, b: Any) -> int:
 # ----------------------------------------------------------------------------------------------------------------- the pairs
 
 
-SIMILAR = [("a", "softcap"),
-           ("model", "model layer 2"), ("a", "inserted"), ("model", "model query")]  # fmt: skip
+SIMILAR = [("a", "softcap"), ("a", "again"), ("a", "bias"), ("a", "window"), ("a", "rug"), ("weights", "v_proj"),
+           ("model", "model layer 2"), ("model", "model value"), ("model", "model other text"),
+           ("a", "inserted"), ("model", "model query")]  # fmt: skip
 """Pairs that are of a kind with others."""
 
 

@@ -70,7 +70,9 @@ def first(document: Any) -> tuple[Any, ...] | None:
     return place and (place["layer"], place["part"], place["site"])
 
 
-@pytest.mark.parametrize("family", PLACES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.real if family != "llama" else ()) for family in PLACES]
+)
 def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
     model = checkpoints.model(family)
     for module, (part, site) in PLACES[family].items():

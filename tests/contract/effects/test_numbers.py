@@ -111,7 +111,8 @@ ROWS: dict[str, tuple[str, Sequence[str], list[Place]]] = {
 }  # fmt: skip
 
 
-MORE_ROWS = ("mistral-all", "gpt_oss-all", "mistral-edges", "mean of a pair", "mean at one position", "edges of heads",
+MORE_ROWS = ("mistral-all", "gpt_oss-all", "bert-all", "mistral-edges", "gpt_oss-edges", "gpt2-edges", "mean of a pair",
+             "mean at one position", "together", "together in a pair", "edges of heads", "edges of bert",
              "a span in a layer")  # fmt: skip
 
 

@@ -33,19 +33,25 @@ def folder(tmp_path: Path, saved: Path) -> Path:
     return tmp_path
 
 
+WITHOUT_LIBRARIES = [
+    ("--help", 0), ("--version", 0), ("run --help", 0), ("check --help", 0), ("bench --help-all", 0), ("rum", 2),
+    ("explain", 0), ("explain sink", 0), ("vocab the cat", 0), ("run", 2), ("run a --heads 5", 2),
+    ("run a --view cubist", 2), ("run --file missing", 1), ("run a --weights none.safetensors", 1),
+    ("run a --d-head 5 --positions rope", 2), ("run a --random 2,5", 2), ("decode a --heads 5", 2), ("view r", 1),
+    ("heads a --heads 5", 2), ("heads a --query 9", 2), ("check", 2), ("help weights info", 0),
+    ("doctor --model ./missing", 1), ("doctor --seed -1", 2), ("check missing.py:X", 1),
+    ("bench --lengths few", 2), ("bench --backends sdpa3", 2), ("bench --heads 9 --kv-heads 2", 2),
+    ("bench --compare none.json", 1), ("bench --save-baseline none.json", 1), ("bench --fail-if slower:2", 2),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("--help", 0), ("--version", 0), ("run --help", 0), ("check --help", 0), ("bench --help-all", 0), ("rum", 2),
-        ("explain", 0), ("explain sink", 0), ("vocab the cat", 0), ("run", 2), ("run a --heads 5", 2),
-        ("run a --view cubist", 2), ("run --file missing", 1), ("run a --weights none.safetensors", 1),
-        ("run a --d-head 5 --positions rope", 2), ("run a --random 2,5", 2), ("decode a --heads 5", 2), ("view r", 1),
-        ("heads a --heads 5", 2), ("heads a --query 9", 2), ("check", 2), ("help weights info", 0),
-        ("doctor --model ./missing", 1), ("doctor --seed -1", 2), ("check missing.py:X", 1),
-        ("bench --lengths few", 2), ("bench --backends sdpa3", 2), ("bench --heads 9 --kv-heads 2", 2),
-        ("bench --compare none.json", 1), ("bench --save-baseline none.json", 1), ("bench --fail-if slower:2", 2),
+        pytest.param(words, code, marks=pytest.mark.real if words.startswith(("bench --", "run a", "heads")) else ())
+        for words, code in WITHOUT_LIBRARIES
     ],
-)  # fmt: skip
+)
 def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: int) -> None:
     run(folder, *words.split(), code=code, modules=NO_LIBRARIES)
 

@@ -276,7 +276,13 @@ def names_in(document: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [("doctor", 0), ("check mine.py:attend", 0), ("check mine.py:loud", 3), ("diff a b", 3)]
+    ("words", "code"),
+    [
+        ("doctor", 0),
+        pytest.param("check mine.py:attend", 0, marks=pytest.mark.real),
+        ("check mine.py:loud", 3),
+        ("diff a b", 3),
+    ],
 )
 def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(mha: Run, tmp_path: Path, words, code) -> None:
     (tmp_path / "mine.py").write_text(

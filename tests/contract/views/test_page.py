@@ -143,6 +143,7 @@ def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_to_three_digits(
         assert shares == [float(f"{weight:.2e}") for weight in np.take_along_axis(weights[head], keys - 1, 1)[is_key]]
 
 
+@pytest.mark.real
 def test_cells_that_fit_into_a_page_only_to_three_digits_have_three(tmp_path: Path) -> None:
     words = " ".join(f"w{place % 37}" for place in range(200))
     options = ("--heads", "8", "--repeat", "1", "--html", "page.html", "--json")
