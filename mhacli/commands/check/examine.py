@@ -8,7 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 import mhacli
 from mhacli.attention.devices import one_thread
-from mhacli.attention.mistakes.stages import ReferenceLayer
+from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, run
 from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import Asker, asker_of, is_claimed_causal, is_of_transformers
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of
 from mhacli.commands.check.findings import findings_of
-from mhacli.commands.check.inputs import Examined, arguments_without_effect, output_for, with_random_weights
+from mhacli.commands.check.inputs import Examined, arguments_without_effect, make_case, max_error, with_random_weights
 from mhacli.commands.check.probes import probe
 from mhacli.commands.check.result import (
     AttentionInside,
@@ -333,14 +333,30 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     form = diagnosis.mask_form
     if examined.expects_causal and examined.probed.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
-    if form is not None and "query" in form.axes:
-        inputs = next(case.inputs for case in diagnosis.cases if case.form is form)
-        with suppress(Exception):  # user code may raise anything
-            assert inputs.allowed is not None
-            some = (torch.arange(inputs.queries.shape[-2]) > 0)[:, None]
-            if output_for(subject, inputs._replace(allowed=inputs.allowed & some), form)[..., 0, :].isnan().any():
-                choices.append(Choice("fully-masked-row", "a query whose keys are all masked gives NaN"))
+    if (row := _empty_row(diagnosis, subject)) is not None:
+        choices.append(Choice("fully-masked-row", f"a query whose keys are all masked gives {row}"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
+
+
+def _empty_row(diagnosis: Diagnosis, subject: UserAttention) -> str | None:
+    """What a query whose keys are all masked gets, in words; None for no attention at all, and without a mask that it obeys."""
+    form = diagnosis.mask_form
+    if form is None or "query" not in form.axes:
+        return None
+    inputs = next(case.inputs for case in diagnosis.cases if case.form is form)
+    assert inputs.allowed is not None
+    hides_first = (torch.arange(inputs.queries.shape[-2]) > 0)[:, None]
+    try:
+        case = make_case("mask", "", subject, inputs._replace(allowed=inputs.allowed & hides_first), form)
+    except Exception:  # user code may raise anything
+        return None
+    row = case.output[..., 0, :]
+    if row.isnan().any():
+        return "NaN"
+    for words, layer in ((None, diagnosis.layer), ("the mean of the values", replace(diagnosis.layer, hidden=-1e9))):
+        if max_error(run(RIGHT, layer, case.rows).out[..., 0, :], row) <= case.tolerance:
+            return words
+    return "another value"
 
 
 def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
@@ -353,6 +369,9 @@ def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
         choices.append(Choice("no-bias", "no projection has a bias" if is_all else f"no bias: {', '.join(unbiased)}"))
     if layer.n_kv_heads != layer.n_heads:
         choices.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
+    d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
+    if layer.d_head is not None and d_v != layer.d_head:
+        choices.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
     return choices
 
 
