@@ -86,7 +86,11 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
             save_places(ran[0][0], known[0], wanted.command, wanted.save, force=wanted.force)
             return json.dumps({"n_places": len(ran[0][0].entries)}).encode()
         stage("comparing", limited=False)
-        return json.dumps(_compared(ran[0], ran[1], (sides[0].word, sides[1].word))).encode()
+        document = _compared(ran[0], ran[1], (sides[0].word, sides[1].word))
+        for name in ("attn", "device", "revision"):
+            of_a, of_b = (getattr(side, name) or "default" for side in sides)
+            document["notes"] += [f"--{name}: {of_a} in A, {of_b} in B"] if of_a != of_b else []
+        return json.dumps(document).encode()
 
 
 # -------------------------------------------------------------------------------------------------------------- the inputs
