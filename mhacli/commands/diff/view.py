@@ -24,7 +24,7 @@ from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.selection import DrawableHead, drawable_heads, scale_of
 from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.effect import number_column, removal_name, removal_words
-from mhacli.render.heads.head_map import grid_of, head_map, largest_of_maps
+from mhacli.render.heads.head_map import HeadMap, grid_of, head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
 
@@ -32,6 +32,8 @@ _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow
 _OF_WEIGHT = {row.field for row in STATISTICS if row.is_change and row.unit == "weight"}
 _LABEL = 12
 """The most columns of the name of a row of a map."""
+_LEAST = 8
+"""The fewest columns of a map beside others."""
 
 
 def require_drawable(records: Sequence[Record], options: ViewOptions) -> None:
@@ -249,18 +251,25 @@ def _map(
     if is_other or not a.weights.size:
         yield Text(f"{title}: not drawn side by side: the records hold maps of other tokens", style="dim")
         return
-    most = len(a.weights) if options.everything else 40
-    a, b = (each.fitting(most, screen.width // 3 - _LABEL - 2) for each in (a, b))
+    largest = _largest_change(a, b)
+    most, side_by_side = len(a.weights) if options.everything else 40, screen.width // 3 - _LABEL - 2
+    n_columns = side_by_side if side_by_side >= min(len(a.keys), _LEAST) else screen.width - _LABEL - 2
+    a, b = (each.fitting(most, n_columns) for each in (a, b))
     scale, top, digits = scale_of(options, heads), largest_of_maps((a, b)), options.precision
     of_a = grid_of(a, "A", scale=scale, top=top, digits=digits)
     meaning = f"each cell {a.block} × {a.block} tokens" if a.block > 1 else ""
     of_a = replace(of_a, rows=[fitted(name, _LABEL) for name in of_a.rows], has_all_rows=True, meaning=meaning)
     of_b = replace(of_a, values=np.where(b.is_open, b.weights, 0.0), allowed=b.is_open, title="B")
-    change = of_b.values - of_a.values
-    largest = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
-    difference = replace(of_a, values=change, allowed=a.is_open | b.is_open, title="B − A", scale="change", top=largest)
+    change, top = of_b.values - of_a.values, _largest_change(a, b)
+    difference = replace(of_a, values=change, allowed=a.is_open | b.is_open, title="B − A", scale="change", top=top)
     yield Text(f"{title} · largest change {shown(largest, 'number')}{more}", style="bold")
     yield from grids([of_a, of_b, difference], screen, everything=options.everything, in_one_row=not options.everything)
+
+
+def _largest_change(a: HeadMap, b: HeadMap) -> float:
+    """The largest change of a cell; a hidden one counts as zero."""
+    change = np.where(b.is_open, b.weights, 0.0) - np.where(a.is_open, a.weights, 0.0)
+    return float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
 
 
 def _common(x: Sequence[str], y: Sequence[str], places: Array) -> tuple[str, ...]:

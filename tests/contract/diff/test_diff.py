@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -345,6 +346,14 @@ def test_tolerance_0_demands_the_same_bits(mha: Any, record: Any) -> None:
     document = diff(mha, record, "a", "double", "--tolerance", "0", code=3)
     assert document["first_site"] == {"layer": "", "site": "qk"}
     assert diff(mha, record, "a", "double", "--tolerance", "1e-12", code=3)["verdict"] == "differ"
+
+
+@pytest.mark.parametrize("width", ["40", "160"])
+def test_the_largest_change_of_a_head_is_that_of_its_weights_in_any_width(mha: Any, record: Any, width: str) -> None:
+    before, after = (np.array(mha("show", record(name), "--json").json["pattern"]) for name in ("a", "scale"))
+    shown = mha("diff", record("a"), record("scale"), env={"COLUMNS": width}, code=3).stdout
+    head, number = re.search(r"head (\d+) · largest change ([\d.]+)", shown).groups()
+    assert float(number) == pytest.approx(np.abs(after - before)[0, int(head)].max(), rel=1e-3)
 
 
 def test_a_mask_is_counted_in_cells(mha: Any, record: Any) -> None:
