@@ -49,13 +49,11 @@ class TextScreen(Screen[None]):
 def _walk(session: Session, width: int) -> Iterator[RenderableType]:
     """The walkthrough of a record; for decoding its steps."""
     record, paper = session.record, Paper(width, session.colour)
-    if record.decoding is not None:
-        from mhacli.render.run.trace import decode_view
+    from mhacli.render.run.trace import decode_view, walk
 
+    if record.decoding is not None:
         yield decode_view(record, ViewOptions(everything=True), paper)
     elif record.trace:
-        from mhacli.render.run.trace import walk
-
         yield from walk(record, paper, in_detail=True)
     else:
         shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
@@ -93,7 +91,6 @@ class Viewer(App[None]):
     """The viewer of a record, which opens a head at once if asked to."""
 
     ENABLE_COMMAND_PALETTE = False
-    TITLE = "mha"
     CSS = """
     Screen, Footer, FooterKey, FooterKey .footer-key--description, Words, Pane { background: ansi_default; color: ansi_default; }
     FooterKey .footer-key--key { background: ansi_default; color: ansi_cyan; }

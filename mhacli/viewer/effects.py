@@ -39,22 +39,20 @@ class EffectsScreen(HeadsScreen):
 
     def on_mount(self) -> None:
         """Takes the removals, with the cursor on the one with the largest change."""
-        for row, (name, effects, tokens) in enumerate(self._rows() if self.summary.verified.ok else ()):
-            self.removals |= {(row, column): effect for column, effect in enumerate(effects) if effect is not None}
-            self.lines.append((name, [*map(self._cell, effects, tokens)]))
-        self.panes[0].styles.height = 2 + len(self.lines)
-        self.action_largest(0)
-
-    def _rows(self) -> Iterator[tuple[str, Sequence[Effect | None], Sequence[str]]]:
-        """The names, removals and words of heads by layer, of edges by text in lines, and of joint removals."""
         record = self.session.record
-        for row in view.effect_rows(record):
+        joint = (effect for effect in record.effects if effect.removed in ("heads", "spans"))
+        rows = [
+            *view.effect_rows(record),
+            *(view.EffectRow(view.removal_name(each, record), (each,)) for each in joint),
+        ]
+        for row in rows if self.summary.verified.ok else ():
             tokens, room = row.tokens or ("",) * len(row.effects), self.app.size.width - cell_len(row.name) - 4
             for line in wrapped(tuple(f" {token}" for token in tokens), room) if row.tokens else [range(len(tokens))]:
-                yield row.name, row.effects[line.start : line.stop], tokens[line.start : line.stop]
-        for effect in record.effects:
-            if effect.removed in ("heads", "spans"):
-                yield view.removal_name(effect, record), [effect], [""]
+                effects = {(len(self.lines), place - line.start): row.effects[place] for place in line}
+                self.removals |= {at: effect for at, effect in effects.items() if effect is not None}
+                self.lines.append((row.name, [self._cell(row.effects[place], tokens[place]) for place in line]))
+        self.panes[0].styles.height = 2 + len(self.lines)
+        self.action_largest(0)
 
     def _cell(self, effect: Effect | None, token: str) -> Cell:
         """The number of a removal, or the token of an edge, in the colour of its change, or without colours behind its sign."""

@@ -24,21 +24,9 @@ from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import head_map
 from mhacli.text.escape import token_label, visible, without_surrogates
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import (
-    Cell,
-    HeadsScreen,
-    Lines,
-    Pane,
-    Words,
-    at,
-    named,
-    places_ahead,
-    type_words,
-    window,
-    wrapped,
-)
+from mhacli.viewer.heads import Cell, HeadsScreen, Lines, Pane, Words, at, named, type_words, window, wrapped
 from mhacli.viewer.keys import KEYS
-from mhacli.viewer.session import Session
+from mhacli.viewer.session import Session, places_ahead
 
 # --------------------------------------------------------------------------------------------------------- the picture
 
@@ -61,7 +49,7 @@ class Picture:
         self.head, self.sequence, self.scale, self.hides_sinks = head, sequence, scale, hides_sinks
         whole = head_map(head, sequence)
         self.base = whole.without_sinks() if hides_sinks else whole
-        self.texts, self.unit = (self.base.queries, self.base.keys), "key" if self.base.block == 1 else "block"
+        self.texts = self.base.queries, self.base.keys
         self.is_taken = np.zeros(self.base.weights.shape, dtype=bool)
         if hides_sinks and self.base.block == 1:
             columns = [place - self.base.first[KEY] for place in self.base.sinks]
@@ -76,9 +64,8 @@ class Picture:
         return levels(weights, weights != FORBIDDEN, self.scale, self.top)
 
     def cell_of(self, axis: int, place: int) -> int:
-        """The row or column of a position."""
-        cell_of_place = (place - self.base.first[axis]) // self.base.block
-        return min(int(self.weights.shape[axis]) - 1, max(0, cell_of_place))
+        """The row or column of a position, also beyond the ends."""
+        return (place - self.base.first[axis]) // self.base.block
 
     def places(self, axis: int, row: int) -> range:
         """The positions of the tokens of a row or column."""
@@ -95,7 +82,7 @@ class Picture:
         """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
         names = self.words[axis]
         found = [
-            n for n, name in enumerate(names) if typed and (typed.casefold() in name.casefold() or typed == str(n))
+            place for place, name in enumerate(names) if typed.casefold() in name.casefold() or typed == str(place)
         ]
         return sorted(found, key=lambda place: (typed != str(place), (place - begin) % len(names)))
 
@@ -152,14 +139,13 @@ class Picture:
         powers = range(max(self.weights.shape).bit_length(), -1, -1)
         return [*((1 << power, least) for power in powers), *((1, width) for width in wider)]
 
-    def fits(self, size: Size, lines: int, columns: int) -> bool:
-        """Whether all cells of a size fit."""
-        (n_rows, n_columns), (factor, width) = self.weights.shape, size
-        return bool(-(-n_rows // (factor * per_line(width))) <= lines and -(-n_columns // factor) * width <= columns)
-
     def largest(self, sizes: list[Size], lines: int, columns: int) -> int:
         """The place of the largest size in which all cells fit, or of the smallest size."""
-        return max((place for place, size in enumerate(sizes) if self.fits(size, lines, columns)), default=0)
+        largest, (n_rows, n_columns) = 0, self.weights.shape
+        for place, (factor, width) in enumerate(sizes):
+            if n_rows <= lines * factor * per_line(width) and n_columns <= columns // width * factor:
+                largest = place
+        return largest
 
     def cells(self, size: Size, rows: range, columns: range, *, colour: bool) -> list[Cell]:
         """A line of cells of a size: one row, or two in cells that are half a character high."""
@@ -284,8 +270,6 @@ class Matrix(Pane):
 
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
 """The most top keys to list."""
-_MOST_SINKS = 6
-"""The most sinks that a caption names."""
 _LISTED, _MOST_NAME = 5, 18
 """The decimals of weights in the list of top keys, and its widest name."""
 
@@ -314,16 +298,17 @@ class HeadScreen(HeadsScreen):
     def draw(self) -> None:
         """Draws the session's head, with the cursor on the same tokens as before if possible."""
         before, picture = self.picture, self.session.picture()
-        if picture is not None and picture is not before:
-            query, key_place = (before.places(axis, self.at[axis]).start for axis in (QUERY, KEY))
-            self.picture, self.at = picture, (picture.cell_of(QUERY, query), picture.cell_of(KEY, key_place))
+        if picture is not None:
+            self.picture = picture
+            for axis in (QUERY, KEY):
+                self.at = self._moved(axis, picture.cell_of(axis, before.places(axis, self.at[axis]).start))
         super().draw()
 
     def above(self, width: int) -> Iterator[Text]:
         """The head, its type, its sequence, and doubts."""
         head, n_sequences = self.session.head, len(self.session.record.sequences)
         sequence = f"  sequence {self.session.sequence} of 0–{n_sequences - 1}" if n_sequences > 1 else ""
-        yield Text.assemble((head.label, "bold cyan"), "  ", type_words(head), (sequence, "bold"))
+        yield Text.assemble((head.label, "bold cyan"), "  ", type_words(self.session), (sequence, "bold"))
 
     # ---------------------------------------------------------------------------------------------------------- panes
 
@@ -344,7 +329,7 @@ class HeadScreen(HeadsScreen):
             rest = shown(sum(weight for _, weight in others), "weight", _LISTED)
             lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
         visible_lines = window(0, height, self._listed.index(column) if column in self._listed else 0, len(lines))
-        title = f"top {len(listed)} of {words.count_of(len(keys), picture.unit)}"
+        title = f"top {len(listed)} of {words.count_of(len(keys), 'key' if picture.base.block == 1 else 'block')}"
         return title, [lines[number] for number in visible_lines]
 
     def _text(self, axis: int, width: int, height: int) -> tuple[str, Lines]:
@@ -367,15 +352,11 @@ class HeadScreen(HeadsScreen):
         return title, [map(token, lines[number]) for number in window(row - height // 2, height, row, len(lines))]
 
     def _about(self, width: int) -> Iterator[Text]:
-        """What is under the cursor, and what shades mean; or why nothing is drawn."""
+        """The query, key and weight under the cursor, the row's entropy, sink weight and sum, and what shades mean; or why
+        nothing is drawn."""
         if self.session.picture() is None:
             yield Text(self.session.why_nothing(), "bold yellow")
-        else:
-            yield from self._read_out(width)
-            yield words.flowing([*self._legend()], width)
-
-    def _read_out(self, width: int) -> Iterator[Text]:
-        """The query, key and weight under the cursor, and the row's entropy, sink weight and sum."""
+            return
         picture, (row, column), base = self.picture, self.at, self.picture.base
         number, entropy = float(base.weights[row, column]), picture.entropy(row)
         is_taken = picture.is_taken[row, column]
@@ -386,14 +367,15 @@ class HeadScreen(HeadsScreen):
         yield Text("  ").join([*names, named("weight", weight).append(exact, "dim")])
         if entropy is None:
             yield Text("this query sees no key", "bold yellow")
-            return
-        name = "entropy with sinks" if picture.hides_sinks else "entropy"
-        numbers = [named(name, f"{shown(entropy, 'number')} nats")]
-        of_row = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
-        for name, weights in of_row.items():
-            if weights is not None:
-                numbers.append(named(name, shown(float(weights[row]), "weight", 4)))
-        yield words.flowing(numbers, width, "  ")
+        else:
+            name = "entropy with sinks" if picture.hides_sinks else "entropy"
+            numbers = [named(name, f"{shown(entropy, 'number')} nats")]
+            of_row = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
+            for name, weights in of_row.items():
+                if weights is not None:
+                    numbers.append(named(name, shown(float(weights[row]), "weight", 4)))
+            yield words.flowing(numbers, width, "  ")
+        yield words.flowing([*self._legend()], width)
 
     def _legend(self) -> Iterator[Text]:
         """The meaning of shades, and what was removed or not drawn."""
@@ -403,7 +385,7 @@ class HeadScreen(HeadsScreen):
         low, high = ends(picture.scale, picture.top, largest=float(np.nanmax(weights, initial=0.0)))
         swatches = WEIGHTS.swatches(8, colour=self.session.colour)
         yield Text.assemble(f"scale {picture.scale}, {low} … {high} ", *swatches)
-        keys, on_average = first_names(map(str, base.sinks), _MOST_SINKS), "of a row on average"
+        keys, on_average = first_names(map(str, base.sinks)), "of a row on average"
         notes = {
             f"sink: key {keys}, {shown(base.sink_mass, 'percent')} {on_average}": base.sinks,
             f"sink logit: {shown(base.learned_mass, 'percent')} {on_average}": base.learned is not None,

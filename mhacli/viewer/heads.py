@@ -22,15 +22,14 @@ from textual.widget import Widget
 from textual.widgets import Footer
 
 from mhacli.io.memory import gc_paused
-from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, HeadStatistics, Statistic, words_of_type
+from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, Statistic, words_of_type
 from mhacli.render.base import format as words
-from mhacli.render.base.colours import ACCENT, CURSOR, DIM, EMPTY, KIND_SIGNS, PLAIN, type_sign
-from mhacli.render.base.selection import DrawableHead
+from mhacli.render.base.colours import ACCENT, CURSOR, DIM, KIND_SIGNS, PLAIN, type_sign
 from mhacli.render.checkpoint.header import texts_read
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 from mhacli.viewer.keys import KEYS
-from mhacli.viewer.session import Place, Session
+from mhacli.viewer.session import Place, Session, places_ahead
 
 # --------------------------------------------------------------------------------------------------------------- panes
 
@@ -234,23 +233,12 @@ class HeadsScreen(Screen[None]):
             self.app.push_screen(HeadScreen(self.session, picture))
 
 
-def places_ahead(places: Collection[Place], at: Place, down: int, right: int) -> list[Place]:
-    """The places in a direction, the nearest first."""
-    ahead = [place for place in places if (place[0] - at[0]) * down + (place[1] - at[1]) * right > 0]
-    return sorted(place for place in ahead if (place[1] == at[1] if down else place[0] == at[0]))[:: down + right]
-
-
-def kind_sign(statistics: HeadStatistics | None) -> tuple[str, Style]:
-    """The sign of a head's type in its colour; a question mark without statistics."""
-    return ("?", EMPTY) if statistics is None else type_sign(statistics.kind)
-
-
-def type_words(head: DrawableHead) -> Text:
-    """The sign of a head's type, its name with its excess, and why the numbers of the head may be wrong."""
-    name = "no statistics" if head.statistics is None else words.type_text(head.statistics)
+def type_words(session: Session) -> Text:
+    """The sign of the type of the head under the cursor, its name with its excess, and why its numbers may be wrong."""
+    head, statistics = session.head, session.statistics[session.place]
     doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
     doubts += "  not verified" * (head.layer is not None and not head.layer.verified)
-    return Text.assemble(kind_sign(head.statistics), f" {name}", (doubts, "bold yellow"))
+    return Text.assemble(type_sign(statistics.kind), f" {words.type_text(statistics)}", (doubts, "bold yellow"))
 
 
 # ----------------------------------------------------------------------------------------------------------- all heads
@@ -302,14 +290,14 @@ class Overview(HeadsScreen):
 
     def _signs(self, width: int, height: int) -> tuple[str, Lines]:
         """The signs of all heads."""
-        names, heads = self.session.rows, self.session.heads
+        names, heads = self.session.rows, self.session.statistics
         n_heads = 1 + max(number for _, number in heads)
         size = len(str(n_heads)) + 1
 
         def sign(row: int, number: int) -> Cell:
             """The sign of a head; blank where there is none."""
             head = heads.get((row, number))
-            sign, style = ("", PLAIN) if head is None else kind_sign(head.statistics)
+            sign, style = ("", PLAIN) if head is None else type_sign(head.kind)
             return f"{sign:<{size}}", style
 
         rows = [(name, [sign(row, number) for number in range(n_heads)]) for row, name in enumerate(names)]
@@ -337,9 +325,8 @@ class Overview(HeadsScreen):
 
     def _picture(self, place: Place, width: int, height: int) -> Iterator[list[Cell]]:
         """The lines of a head: its title and picture; blank without its weights, or before numpy is imported."""
-        head = self.session.heads[place]
-        kind = "no statistics" if head.statistics is None else words_of_type(head.statistics.kind).name
-        title = f"{head.head} {kind_sign(head.statistics)[0]} {kind}"
+        kind = self.session.statistics[place].kind
+        title = f"{place[1]} {type_sign(kind)[0]} {words_of_type(kind).name}"
         lines: list[list[Cell]] = [[title_line(title, width - 1, is_chosen=place == self.at)]]
         picture = self.session.picture(place) if "mhacli.viewer.head" in sys.modules else None
         if picture is not None:
@@ -350,18 +337,18 @@ class Overview(HeadsScreen):
 
     def _about_head(self, width: int) -> Iterator[Text]:
         """The type of the head under the cursor, its statistics with uniform attention in parentheses, and what signs mean."""
-        session, head, statistics = self.session, self.session.head, self.session.head.statistics
+        session, head, statistics = self.session, self.session.head, self.session.statistics[self.session.place]
         yield Text(*title_line(f"{head.label} · numbers (if uniform)", width))
-        parts = [type_words(head)]
+        parts = [type_words(session)]
         for statistic in (*STATISTICS, *OF_REMOVAL):
-            value, uniform = (_in_words(of, statistic) for of in (statistics, getattr(statistics, "uniform", None)))
+            value, uniform = (_in_words(of, statistic) for of in (statistics, statistics.uniform))
             if statistic.is_main and value:
                 name = statistic.words.name or statistic.words.heading
                 parts.append(named(name, value).append(f" ({uniform})" if uniform else "", "dim"))
         yield words.flowing(parts, width, "  ")
         hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
         about = Text(f"pictures: {session.scale_of(head)}, one scale for all heads{hidden}", "dim")
-        kinds = {head.statistics.kind for head in session.heads.values() if head.statistics is not None}
+        kinds = {head.kind for head in session.statistics.values()}
         signs = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name}") for kind in KIND_SIGNS if kind in kinds]
         yield words.flowing([about, *signs], width, "  ")
 

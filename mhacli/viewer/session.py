@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.base.selection import DrawableHead, drawable_heads, scale_of, short_name
+from mhacli.render.base.selection import DrawableHead, scale_of, short_name
 from mhacli.settings import LayerChoices
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
@@ -22,8 +23,8 @@ _KEPT_CELLS = 4_000_000
 
 
 class Session:
-    """The state of the viewer. `rows` are the names of layers in the order of execution, `heads` the heads by place. `fault`
-    is why a picture could not be read."""
+    """The state of the viewer. `rows` are the names of layers in the order of execution, `heads` the heads by place, also those
+    that cannot be drawn, and `statistics` theirs. `fault` is why a picture could not be read."""
 
     def __init__(
         self,
@@ -38,7 +39,12 @@ class Session:
         self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
         self.hides_sinks = hides_sinks and self.has_sinks
         self.rows = [short_name(layer, record.layers) for layer in record.layers] or [""]
-        self.heads = dict(_heads(record))
+        self.heads, self.statistics = dict[Place, DrawableHead](), dict[Place, HeadStatistics]()
+        for row, layer in enumerate(record.layers or (None,)):
+            view = record if layer is None else record.of_layer(row)
+            for place, head in enumerate(view.heads):
+                self.heads[row, head.head] = DrawableHead(view, place, head.head, head, layer)
+                self.statistics[row, head.head] = head
         self.place = next(iter(self.heads), (0, 0))
         self.fault: MhaError | None = None
         longest = max(len(text.tokens) for text in (*record.sequences, *record.keys))
@@ -61,9 +67,9 @@ class Session:
                 self.place = place
                 return
         if number is not None or layers is not None:
-            of_layers = [str(n) if kind is None else f"{kind}.{n}" for kind, n in layers or ()]
-            words = [f"--layer {', '.join(of_layers)}"] * bool(layers) + [f"--head {number}"] * (number is not None)
-            raise UsageError(f"{' '.join(words)} is not in the record")
+            of_layers = [f"{kind or 'layer'} {layer}" for kind, layer in layers or ()]
+            of_head = [] if number is None else [f"head {number}"]
+            raise UsageError(f"{', '.join(of_layers + of_head)} is not in the record")
 
     def picture(self, place: Place | None = None) -> Picture | None:
         """The picture of a head (None: of that under the cursor); None if the record lacks its weights."""
@@ -100,12 +106,7 @@ class Session:
         return without if self.fault is None else self.fault.message
 
 
-def _heads(record: Record) -> Iterator[tuple[Place, DrawableHead]]:
-    """The heads of a record by place, also those that cannot be drawn."""
-    drawable = drawable_heads(record, ViewOptions())
-    for row, layer in enumerate(record.layers or (None,)):
-        view = record if layer is None else record.of_layer(row)
-        heads = [head for head in drawable if head.layer is layer]
-        if not heads:
-            heads = [DrawableHead(view, place, head.head, head, layer) for place, head in enumerate(view.heads)]
-        yield from (((row, head.head), head) for head in heads)
+def places_ahead(places: Collection[Place], at: Place, down: int, right: int) -> list[Place]:
+    """The places in a direction, the nearest first."""
+    ahead = [place for place in places if (place[0] - at[0]) * down + (place[1] - at[1]) * right > 0]
+    return sorted(place for place in ahead if (place[1] == at[1] if down else place[0] == at[0]))[:: down + right]
