@@ -40,16 +40,14 @@ class EffectsScreen(HeadsScreen):
     def on_mount(self) -> None:
         """Takes the removals, with the cursor on the one with the largest change."""
         record = self.session.record
-        joint = (effect for effect in record.effects if effect.removed in ("heads", "spans"))
-        rows = [
-            *view.effect_rows(record),
-            *(view.EffectRow(view.removal_name(each, record), (each,)) for each in joint),
-        ]
+        joint = [effect for effect in record.effects if effect.removed in ("heads", "spans")]
+        rows = [*view.effect_rows(record)]
+        rows += [view.EffectRow(view.removal_name(effect, record), (effect,)) for effect in joint]
         for row in rows if self.summary.verified.ok else ():
             tokens, room = row.tokens or ("",) * len(row.effects), self.app.size.width - cell_len(row.name) - 4
             for line in wrapped(tuple(f" {token}" for token in tokens), room) if row.tokens else [range(len(tokens))]:
                 effects = {(len(self.lines), place - line.start): row.effects[place] for place in line}
-                self.removals |= {at: effect for at, effect in effects.items() if effect is not None}
+                self.removals |= {at: effect for at, effect in effects.items() if effect}
                 self.lines.append((row.name, [self._cell(row.effects[place], tokens[place]) for place in line]))
         self.panes[0].styles.height = 2 + len(self.lines)
         self.action_largest(0)
@@ -80,10 +78,10 @@ class EffectsScreen(HeadsScreen):
             yield Text(*title_line(view.removal_words(effect, record), width))
             columns = map(view.number_column, numbers_of(record.effects))
             yield flowing([named(of.heading, of.text(effect)) for of in columns], width, "  ")
-            swatches, high = CHANGES.swatches(colour=self.session.colour), shown(self.largest, "number")
+            shades, high = Text.assemble(*CHANGES.swatches(colour=self.session.colour)), shown(self.largest, "number")
             is_signed = self.summary.metric == "d_logit"  # no other change is below 0
-            shades = Text.assemble(*swatches)[0 if is_signed else len(Text.assemble(*swatches)) // 2 :]
-            scale = Text.assemble(f"-{high} " if is_signed else "0 ", shades, f" {high}")
+            scale = Text.assemble(f"-{high} ", shades) if is_signed else Text("0 ") + shades[len(shades) // 2 :]
+            scale.append(f" {high}")
             yield flowing([scale, Text(view.meaning_of(self.summary), "dim")], width)
         yield view.effect_words(record, Paper(width, self.session.colour))[-1]
 

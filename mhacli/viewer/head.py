@@ -19,7 +19,6 @@ from mhacli.io.data import Array, finite
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import ACCENT, CURSOR, DIM, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, glyph, picked
 from mhacli.render.base.grids import FORBIDDEN, cell, ends, half_cells, levels, ticks
-from mhacli.render.base.options import Scale
 from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import head_map
 from mhacli.text.escape import token_label, visible, without_surrogates
@@ -43,20 +42,21 @@ Size = tuple[int, int]
 
 
 class Picture:
-    """A head of a sequence: its map `base`, of which sinks are removed if they are hidden, also in blocks of several cells."""
+    """A head of a sequence: its map `base`, of which sinks are removed if they are hidden, also in blocks of several cells.
+    `sizes` are those of cells from the smallest on."""
 
-    def __init__(self, head: DrawableHead, sequence: int, scale: Scale, top: float, *, hides_sinks: bool) -> None:
-        self.head, self.sequence, self.scale, self.hides_sinks = head, sequence, scale, hides_sinks
-        whole = head_map(head, sequence)
-        self.base = whole.without_sinks() if hides_sinks else whole
+    def __init__(self, session: Session, head: DrawableHead, top: float) -> None:
+        self.head, self.sequence, self.scale, self.top = head, session.sequence, session.scale_of(head), top
+        self.hides_sinks, self.colour, whole = session.hides_sinks, session.colour, head_map(head, session.sequence)
+        self.base = whole.without_sinks() if self.hides_sinks else whole
         self.texts = self.base.queries, self.base.keys
-        self.is_taken = np.zeros(self.base.weights.shape, dtype=bool)
-        if hides_sinks and self.base.block == 1:
-            columns = [place - self.base.first[KEY] for place in self.base.sinks]
-            self.is_taken[:, columns] = self.base.weights[:, columns] == 0
+        self.is_taken = (whole.of_sinks > 0) & (self.hides_sinks and whole.block == 1)
         self.weights = np.where(self.is_taken, FORBIDDEN, self.base.weights)
-        self.top, self.map, self.levels = top, cache(self.base.pooled), cache(self._levels)
+        self.map, self.levels = cache(self.base.pooled), cache(self._levels)
         self.words = [tuple(map(token_label, text)) for text in self.texts]
+        least, *wider = (HALF, 2, TIGHT, 6, 8) if self.colour else (2, 3, TIGHT, 6, 8)
+        powers = range(max(self.weights.shape).bit_length(), -1, -1)
+        self.sizes = [*((1 << power, least) for power in powers), *((1, width) for width in wider)]
 
     def _levels(self, factor: int) -> Array:
         """The cells as levels of 0 … 255. Removed cells look masked."""
@@ -81,10 +81,8 @@ class Picture:
     def matches(self, axis: int, typed: str, begin: int) -> list[int]:
         """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
         names = self.words[axis]
-        found = [
-            place for place, name in enumerate(names) if typed.casefold() in name.casefold() or typed == str(place)
-        ]
-        return sorted(found, key=lambda place: (typed != str(place), (place - begin) % len(names)))
+        found = [n for n, name in enumerate(names) if typed.casefold() in name.casefold() or typed == str(n)]
+        return sorted(found if typed else (), key=lambda place: (typed != str(place), (place - begin) % len(names)))
 
     def top_keys(self, row: int) -> list[tuple[int, float]]:
         """The visible columns of a row that were not removed, with their weights, in descending order with NaN last."""
@@ -98,25 +96,25 @@ class Picture:
         if not self.base.n_queries[row]:
             return None
         places, begin = self.places(QUERY, row), self.head.record.first_query(self.sequence)
-        of_head = self.head.record.arrays["entropy"][self.sequence, self.head.place]
-        nats = of_head[begin + places.start : begin + places.stop]
+        part = slice(begin + places.start, begin + places.stop)
+        nats = self.head.record.arrays["entropy"][self.sequence, self.head.place, part]
         return float(nats.mean() if self.base.block == 1 else np.nanmean(nats))
 
     def row_document(self, row: int) -> Mapping[str, Any]:
         """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if not finite."""
         base, head, arrays = self.base, self.head, self.head.record.arrays
         exact = float if self.hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
-        sinks = {"places": [*base.sinks], "share": finite(float(base.sink_weights[row])), "removed": self.hides_sinks}
+        share = finite(float(base.sink_weights[row]))
         return {
             "schema": "mha.row/1",
-            "layer": None if head.layer is None else head.layer.layer,
-            "attention": None if head.layer is None else head.layer.name,
+            "layer": head.layer and head.layer.layer,
+            "attention": head.layer and head.layer.name,
             "head": head.head,
-            "kind": None if head.statistics is None else head.statistics.kind,
+            "kind": head.statistics and head.statistics.kind,
             "sequence": self.sequence,
             "query": self._json_place(QUERY, row),
             "entropy": finite(self.entropy(row)),
-            "sinks": sinks,
+            "sinks": {"places": [*base.sinks], "share": share, "removed": self.hides_sinks},
             "learned_sink": None if base.learned is None else finite(float(base.learned[row])),
             "shares": "renormalised without sinks" if self.hides_sinks else "as computed",
             "keys": [  # with as few digits as the dtype needs
@@ -133,55 +131,48 @@ class Picture:
 
     # ----------------------------------------------------------------------------------------------------------- cells
 
-    def sizes(self, *, colour: bool) -> list[Size]:
-        """The sizes of cells from the smallest on."""
-        least, *wider = (HALF, 2, TIGHT, 6, 8) if colour else (2, 3, TIGHT, 6, 8)
-        powers = range(max(self.weights.shape).bit_length(), -1, -1)
-        return [*((1 << power, least) for power in powers), *((1, width) for width in wider)]
-
-    def largest(self, sizes: list[Size], lines: int, columns: int) -> int:
+    def largest(self, lines: int, columns: int) -> int:
         """The place of the largest size in which all cells fit, or of the smallest size."""
         largest, (n_rows, n_columns) = 0, self.weights.shape
-        for place, (factor, width) in enumerate(sizes):
+        for place, (factor, width) in enumerate(self.sizes):
             if n_rows <= lines * factor * per_line(width) and n_columns <= columns // width * factor:
                 largest = place
         return largest
 
-    def cells(self, size: Size, rows: range, columns: range, *, colour: bool) -> list[Cell]:
-        """A line of cells of a size: one row, or two in cells that are half a character high."""
+    def cells(self, size: Size, rows: range, columns: range) -> list[Cell]:
+        """A line of cells of a size: one row, or two in cells that are half a character high. Numbers stand without colour behind
+        the sign of their shade; `0` is masked, `–` removed."""
         factor, width = size
         part = slice(columns.start, columns.stop)
         upper, *lower = self.levels(factor)[rows.start : rows.stop, part].tolist()
         if width == HALF:
             return [*half_cells(upper, lower[0] if lower else None)]
         if width not in _DECIMALS:
-            return [cell(level, width, colour=colour) for level in upper]
-        weights = self.map(factor).weights[rows.start, part].tolist()
-        numbers = (_number(*pair, width, colour=colour) for pair in zip(upper, weights, strict=True))
-        return [cell(level, width, colour=colour, word=number) for level, number in zip(upper, numbers, strict=True)]
+            return [cell(level, width, colour=self.colour) for level in upper]
+        cells = list[Cell]()
+        for level, weight in zip(upper, self.map(factor).weights[rows.start, part].tolist(), strict=True):
+            number = shown(weight, "weight", _DECIMALS[width])
+            if level == FORBIDDEN:
+                number = "0" if weight == FORBIDDEN else TAKEN_SIGN
+            if width == TIGHT:  # 1.0 leaves a blank between numbers
+                number = number[: TIGHT - 1]
+            else:
+                sign = "" if self.colour or level < 0 else glyph(level)
+                number = f"{sign}{number}"[2 - width :] + " "
+            cells.append(cell(level, width, colour=self.colour, word=number))
+        return cells
 
-    def thumbnail(self, lines: int, columns: int, *, colour: bool) -> Iterator[list[Cell]]:
+    def thumbnail(self, lines: int, columns: int) -> Iterator[list[Cell]]:
         """The whole picture, in the largest cells that fit."""
-        sizes = self.sizes(colour=colour)[:-1]
-        size = sizes[self.largest(sizes, lines, columns)]
+        size = self.sizes[self.largest(lines, columns)]
         (n_rows, n_columns), step = self.levels(size[0]).shape, per_line(size[1])
         for begin in range(0, n_rows, step):
-            yield self.cells(size, range(begin, min(begin + step, n_rows)), range(n_columns), colour=colour)
+            yield self.cells(size, range(begin, min(begin + step, n_rows)), range(n_columns))
 
 
 def per_line(width: int) -> int:
     """The rows of cells of a width in a line of characters."""
     return 2 if width == HALF else 1
-
-
-def _number(level: int, weight: float, width: int, *, colour: bool) -> str:
-    """An attention weight in a cell, without colour behind the sign of its shade; `0` if masked, `–` if removed."""
-    number = shown(weight, "weight", _DECIMALS[width])
-    if level == FORBIDDEN:
-        number = "0" if weight == FORBIDDEN else TAKEN_SIGN
-    if width == TIGHT:  # 1.0 leaves a blank between numbers
-        return number[: TIGHT - 1]
-    return f"{'' if colour or level < 0 else glyph(level)}{number}"[2 - width :] + " "
 
 
 # ---------------------------------------------------------------------------------------------------------- the matrix
@@ -205,8 +196,8 @@ class Matrix(Pane):
         on, picture, (width, height) = self.owner, self.owner.picture, self.size
         names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, len(picture.weights))))
         self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
-        lines, room, sizes = max(1, height - 2), max(1, width - self._left), picture.sizes(colour=on.session.colour)
-        fits = picture.largest(sizes, lines, room)
+        lines, room, sizes = max(1, height - 2), max(1, width - self._left), picture.sizes
+        fits = picture.largest(lines, room)
         least = min(fits, sizes.index((1, sizes[0][1])))
         self.zoomed = max(least, min(len(sizes) - 1, fits + self.zoomed)) - fits
         self.factor, self.width = sizes[fits + self.zoomed]
@@ -243,7 +234,7 @@ class Matrix(Pane):
         """The name of a query, and the cells of its line."""
         on, picture, room = self.owner, self.owner.picture, self._left - 2
         row, column = (place // self.factor for place in on.at)
-        cells = picture.cells((self.factor, self.width), rows, on.columns, colour=on.session.colour)
+        cells = picture.cells((self.factor, self.width), rows, on.columns)
         name, style, mark = picture.name(QUERY, rows[0], self.factor), PLAIN, "  "
         if row in rows:
             name, style, mark = picture.name(QUERY, on.at[QUERY]), ACCENT, " ▸"
@@ -291,7 +282,7 @@ class HeadScreen(HeadsScreen):
         self._most: int | None = None
         self._listed: list[int] = []
         self._axis, self._typed, self._found = QUERY, "", list[int]()
-        self._before: tuple[int, int] | None = None
+        self._before, self._is_searching = self.at, False
         row = picture.weights.shape[QUERY] - 1
         self.at = row, next((column for column, _ in picture.top_keys(row)), 0)
 
@@ -443,41 +434,37 @@ class HeadScreen(HeadsScreen):
     def action_most(self, step: int) -> None:
         """Lists more or fewer top keys."""
         now = self._most or len(self._listed)
-        others = [n for n in _MOST if (n - now) * step > 0] or [now]
-        self._most = others[0 if step > 0 else -1]
+        self._most = next((most for most in _MOST[::step] if (most - now) * step > 0), now)
         self.draw()
 
     def action_copy(self) -> None:
         """Copies the row as JSON to the terminal's clipboard."""
-        text = json.dumps(self.picture.row_document(self.at[QUERY]), allow_nan=False)
+        row = self.at[QUERY]
+        text = json.dumps(self.picture.row_document(row), allow_nan=False)
         self.app.copy_to_clipboard(text)
-        name = self.picture.name(QUERY, self.at[QUERY])
-        self.action_say(f"copied query {name} as JSON by OSC 52: {len(text):,} bytes")
+        self.action_say(f"copied query {self.picture.name(QUERY, row)} as JSON by OSC 52: {len(text):,} bytes")
 
     # ------------------------------------------------------------------------------------------------------------ jumping
 
     def action_jump(self) -> None:
         """Begins a search for a token or a position, among the keys if they are focused, else among the queries."""
-        self._before = self.at
+        self._before, self._is_searching = self.at, True
         self._axis = KEY if self.focused in (self.keys, self.list) else QUERY
         self._find("")
 
     def on_key(self, event: events.Key) -> None:
         """Searches what is typed, from a slash to Enter or Escape. Actions of keys would come after the keys typed behind."""
-        before = self._before
-        if before is None and event.key != "slash":
+        if event.key != "slash" and not self._is_searching:
             return
         event.stop()
         event.prevent_default()
-        if before is None:
+        if not self._is_searching:
             self.action_jump()
         elif event.key in ("enter", "escape"):
-            self._before = None
+            self._find(self._typed if event.key == "enter" else "")
+            self._is_searching, is_missed = False, self._typed and not self._found
             self.set_focus(self.keys if self._axis == KEY else self.matrix)
-            is_missed = event.key == "enter" and self._typed and not self._found
             self.action_say(f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missed else "")
-            if event.key == "escape":
-                self.go(*before)
         else:
             self._axis = 1 - self._axis if event.key == "tab" else self._axis
             typed = self._typed + (event.character or "") * event.is_printable
@@ -485,7 +472,6 @@ class HeadScreen(HeadsScreen):
 
     def _find(self, typed: str) -> None:
         """Goes to the first match, or back if there is none."""
-        assert self._before is not None
         self.at, axis, picture = self._before, self._axis, self.picture
         self._typed, self._found = typed, picture.matches(axis, typed, picture.places(axis, self.at[axis]).start)
         count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
@@ -494,9 +480,9 @@ class HeadScreen(HeadsScreen):
 
     def _go_to_match(self) -> None:
         """Moves the cursor to the first match, if there is one."""
-        self.go(
-            *(self._moved(self._axis, self.picture.cell_of(self._axis, self._found[0])) if self._found else self.at)
-        )
+        if self._found:
+            self.at = self._moved(self._axis, self.picture.cell_of(self._axis, self._found[0]))
+        self.draw()
 
     def action_match(self, step: int) -> None:
         """Goes to the next or previous match."""

@@ -118,14 +118,14 @@ class HeadsScreen(Screen[None]):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session, self.message = session, ""
-        self.top, self.footer = Words(self.above, id="top"), Footer(compact=True)
+        self.footer = Footer(compact=True)
         self.note = Words(lambda width: [Text(self.message)], id="note")
         self.at, self.rows, self.columns = (0, 0), range(0), range(0)
         self.places: Collection[tuple[int, int]] = ()
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
-        yield from (self.top, *self.panes, self.note, self.footer)
+        yield from (Words(self.above, id="top"), *self.panes, self.note, self.footer)
 
     def go(self, row: int, column: int) -> None:
         """Moves the cursor."""
@@ -277,12 +277,9 @@ class Overview(HeadsScreen):
         record, sequence = self.session.record, self.session.sequence
         name = "a layer of mha" if record.model is None else visible(record.model.family)
         tokens = map(token_label, record.sequences[sequence].tokens[:_TOKENS])
-        yield Text.assemble(
-            (name, "bold cyan"),
-            (f"  {' · '.join(texts_read(record))}", "bold"),
-            (f"  sequence {sequence}:" if len(record.sequences) > 1 else "", "bold"),
-            (f" {' '.join(tokens)}", "dim"),
-        )
+        heading = f"  {' · '.join(texts_read(record))}"
+        heading += f"  sequence {sequence}:" if len(record.sequences) > 1 else ""
+        yield Text.assemble((name, "bold cyan"), (heading, "bold"), (f" {' '.join(tokens)}", "dim"))
 
     def on_screen_resume(self) -> None:
         """Takes the head that was chosen on another screen."""
@@ -290,33 +287,24 @@ class Overview(HeadsScreen):
 
     def _signs(self, width: int, height: int) -> tuple[str, Lines]:
         """The signs of all heads."""
-        names, heads = self.session.rows, self.session.statistics
-        n_heads = 1 + max(number for _, number in heads)
+        signs = {place: type_sign(head.kind) for place, head in self.session.statistics.items()}
+        n_heads, rows = 1 + max(number for _, number in signs), list[tuple[str, list[Cell]]]()
         size = len(str(n_heads)) + 1
-
-        def sign(row: int, number: int) -> Cell:
-            """The sign of a head; blank where there is none."""
-            head = heads.get((row, number))
-            sign, style = ("", PLAIN) if head is None else type_sign(head.kind)
-            return f"{sign:<{size}}", style
-
-        rows = [(name, [sign(row, number) for number in range(n_heads)]) for row, name in enumerate(names)]
-        title = words.count_of(len(heads), "head")
-        title += f" (columns) in {len(names)} layers (rows)" if len(names) > 1 else ""
+        for row, name in enumerate(self.session.rows):
+            of_row = [signs.get((row, number), ("", PLAIN)) for number in range(n_heads)]
+            rows.append((name, [(f"{sign:<{size}}", style) for sign, style in of_row]))
+        title = words.count_of(len(signs), "head")
+        title += f" (columns) in {len(rows)} layers (rows)" if len(rows) > 1 else ""
         return title, self.lines_of(rows, [f"{number:<{size}}" for number in range(n_heads)], width, height)
 
     def _pictures(self, width: int, height: int) -> tuple[str, Lines]:
         """The heads of the layer, as large as all fit side by side and below each other."""
         places, name = [place for place in self.places if place[0] == self.at[0]], self.session.rows[self.at[0]]
-
-        def size(across: int) -> tuple[int, int]:
-            """The columns and lines of a head."""
-            return max(1, width // across), max(1, height // -(-len(places) // across))
-
-        across = max(range(len(places), 0, -1), key=lambda across: min(size(across)[0], 2 * size(across)[1]))
+        sizes = {n: (width // n, height // -(-len(places) // n)) for n in range(len(places), 0, -1)}
+        across = max(sizes, key=lambda n: min(sizes[n][0], 2 * sizes[n][1]))
         lines: list[Iterable[Cell]] = []
-        if size(across)[0] >= _LEAST[0] and size(across)[1] >= _LEAST[1]:
-            blocks = [self._picture(place, *size(across)) for place in places]
+        if sizes[across][0] >= _LEAST[0] and sizes[across][1] >= _LEAST[1]:
+            blocks = [self._picture(place, *sizes[across]) for place in places]
             for begin in range(0, len(places), across):
                 lines += map(chain.from_iterable, zip(*blocks[begin : begin + across], strict=True))
         else:
@@ -330,7 +318,7 @@ class Overview(HeadsScreen):
         lines: list[list[Cell]] = [[title_line(title, width - 1, is_chosen=place == self.at)]]
         picture = self.session.picture(place) if "mhacli.viewer.head" in sys.modules else None
         if picture is not None:
-            lines += picture.thumbnail(height - 1, width - 1, colour=self.session.colour)
+            lines += picture.thumbnail(height - 1, width - 1)
         for line in (*lines, *[[]] * (height - len(lines))):
             blank = " " * (width - sum(cell_len(text) for text, _ in line))
             yield [(text, style + at(*place)) for text, style in (*line, (blank, PLAIN))]

@@ -26,15 +26,7 @@ class Session:
     """The state of the viewer. `rows` are the names of layers in the order of execution, `heads` the heads by place, also those
     that cannot be drawn, and `statistics` theirs. `fault` is why a picture could not be read."""
 
-    def __init__(
-        self,
-        record: Record,
-        *,
-        colour: bool = True,
-        scale: Scale | None = None,
-        hides_sinks: bool = False,
-        sequence: int = 0,
-    ) -> None:
+    def __init__(self, record: Record, *, colour: bool, scale: Scale | None, hides_sinks: bool, sequence: int) -> None:
         self.record, self.colour, self.sequence, self.scale = record, colour, sequence, scale
         self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
         self.hides_sinks = hides_sinks and self.has_sinks
@@ -77,16 +69,16 @@ class Session:
         if not {"pattern", "map"} & {*self.heads[place].record.arrays}:
             return None
         try:
-            return self._picture(place, self.sequence, self.scale, hides_sinks=self.hides_sinks)
+            return self._picture(place, self.sequence, self.scale, self.hides_sinks)
         except MhaError as fault:
             self.fault = fault
             return None
 
-    def _read(self, place: Place, sequence: int, scale: Scale | None, *, hides_sinks: bool) -> Picture:
+    def _read(self, place: Place, *_: object) -> Picture:
+        """The picture of a head; the other arguments are what else it depends on."""
         from mhacli.viewer.head import Picture
 
-        head = self.heads[place]
-        return Picture(head, sequence, self.scale_of(head), self._top(hides_sinks), hides_sinks=hides_sinks)
+        return Picture(self, self.heads[place], self._top(self.hides_sinks))
 
     def _largest(self, hides_sinks: bool) -> float:
         """The top of the scale that all heads of the record share, as on a page and in figures."""
@@ -108,5 +100,6 @@ class Session:
 
 def places_ahead(places: Collection[Place], at: Place, down: int, right: int) -> list[Place]:
     """The places in a direction, the nearest first."""
-    ahead = [place for place in places if (place[0] - at[0]) * down + (place[1] - at[1]) * right > 0]
-    return sorted(place for place in ahead if (place[1] == at[1] if down else place[0] == at[0]))[:: down + right]
+    line = sorted({at, *(place for place in places if (place[1] == at[1] if down else place[0] == at[0]))})
+    here = line.index(at)
+    return line[here + 1 :] if down + right > 0 else line[:here][::-1]
