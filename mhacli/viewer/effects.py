@@ -62,9 +62,8 @@ class EffectsScreen(HeadsScreen):
 
     def _effects(self, width: int, height: int) -> tuple[str, Lines]:
         """The heads by layer, or the tokens of edges, in the colours of what their removals change."""
-        longest = max((len(cells) for _, cells in self.lines), default=0)
-        is_of_heads = any(effect.removed == "head" for effect in self.removals.values())
-        headings = [f"{head:>{_NUMBER}}" for head in range(longest if is_of_heads else 0)]
+        n_heads = max((1 + at[1] for at, effect in self.removals.items() if effect.removed == "head"), default=0)
+        headings = [f"{head:>{_NUMBER}}" for head in range(n_heads)]
         return "effects", self.lines_of(self.lines, headings, width, height) if self.lines else []
 
     def above(self, width: int) -> Iterable[Text]:
@@ -97,6 +96,6 @@ class EffectsScreen(HeadsScreen):
         if effect is None or effect.head is None:
             self.action_say("no single head was removed here")
             return
-        has_layers = self.session.record.model is not None
-        self.session.choose(effect.head, ((effect.kind, effect.layer or 0),) if has_layers else None)
+        layers = ((effect.kind, effect.layer or 0),) if self.session.record.layers else None
+        self.session.choose(effect.head, layers)
         super().action_open()

@@ -46,8 +46,10 @@ class Picture:
     `sizes` are those of cells from the smallest on."""
 
     def __init__(self, session: Session, head: DrawableHead, top: float) -> None:
-        self.head, self.sequence, self.scale, self.top = head, session.sequence, session.scale_of(head), top
-        self.hides_sinks, self.colour, whole = session.hides_sinks, session.colour, head_map(head, session.sequence)
+        self.head, self.sequence = head, session.sequence
+        self.scale, self.top = session.scale_of(head), top
+        self.hides_sinks, self.colour = session.hides_sinks, session.colour
+        whole = head_map(head, session.sequence)
         self.base = whole.without_sinks() if self.hides_sinks else whole
         self.texts = self.base.queries, self.base.keys
         self.is_taken = (whole.of_sinks > 0) & (self.hides_sinks and whole.block == 1)
@@ -196,11 +198,11 @@ class Matrix(Pane):
         on, picture, (width, height) = self.owner, self.owner.picture, self.size
         names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, len(picture.weights))))
         self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
-        lines, room, sizes = max(1, height - 2), max(1, width - self._left), picture.sizes
+        lines, room = max(1, height - 2), max(1, width - self._left)
         fits = picture.largest(lines, room)
-        least = min(fits, sizes.index((1, sizes[0][1])))
-        self.zoomed = max(least, min(len(sizes) - 1, fits + self.zoomed)) - fits
-        self.factor, self.width = sizes[fits + self.zoomed]
+        least = min(fits, picture.sizes.index((1, picture.sizes[0][1])))
+        self.zoomed = max(least, min(len(picture.sizes) - 1, fits + self.zoomed)) - fits
+        self.factor, self.width = picture.sizes[fits + self.zoomed]
         n_rows, n_columns = picture.levels(self.factor).shape
         row, column = (place // self.factor for place in on.at)
         on.rows = window(on.rows.start, lines * per_line(self.width), row, n_rows)
@@ -366,27 +368,23 @@ class HeadScreen(HeadsScreen):
                 if weights is not None:
                     numbers.append(named(name, shown(float(weights[row]), "weight", 4)))
             yield words.flowing(numbers, width, "  ")
-        yield words.flowing([*self._legend()], width)
-
-    def _legend(self) -> Iterator[Text]:
-        """The meaning of shades, and what was removed or not drawn."""
         self.matrix.fit()  # it may be drawn later
-        picture, base, has_numbers = self.picture, self.picture.base, self.matrix.width >= TIGHT
-        weights = picture.map(self.matrix.factor).weights
-        low, high = ends(picture.scale, picture.top, largest=float(np.nanmax(weights, initial=0.0)))
-        swatches = WEIGHTS.swatches(8, colour=self.session.colour)
-        yield Text.assemble(f"scale {picture.scale}, {low} … {high} ", *swatches)
-        keys, on_average = first_names(map(str, base.sinks)), "of a row on average"
+        cells = picture.map(self.matrix.factor).weights
+        has_numbers = self.matrix.width >= TIGHT
+        low, high = ends(picture.scale, picture.top, largest=float(np.nanmax(cells, initial=0.0)))
+        swatches = WEIGHTS.swatches(8, colour=picture.colour)
+        scale = Text.assemble(f"scale {picture.scale}, {low} … {high} ", *swatches)
+        keys = first_names(map(str, base.sinks))
         notes = {
-            f"sink: key {keys}, {shown(base.sink_mass, 'percent')} {on_average}": base.sinks,
-            f"sink logit: {shown(base.learned_mass, 'percent')} {on_average}": base.learned is not None,
+            f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average": base.sinks,
+            f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average": base.learned is not None,
             "sinks taken out, rows renormalised": picture.hides_sinks,
             "before dropout": picture.head.record.config.train,
-            "0: masked" if has_numbers else "blank: masked": (weights == FORBIDDEN).any(),
+            "0: masked" if has_numbers else "blank: masked": (cells == FORBIDDEN).any(),
             f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": picture.is_taken.any(),
-            f"{NAN_SIGN}: not a number": np.isnan(weights).any(),
+            f"{NAN_SIGN}: not a number": np.isnan(cells).any(),
         }
-        yield from (Text(note, "dim") for note, holds in notes.items() if holds)
+        yield words.flowing([scale, *(Text(note, "dim") for note, holds in notes.items() if holds)], width)
 
     # -------------------------------------------------------------------------------------------------------- cursor
 
@@ -462,7 +460,8 @@ class HeadScreen(HeadsScreen):
             self.action_jump()
         elif event.key in ("enter", "escape"):
             self._find(self._typed if event.key == "enter" else "")
-            self._is_searching, is_missed = False, self._typed and not self._found
+            self._is_searching = False
+            is_missed = self._typed and not self._found
             self.set_focus(self.keys if self._axis == KEY else self.matrix)
             self.action_say(f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missed else "")
         else:

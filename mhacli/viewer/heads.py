@@ -288,7 +288,8 @@ class Overview(HeadsScreen):
     def _signs(self, width: int, height: int) -> tuple[str, Lines]:
         """The signs of all heads."""
         signs = {place: type_sign(head.kind) for place, head in self.session.statistics.items()}
-        n_heads, rows = 1 + max(number for _, number in signs), list[tuple[str, list[Cell]]]()
+        rows = list[tuple[str, list[Cell]]]()
+        n_heads = 1 + max(number for _, number in signs)
         size = len(str(n_heads)) + 1
         for row, name in enumerate(self.session.rows):
             of_row = [signs.get((row, number), ("", PLAIN)) for number in range(n_heads)]
