@@ -89,7 +89,7 @@ async def viewed(record: Path) -> str:
     from mhacli.viewer.app import Viewer
     from mhacli.viewer.session import Session
 
-    session = Session(storage.load(str(record)))
+    session = Session(storage.load(str(record)), colour=True, scale=None, hides_sinks=False, sequence=0)
     session.choose(8, ((None, 2),))
     viewer = Viewer(session, is_open=True)
     async with viewer.run_test(size=(120, 30)) as pilot:
