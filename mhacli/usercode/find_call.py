@@ -116,11 +116,16 @@ def _inputs(attention: UserAttention, seed: int) -> Inputs:
     return rows.map(lambda tensor: _INPUT_SCALE * tensor)
 
 
-def _with_output(attention: UserAttention, seed: int) -> UserAttention:
-    """The attention with the path of its output. Raises what the call raises, and ValueError without an output."""
+def _called(attention: UserAttention, seed: int) -> tuple[Inputs, Any]:
+    """Random inputs, and what a call with them returns."""
     inputs = _inputs(attention, seed)
     with seeded(seed, attention.device):
-        result = attention.result(inputs)
+        return inputs, attention.result(inputs)
+
+
+def _with_output(attention: UserAttention, seed: int) -> UserAttention:
+    """The attention with the path of its output. Raises what the call raises, and ValueError without an output."""
+    inputs, result = _called(attention, seed)
     orders = [attention.axes]
     if attention.is_function and "head" in attention.axes:
         orders += [HEAD_AXES, ("batch", "row", "head", "width")]
@@ -137,9 +142,7 @@ def _with_output(attention: UserAttention, seed: int) -> UserAttention:
 def _pooled(attention: UserAttention, seed: int) -> UserAttention:
     """The attention with the first output that has a part for each text of a batch. Raises what the call raises, and
     StopIteration without such an output."""
-    inputs = _inputs(attention, seed)
-    with seeded(seed, attention.device):
-        result = attention.result(inputs)
+    inputs, result = _called(attention, seed)
     batch = len(inputs.queries)
     paths = (path for path, out in leaves(result) if out.is_floating_point() and out.ndim > 1 and len(out) == batch)
     return replace(attention, output=(next(paths), OF_TEXTS))
