@@ -246,8 +246,8 @@ class _Running(TorchFunctionMode):
 
     def _is_of_all(self, pattern: Tensor) -> bool:
         """Whether a mask or a pattern has a row and a column for each token."""
-        n_queries, n_keys = pattern.shape[-2:]
-        return n_queries == n_keys == (self.length or n_keys) > 1
+        n_tokens = self.length or pattern.shape[-1]
+        return pattern.shape[-2:] == (n_tokens, n_tokens) and n_tokens > 1
 
     def _hides_later(self, mask: Tensor | None, *, is_pattern: bool) -> bool:
         """Whether a mask, or a pattern, hides all later keys from each query."""
