@@ -171,11 +171,8 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
         runs[name] += 1
         running[-1].items.append(span)
         numbered, tensor = _NUMBERED.match(name), first_tensor((args, kwargs))
-        if (
-            numbered
-            and tensor is not None
-            and not any(f"{each.name}.".startswith(f"{numbered[0]}.") for each in running)
-        ):
+        is_first = numbered and not any(f"{each.name}.".startswith(f"{numbered[0]}.") for each in running)
+        if is_first and tensor is not None:
             sink(Event(("in", name, span.run), name), tensor)
         running.append(span)
 
