@@ -165,15 +165,16 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def captured(model: nn.Module, take: Take, *, batch: int = 1) -> Iterator[Watch]:
+def captured(model: nn.Module, take: Take, *, batch: int = 1, anywhere: bool = False) -> Iterator[Watch]:
     """A context in which `take` receives every attention of `model` as it is computed.
 
-    `batch` is the number of sequences, needed where code merges the axes of batch and heads. Other models are not affected; a
-    second capture waits for the first. If `take` returns None, nothing that the model computes is changed. What transformers'
+    `batch` is the number of sequences, needed where code merges the axes of batch and heads. Attention of all tokens over all
+    that is written out is captured `anywhere`, or only in modules that are named like attentions. Other models are not affected;
+    a second capture waits for the first. If `take` returns None, nothing that the model computes is changed. What transformers'
     interface gives is wrapped: the functions of its table, and the `eager_attention_forward` of a modelling file. Functions are
     unwrapped in reverse order, also if a context that was opened earlier is closed first; it then captures nothing more.
     """
-    watch = Watch(model, take, batch)
+    watch = Watch(model, take, batch, anywhere=anywhere)
     with _ONE_AT_A_TIME, ExitStack() as hooks:
         hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
         hooks.callback(register_module_forward_hook(watch.leave, always_call=True).remove)
@@ -223,8 +224,9 @@ class Watch(TorchFunctionMode):
 
     is_taking = False
 
-    def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
+    def __init__(self, model: nn.Module, take: Take, batch: int, *, anywhere: bool) -> None:
         super().__init__()
+        self._anywhere = anywhere
         named = dict(model.named_modules())
         self.names = {id(module): name or type(module).__name__ for name, module in named.items()}
         self.batch, self.may_lack_batch = batch, False
@@ -322,7 +324,7 @@ class Watch(TorchFunctionMode):
                 raise MhaError("a function made by torch.compile hides the attention within it", code="hidden")
             return func(*args, **kwargs)
         running = self._open or [module for module, *_ in self._running[-1:]]
-        if not (self._open or func is _SDPA) or not (running and self._is_of_model(running[-1])):
+        if not (self._open or func is _SDPA or self._anywhere) or not (running and self._is_of_model(running[-1])):
             return func(*args, **kwargs)
         if func is _MULTI_HEAD:
             return self._multi_head(args, kwargs)
@@ -332,7 +334,10 @@ class Watch(TorchFunctionMode):
         if func in _SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):  # kept until its product with the values
+            is_pattern = bool(self._open) or scores.shape[-2] == scores.shape[-1] > 1
+            if (
+                scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1) and is_pattern
+            ):  # kept until its product with the values
                 self._give_pending()
                 n, self._held = self._count(scores), [result]
                 seen = {"scores": _by_head(scores, n), "pattern": _by_head(result, n)}

@@ -111,12 +111,8 @@ class InputDrawer:
     `separate_values`, inputs with a context also have separate values. Numbers are standard normal."""
 
     def __init__(self, sizes: CallSizes, *, seed: int, separate_values: bool) -> None:
-        self.sizes, self.seed, self.separate_values = sizes, seed, separate_values
+        self.sizes, self.separate_values = sizes, separate_values
         self.generator = torch.Generator().manual_seed(seed)
-
-    def restart(self) -> None:
-        """Starts the random sequence again."""
-        self.generator.manual_seed(self.seed)
 
     def numbers(self, *shape: int) -> Tensor:
         """Standard normal numbers."""

@@ -7,16 +7,13 @@ import platform
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
@@ -32,13 +29,14 @@ from mhacli.commands.check.result import (
     CheckRequest,
     Examination,
     Finding,
-    FirstDifference,
     OutputComparison,
     Verdict,
 )
 from mhacli.commands.check.stepwise import examine_stepwise
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
+from mhacli.models.capture import Call, captured
+from mhacli.models.layers import as_attention
 from mhacli.usercode.build import arguments_of, copied, load_built, parse_value
 from mhacli.usercode.find_call import example_of, find_modes
 from mhacli.usercode.process import Stage, exception_text
@@ -74,16 +72,18 @@ def examined(request: CheckRequest, stage: Stage) -> Examination:
 def examine(request: CheckRequest, stage: Stage) -> Examination:
     """The behaviour of a checkpoint, or of a target that takes token ids; else probes, compares and diagnoses the attention in
     each of its modes."""
-    if request.model is not None:
-        return _examined_checkpoint(request.model, request.model, request, stage)
-    built = load_built(request.of, stage)
-    if built.module is not None and is_of_transformers(built.module):
-        return _examined_checkpoint(built.module, request.of.target, request, stage)
+    built = None if request.model is not None else load_built(request.of, stage)
+    module = None if built is None else built.module
+    if built is None or is_of_transformers(module):
+        from mhacli.commands.check.checkpoint import ask_checkpoint  # loads what only checkpoints need
+
+        name = request.model or request.of.target
+        return _of_behaviour(ask_checkpoint(name if module is None else module, request, stage), name)
     model = None
-    if built.module is not None:
+    if module is not None:
         model = sequences_of_ids(
             request.of.target,
-            with_zeros_drawn(built.module, request.seed),
+            with_zeros_drawn(module, request.seed),
             fixed={name: parse_value(text) for name, text in request.of.call_arguments},
             length=request.length,
             means=request.mask_means,
@@ -91,40 +91,33 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         )
     if model is not None:
         with one_thread() if _n_parameters(model.module) < _SMALL else nullcontext():
-            is_decoder = model.has_source and request.states_causal is None
-            claim = True if is_decoder else request.states_causal
+            claim = True if model.has_source and request.states_causal is None else request.states_causal
             asker = asker_of(model, request.seed, stage, is_causal=claim)
-            parts = _ask(asker, claimed=is_claimed_causal(built.module))
+            parts = _ask(asker, claimed=is_claimed_causal(module))
         with one_thread():
             _compare_inside(parts, asker, request, stage)
-        return replace(_of_behaviour(request.of.target, asker), arguments=arguments_of(built))
+        return replace(_of_behaviour(asker, request.of.target), arguments=arguments_of(built))
     with one_thread():  # faster for such small products
         subjects = find_modes(built, request.of)
         return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
-
-
-def _examined_checkpoint(model: str | nn.Module, name: str, request: CheckRequest, stage: Stage) -> Examination:
-    from mhacli.commands.check.checkpoint import ask_checkpoint  # loads what only checkpoints need
-
-    return _of_behaviour(name, ask_checkpoint(model, request, stage))
 
 
 def _n_parameters(module: nn.Module | None) -> int:
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
-def _of_behaviour(target: str, asker: Asker) -> Examination:
-    """The report on a model that takes token ids: its behaviour."""
-    open_ones = [behaviour for behaviour in asker.behaviours if behaviour.ok is None]
+def _of_behaviour(asker: Asker, target: str) -> Examination:
+    """The report on a model by its behaviour, and by the comparison of what is inside."""
     verdict: Verdict = "wrong" if asker.findings else "consistent" if asker.holds else "unknown"
     if verdict == "consistent" and asker.inside and all(each.verdict == "right" for each in asker.inside):
         verdict = "right"
+    first_open = next((f"{b.name}: {b.reason}" for b in asker.behaviours if b.ok is None), "")
     return Examination(
         verdict=verdict,
         target=target,
         called=asker.of.called,
         findings=tuple(asker.findings),
-        reason="; ".join(f"{b.name}: {b.reason}" for b in open_ones[:1]) if verdict == "unknown" else None,
+        reason=first_open if verdict == "unknown" else None,
         n_parameters=_n_parameters(asker.module),
         behaviour=asker.behaviours,
         inside=asker.inside,
@@ -138,14 +131,14 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     if sequences is None or report.verdict == "wrong":
         return report
     choices = {choice.name for choice in report.choices}
-    is_causal = (is_meant_causal(subject, request.of) or "causal" in choices) and "causal-by-mask" not in choices
+    is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
     asker = asker_of(sequences, request.seed, stage, is_causal=stated)
     parts = _ask(asker)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, asker, request, stage)
     if asker.inside or subject.is_pooled:
-        behaved = _of_behaviour(request.of.target, asker)
+        behaved = _of_behaviour(asker, report.target)
         return replace(behaved, called=report.called, arguments=report.arguments, example=report.example)
     verdict = "wrong" if asker.findings else report.verdict
     return replace(report, verdict=verdict, findings=tuple(asker.findings), behaviour=asker.behaviours)
@@ -153,51 +146,44 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
 
 def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
     """The report on one mode."""
+    report = Examination(
+        verdict="unknown",
+        target=request.of.target,
+        called=subject.described,
+        arguments=arguments_of(subject.built),
+        reason="its output is of a whole text, not of each token",
+    )
     if subject.is_pooled:
-        return Examination(
-            verdict="unknown",
-            target=request.of.target,
-            called=subject.described,
-            arguments=arguments_of(subject.built),
-            reason="its output is of a whole text, not of each token",
-        )
+        return report
     expects_causal = is_meant_causal(subject, request.of)
     probed = probe(subject, request.of.seed, stage)
-    stage(f"comparing {request.of.target} with the reference", limited=False)
+    stage(f"comparing {report.target} with the reference", limited=False)
     examined = with_random_weights(subject, probed, request, expects_causal=expects_causal)
     diagnosis = diagnose(examined)
-    stage(f"giving {request.of.target} a text step by step", limited=False)
+    stage(f"giving {report.target} a text step by step", limited=False)
     steps = examine_stepwise(examined, diagnosis)
     findings = (*findings_of(diagnosis, examined), *steps.findings)
-    verdict: Verdict = "wrong" if findings else "right" if diagnosis.is_right else "unknown"
-    passed, comparison, departure = (*steps.names, *subject.unread), None, None
-    likeliest = diagnosis.candidate or diagnosis.likeliest
-    if verdict == "unknown" and likeliest is not None and diagnosis.run.operations:
-        located = diagnosis.run.at_sites(likeliest.layer)
-        departure = located.departure() if located.sites else None
+    comparison, passed = None, (*steps.names, *subject.unread)
     if diagnosis.candidate is not None:
         errors = [(error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance) for case in diagnosis.cases]
         relative, tolerance = max(errors)
         dtype = str(subject.dtype).removeprefix("torch.")
         comparison = OutputComparison("reference", dtype, len(errors), finite(relative * tolerance), tolerance)
-    return Examination(
-        verdict=verdict,
-        target=request.of.target,
-        called=subject.described,
+    report = replace(
+        report,
+        verdict="wrong" if findings else "right",
         example="" if subject.example else subject.example_text,
-        arguments=arguments_of(subject.built),
         findings=findings,
         choices=_choices(diagnosis, examined),
         probes=(*probed.probes, *steps.probes),
         comparison=comparison,
-        reason=_reason(diagnosis, examined, departure) if verdict == "unknown" else None,
-        departure=departure,
+        reason=None,
         n_parameters=_n_parameters(examined.module),
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed),
         notes=(*arguments_without_effect(subject), *steps.notes),
-        next_steps=_next_steps(examined, departure) if verdict == "unknown" else (),
     )
+    return report if findings or diagnosis.is_right else _undecided(report, diagnosis, examined)
 
 
 def is_meant_causal(subject: UserAttention, request: TargetRequest) -> bool:
@@ -213,85 +199,33 @@ def is_meant_causal(subject: UserAttention, request: TargetRequest) -> bool:
 # ---------------------------------------------------------------------------------------- the attention inside a model
 
 
-_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""Those of `scaled_dot_product_attention` in order; torch's modules call the other function with its masks by name."""
-_WHOLE = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-_HIDDEN = -1e3
-"""Terms added to scores below this number hide a key."""
-_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
-
-
-class _Running(TorchFunctionMode):
-    """Notes, of a model that attends over `length` tokens, None for an unknown number, the innermost module with weights that
-    computes attention weights, and whether any weights of these tokens over themselves are zero for all later tokens."""
-
-    def __init__(self, length: int | None) -> None:
-        super().__init__()
-        self.length = length
-        self.running: list[nn.Module] = []
-        self.found: list[nn.Module] = []
-        self.is_causal = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls the function, and notes the module if these are the weights of queries over keys."""
-        result = func(*args, **(kwargs or {}))
-        is_pattern = func in _SOFTMAX and result.ndim > 2 and self._is_of_all(result)
-        if is_pattern or func in _WHOLE:
-            self.found += [part for part in reversed(self.running) if any(True for _ in part.parameters())][:1]
-            by_place = args if func is F.scaled_dot_product_attention else ()
-            named = {**dict(zip(_ARGUMENTS, by_place, strict=False)), **(kwargs or {})}
-            mask = result if is_pattern else named.get("attn_mask")
-            self.is_causal |= named.get("is_causal") is True or self._hides_later(mask, is_pattern=is_pattern)
-        return result
-
-    def _is_of_all(self, pattern: Tensor) -> bool:
-        """Whether a mask or a pattern has a row and a column for each token."""
-        n_tokens = self.length or pattern.shape[-1]
-        return pattern.shape[-2:] == (n_tokens, n_tokens) and n_tokens > 1
-
-    def _hides_later(self, mask: Tensor | None, *, is_pattern: bool) -> bool:
-        """Whether a mask, or a pattern, hides all later keys from each query."""
-        if mask is None or not self._is_of_all(mask):
-            return False
-        later = mask[..., torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)]
-        if is_pattern:
-            return not bool(later.any())
-        if mask.dtype == torch.bool:  # torch's functions and modules differ in what True means
-            return bool((later != mask[..., :1, 0]).all())
-        return bool((later < _HIDDEN).all())
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follows which module runs, inside the context."""
-
-        def leave(*_: object) -> None:
-            self.running.pop()
-
-        begin = register_module_forward_pre_hook(lambda part, _: self.running.append(part))
-        end = register_module_forward_hook(leave, always_call=True)
-        try:
-            with self:
-                yield
-        finally:
-            begin.remove()
-            end.remove()
-
-
 def _ask(asker: Asker, *, claimed: bool | None = None) -> Mapping[type, Mapping[str, nn.Module]]:
     """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
     itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
-    watched = _Running(None if asker.of.is_pooled else asker.length)
-    with watched.watching():
-        asker.read(asker.text)
+    modules = dict(asker.module.named_modules()) if asker.module is not None else {}
+    found, hide_later = dict[str, nn.Module](), list[bool]()
+
+    def take(call: Call) -> None:
+        name = call.name if call.name in modules else ""
+        while name and not any(True for _ in modules[name].parameters()):
+            name = name.rpartition(".")[0]
+        found[name] = modules[name]
+        batch, _, q_len, k_len = call.shape
+        if q_len == k_len > 1 and (asker.of.is_pooled or q_len == asker.length) and call.unread_mask is None:
+            attention = as_attention(call, torch.ones(batch, q_len, dtype=torch.bool, device=call.device))
+            places = torch.arange(q_len, device=call.device)
+            sees = attention.visible(places, places).expand(-1, -1, q_len, k_len)
+            hide_later.append(not sees.triu(1).any())
+
+    if asker.module is not None:
+        with suppress(MhaError), captured(asker.module, take, anywhere=True):  # compiled code hides its attention
+            asker.read(asker.text)
     if asker.is_causal is None:
-        asker.is_causal = True if watched.is_causal else claimed
+        asker.is_causal = True if any(hide_later) else claimed
     asker.all()
-    found, by_class = set(map(id, watched.found)), dict[type, dict[str, nn.Module]]()
-    for name, part in (
-        asker.module.named_modules() if asker.module is not None and id(asker.module) not in found else ()
-    ):
-        if id(part) in found:
-            by_class.setdefault(type(part), {})[name] = part
+    by_class = dict[type, dict[str, nn.Module]]()
+    for name, part in found.items() if "" not in found else ():
+        by_class.setdefault(type(part), {})[name] = part
     return by_class
 
 
@@ -375,47 +309,42 @@ def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
     return choices
 
 
-def _reason(diagnosis: Diagnosis, examined: Examined, departure: FirstDifference | None) -> str:
-    """Why there is no verdict: no attention, weights that cannot be read, the first site that differs, or a probe."""
-    n_heads, d_in, likeliest = examined.request.n_heads, examined.subject.sizes.d_in, diagnosis.likeliest
+def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) -> Examination:
+    """The report without a verdict, with the reason and with suggestions: it is no attention, its weights cannot be read, a site
+    differs, or a probe fails."""
+    request, likeliest = examined.request, diagnosis.candidate or diagnosis.likeliest
     if examined.probed.visible == "itself only":
-        return "no token attends to another: this is not attention"
-    if likeliest is None and diagnosis.candidate is None:
-        if n_heads and d_in % n_heads:
-            return f"--heads {n_heads} does not divide the width {d_in} of its input"
-        return "the names and shapes of the parameters do not show which project queries, keys and values"
-    reading = None if likeliest is None else likeliest.reading
-    unused = () if reading is None else reading.unused
-    parts = list(dict.fromkeys(re.sub(r"\.(weight|bias)$", "", name) for name in unused))
-    if parts:
-        more = ", …" if len(parts) > _MOST_PARTS else ""
-        part = f"it is not clear what it does with {', '.join(parts[:_MOST_PARTS])}{more}"
+        siblings = targets_beside(*split_target(report.target))
+        others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
+        trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
+        reason = "no token attends to another: this is not attention"
+        return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
+    departure = None
+    if likeliest is not None and diagnosis.run.operations:
+        located = diagnosis.run.at_sites(likeliest.layer)
+        departure = located.departure() if located.sites else None
+    reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
+    unused = [re.sub(r"\.(weight|bias)$", "", name) for name in (() if reading is None else reading.unused)]
+    if likeliest is None and request.n_heads and examined.subject.sizes.d_in % request.n_heads:
+        reason = f"--heads {request.n_heads} does not divide the width {examined.subject.sizes.d_in} of its input"
+    elif likeliest is None:
+        reason = "the names and shapes of the parameters do not show which project queries, keys and values"
+    elif unused:
+        reason = f"it is not clear what it does with {first_names(dict.fromkeys(unused), _MOST_PARTS)}"
+    elif departure is not None:
+        reason = f"it is not clear how it computes {departure.site}"
     else:
-        part = "no known mistake explains its output"
-        part = part if departure is None else f"it is not clear how it computes {departure.site}"
-    failed = [f"a probe fails, {each.name}: {each.message}" for each in examined.probed.probes if each.ok is False]
-    return "; ".join([part, *failed[:1]])
-
-
-def _next_steps(examined: Examined, departure: FirstDifference | None) -> tuple[str, ...]:
-    """Suggestions if nothing matches."""
-    request = examined.request
-    if examined.probed.visible == "itself only":
-        siblings = targets_beside(*split_target(request.of.target))
-        others = [f"mha check {shlex.quote(other)}" for other in siblings]
-        trace = f"mha trace {shlex.quote(request.of.target)} shows what it computes, step by step"
-        return (trace, *others[:_MOST_PARTS])
+        reason = "no known mistake explains its output"
+    failed = next((f"; a probe fails, {each.name}: {each.message}" for each in report.probes if each.ok is False), "")
     options = {"heads": request.n_heads, "scale": request.scale, "rope": request.rope, "mask-means": request.mask_means}
     options["causal"] = request.of.causal or None
     open_options = [f"--{name}" for name, value in options.items() if value is None]
-    steps = (
-        []
-        if departure is None or departure.line is None
-        else ["if the line above is a mistake, correct it and check again"]
-    )
-    steps.append("--against TARGET compares it with code that you trust")
-    steps += [f"{', '.join(open_options)} state what its code does not show"] if open_options else []
-    return tuple(steps)
+    steps = ["--against TARGET compares it with code that you trust"]
+    if departure is not None and departure.line is not None:
+        steps.insert(0, "if the line above is a mistake, correct it and check again")
+    if open_options:
+        steps.append(f"{', '.join(open_options)} state what its code does not show")
+    return replace(report, verdict="unknown", reason=f"{reason}{failed}", departure=departure, next_steps=tuple(steps))
 
 
 # ---------------------------------------------------------------------------------------------- both modes as one report

@@ -162,8 +162,6 @@ def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[
         yield "fully-masked-row", f"{rows}: its own causal mask leaves them no key"
     if probed.is_random:
         yield "dropout-in-eval", messages["determinism"]
-    elif probed.is_random_with_dropout:
-        yield "dropout-in-eval", messages["dropout in eval"]
     if probed.is_rescaled is False:
         yield "dropout-not-rescaled", messages["dropout in training"]
     if probed.keeps_state:
@@ -173,8 +171,9 @@ def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[
         if unused:
             yield "unused-parameters", f"no output depends on {first_names(unused, 4)}"
     is_unexplained = diagnosis.candidate is None and not subject.mask_forms
-    if examined.expects_causal and is_unexplained and probed.largest_future > 0:
-        yield "causal-missing", f"a later token changes an earlier output by up to {probed.largest_future:.0%}"
+    future = 0.0 if probed.changes is None else float(probed.changes.triu(1).max())
+    if examined.expects_causal and is_unexplained and future > 0:
+        yield "causal-missing", f"a later token changes an earlier output by up to {future:.0%}"
 
 
 def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:

@@ -32,60 +32,63 @@ _MOVES_16 = 2e-2
 
 @dataclass
 class Probed:
-    """What the probes found in a subject, None or empty where nothing was measured, and their results in `probes`. A subject that
+    """What the probes found in a subject, None or False where nothing was measured, and their results in `probes`. A subject that
     keeps state computes each call on a fresh copy.
 
-    `is_random`: the output varies in eval mode, and seeding torch repeats it. `keeps_state`: earlier calls change the output.
-    `is_random_with_dropout`: random in eval mode with dropout of 0.5. `is_rescaled`: whether dropout divides by 1 − p.
-    `influence` `[query, key]`: whether the token at key influences the output at query, on the diagonal through its value, not
-    its query; `visible` classifies it, and `largest_future` is the largest relative change of an output by a later token.
+    `is_random`: in eval mode the output varies, and seeding torch repeats it. `keeps_state`: earlier calls change the output.
+    `is_rescaled`: whether dropout divides by 1 − p. `changes` `[query, key]`: the largest relative change of the output at query
+    by another token at key, on the diagonal through its value, not its query.
     """
 
     subject: UserAttention
-    drawer: InputDrawer
     probes: list[ProbeResult] = field(default_factory=list)
     is_random: bool = False
     keeps_state: bool = False
-    is_random_with_dropout: bool = False
     is_rescaled: bool | None = None
-    influence: Bool[Tensor, "query key"] | None = None
-    visible: str = ""
-    largest_future: float = 0.0
-
-    def inputs(self) -> Inputs:
-        """Self-attention inputs; for a function, equally many keys as queries."""
-        return self.drawer.inputs(with_context=False)
-
-    @cached_property
-    def twin(self) -> tuple[UserAttention | None, str]:
-        """A copy with the same weights and dropout 0.5, and the names it was set through; else None, and why."""
-        module = self.subject.built.module
-        if module is None:
-            return None, "a function has no modes"
-        if self.is_random or self.keeps_state:
-            return None, "not run: the same input does not always give the same output"
-        twin, names = with_dropout(module, P)
-        if not names:
-            return None, "it has no dropout that could be raised"
-        return self.subject.of(twin, self.subject.dtype), f"{', '.join(names)} = {P}"
+    changes: Tensor | None = None
 
     def moves(self, change: Tensor | float) -> Bool[Tensor, "..."]:
         """Whether a relative change is one."""
         return torch.as_tensor(change) > _MOVES.get(self.subject.dtype, _MOVES_16)
 
+    @property
+    def influence(self) -> Bool[Tensor, "query key"] | None:
+        """Whether the token at key influences the output at query."""
+        return None if self.changes is None else self.moves(self.changes)
+
+    @property
+    def visible(self) -> str:
+        """Which tokens influence an output, a name of `_KINDS`; empty where nothing was measured."""
+        if (seen := self.influence) is None:
+            return ""
+        ones, inner = (
+            torch.ones_like(seen),
+            slice(1, -1),
+        )  # the first or the last query may see no key, and then sees all
+        kinds = (name for name, (shape, _) in _KINDS.items() if torch.equal(seen[inner], shape(ones)[inner]))
+        return next(kinds, "other")
+
+    @cached_property
+    def twin(self) -> tuple[UserAttention, str]:
+        """A copy with the same weights and dropout 0.5, and words for it; without dropout to raise the same, and no words."""
+        module = self.subject.built.module
+        twin, names = (None, ()) if module is None else with_dropout(module, P)
+        if twin is None or not names:
+            return self.subject, ""
+        return self.subject.of(twin, self.subject.dtype), f"with {', '.join(names)} = {P} "
+
 
 def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:
     """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
     the time limit."""
-    probed = Probed(subject, subject.drawer(seed))
+    probed = Probed(subject)
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
-        subject(probed.inputs(), seed=0)
+        subject(subject.drawer(seed).inputs(with_context=False), seed=0)
         for name, run in _PROBES.items():
             stage(f"probing {subject.built.name} ({name})")
-            probed.drawer.restart()
             try:
-                message, value, ok = run(probed)
+                message, value, ok = run(probed, subject.drawer(seed))
             except Exception as fault:  # user code may raise anything
                 message, value, ok = f"could not run: the code raises {exception_text(fault):.200}", None, None
             value = value if value is not None and math.isfinite(value) else None
@@ -105,29 +108,28 @@ def _changes(before: Tensor, after: Tensor) -> Tensor:
     return torch.where(same, 0.0, (b - a).abs().nan_to_num(nan=math.inf)) / size
 
 
-def determinism(probed: Probed) -> Answer:
-    """Whether the same input gives the same output in eval mode, at once and after another input."""
-    subject, inputs, other = probed.subject, probed.inputs(), probed.inputs()
+def determinism(probed: Probed, drawer: InputDrawer) -> Answer:
+    """Whether the same input gives the same output in eval mode, at once and after another input, with more dropout if there is
+    any."""
+    inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
+    subject, (twin, words) = probed.subject, probed.twin
     unused = replace(subject.of(copied(subject.built.call), subject.dtype), is_forgetful=True)
-    first = subject(inputs)
+    first = twin(inputs)
     try:
-        second, _, third = subject(inputs), subject(other), subject(inputs)
+        second, _, third = twin(inputs), twin(other), twin(inputs)
     except Exception as fault:  # a later call fails
         probed.keeps_state, probed.subject = True, unused
         return f"the first call works, a later one with the same input raises {exception_text(fault):.200}", None, False
     change = float(torch.stack([_changes(first, out) for out in (second, third)]).max())
     if not probed.moves(change):
-        return "the same input always gives the same output", change, True
-    if not probed.moves(_changes(subject(inputs, seed=0), subject(inputs, seed=0))).any():
+        return f"{words}the same input always gives the same output", change, True
+    if not probed.moves(_changes(twin(inputs, seed=0), twin(inputs, seed=0))).any():
         probed.is_random = True
         again = "in eval mode, but the same one after torch.manual_seed: it is random"
-        return f"the same input gives another output {again}", change, False
+        return f"{words}the same input gives another output {again}", change, False
     probed.keeps_state, probed.subject = True, unused
-    return (
-        "the same input gives another output after other calls, with the same seed too: it keeps state",
-        change,
-        False,
-    )
+    again = "after other calls, with the same seed too: it keeps state"
+    return f"the same input gives another output {again}", change, False
 
 
 # ------------------------------------------------------------------------------------------------------------ visible keys
@@ -146,54 +148,33 @@ _KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], str]] = {
 """Which tokens influence an output, as a matrix made from one that is True everywhere, and in words; at last any other."""
 
 
-def visible_keys(probed: Probed) -> Answer:
+def visible_keys(probed: Probed, drawer: InputDrawer) -> Answer:
     """Which tokens influence which outputs in self-attention, by replacing each token in turn.
 
     A token among equal ones cannot change its output through its query, so equal tokens show the diagonal.
     """
-    random, small = probed.inputs(), probed.inputs().map(lambda rows: rows * _SMALL_SCALE)
-    equal_tokens = small.map(lambda rows: rows[..., :1, :].expand_as(rows).clone())
-    by_random, probed.largest_future = _influence(probed, random)
-    by_equal, _ = _influence(probed, equal_tokens, factor=_SMALL_SCALE)
+    random, small = (drawer.inputs(with_context=False) for _ in range(2))
+    small = small.map(lambda rows: _SMALL_SCALE * rows[..., :1, :].expand_as(rows))
+    by_random, by_equal = _by_token(probed, random, drawer), _by_token(probed, small, drawer, factor=_SMALL_SCALE)
     if random.keys is None:
-        by_random.fill_diagonal_(False)  # the token may act through its query only
-    seen = probed.influence = by_random | by_equal
-    ones, inner = torch.ones_like(seen), slice(1, -1)  # the first or the last query may see no key, and then sees all
-    kinds = (name for name, (shape, _) in _KINDS.items() if torch.equal(seen[inner], shape(ones)[inner]))
-    probed.visible = next(kinds, "other")
+        by_random.fill_diagonal_(0.0)  # the token may act through its query only
+    probed.changes = by_random.maximum(by_equal)
     ok = False if probed.visible in ("plus the next", "transposed", "later") else None
-    return _KINDS[probed.visible][1], float(seen.float().mean()), ok
+    return _KINDS[probed.visible][1], float(probed.moves(probed.changes).float().mean()), ok
 
 
-def _influence(probed: Probed, base: Inputs, *, factor: float = 1.0) -> tuple[Bool[Tensor, "query key"], float]:
-    """Which token influences which output, and the largest relative change by a later token."""
+def _by_token(probed: Probed, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0) -> Tensor:
+    """The largest relative change of each output `[query, key]` by another token at key."""
     before = probed.subject(base, seed=0)
-    moved, largest = [], 0.0
-    for key in range(base.queries.shape[-2]):
-        changes = _changes(before, probed.subject(probed.drawer.replaced(base, key, factor=factor), seed=0))
-        moved.append(probed.moves(changes.movedim(-2, 0).flatten(1).amax(1)))
-        largest = max([largest, *changes[..., :key, :].flatten().tolist()])
-    return torch.stack(moved, 1), largest
+    changed = [drawer.replaced(base, key, factor=factor) for key in range(base.queries.shape[-2])]
+    changes = [_changes(before, probed.subject(inputs, seed=0)) for inputs in changed]
+    return torch.stack([each.movedim(-2, 0).flatten(1).amax(1) for each in changes], 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- dropout
 
 
-def dropout_in_eval(probed: Probed) -> Answer:
-    """Whether a copy with dropout 0.5 and the same weights is deterministic in eval mode."""
-    twin, words = probed.twin
-    if twin is None:
-        return words, None, None
-    inputs = probed.inputs()
-    change = float(_changes(*(twin(inputs, seed=seed) for seed in (1, 2))).max())
-    probed.is_random_with_dropout = bool(probed.moves(change))
-    message = f"with {words} it rests in eval mode"
-    if probed.is_random_with_dropout:
-        message = f"with {words} the same input gives other outputs in eval mode: dropout does not rest"
-    return message, change, not probed.is_random_with_dropout
-
-
-def dropout_in_training(probed: Probed) -> Answer:
+def dropout_in_training(probed: Probed, drawer: InputDrawer) -> Answer:
     """The mean output of many calls in training mode with dropout 0.5, compared with the output in eval mode.
 
     Each output column contains a part without dropout, such as a bias, and a part that dropout scales. The slope of the
@@ -201,9 +182,11 @@ def dropout_in_training(probed: Probed) -> Answer:
     spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
     twin, words = probed.twin
-    if twin is None:
-        return words, None, None
-    inputs, slopes, began = probed.inputs(), list[float](), time.perf_counter()
+    if not words:
+        return "it has no dropout that could be raised", None, None
+    if probed.is_random or probed.keeps_state:
+        return "not run: the same input does not always give the same output", None, None
+    inputs, slopes, began = drawer.inputs(with_context=False), list[float](), time.perf_counter()
     eval_out = twin(inputs, seed=0).double()
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     for seed in range(MOST_CALLS):
@@ -214,9 +197,9 @@ def dropout_in_training(probed: Probed) -> Answer:
     if len(slopes) < FEWEST_CALLS or not all(map(math.isfinite, slopes)):
         return "left out: a call takes too long, or its output does not vary or is not finite", None, None
     if not probed.moves(max(abs(slope - 1) for slope in slopes)):
-        return f"with {words} training changes nothing", 1.0, None
+        return f"{words}training changes nothing", 1.0, None
     slope, error = statistics.fmean(slopes), statistics.stdev(slopes) / math.sqrt(len(slopes))
-    message = f"with {words} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
+    message = f"{words}the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
     margin = _SIGMAS * error
     if 2 * margin < P and abs(slope - 1) <= margin:
         probed.is_rescaled = True
@@ -242,9 +225,8 @@ def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...
     return twin, tuple(names)
 
 
-_PROBES: Mapping[str, Callable[[Probed], Answer]] = {
+_PROBES: Mapping[str, Callable[[Probed, InputDrawer], Answer]] = {
     "determinism": determinism,
-    "dropout in eval": dropout_in_eval,
     "visible keys": visible_keys,
     "dropout in training": dropout_in_training,
 }
