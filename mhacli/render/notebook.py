@@ -62,10 +62,10 @@ def record_html(record: Record) -> str:
     if record.effect is not None and record.effect.verified.ok:
         pictures = effect_pictures(record, lambda level: _painted(CHANGES.colours[level]))
         return fragment([("the pictures of effects", joined(pictures)), *parts])
-    heads = drawable_heads(record, _OPTIONS) if record.heads else ()
+    heads = drawable_heads(record, _OPTIONS)
     if heads:
         head = heads[most_certain(heads)]
-        title = head.label if head.statistics is None else f"{head.label}: {type_text(head.statistics)}"
+        title = f"{head.label}: {type_text(head.statistics)}"
         parts.append(("the matrix of a head", _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), title)))
         parts.append(("", tag("p", text(_ELSEWHERE), class_="dim")))
     return fragment(parts, elsewhere=_ELSEWHERE)

@@ -11,7 +11,7 @@ from rich.text import Text
 from mhacli.record.effect import Effect, numbers_of
 from mhacli.render.base.colours import CHANGES
 from mhacli.render.base.format import flowing
-from mhacli.render.base.grids import cell, levels
+from mhacli.render.base.grids import cell, levels, scale_words, swatches
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint import effect as view
 from mhacli.text.numbers import shown
@@ -77,11 +77,11 @@ class EffectsScreen(HeadsScreen):
             yield Text(*title_line(view.removal_words(effect, record), width))
             columns = map(view.number_column, numbers_of(record.effects))
             yield flowing([named(of.heading, of.text(effect)) for of in columns], width, "  ")
-            shades, high = Text.assemble(*CHANGES.swatches(colour=self.session.colour)), shown(self.largest, "number")
-            is_signed = self.summary.metric == "d_logit"  # no other change is below 0
-            scale = Text.assemble(f"-{high} ", shades) if is_signed else Text("0 ") + shades[len(shades) // 2 :]
-            scale.append(f" {high}")
-            yield flowing([scale, Text(view.meaning_of(self.summary), "dim")], width)
+            scale, shaded = list[Text](), view.effect_grids(record)
+            if shaded:
+                shades = swatches(shaded, colour=self.session.colour)
+                scale.append(Text.assemble(f"scale {scale_words(shaded)} ", shades))
+            yield flowing([*scale, Text(view.meaning_of(self.summary), "dim")], width)
         yield view.effect_words(record, Paper(width, self.session.colour))[-1]
 
     def action_largest(self, rank: int) -> None:

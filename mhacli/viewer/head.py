@@ -17,10 +17,11 @@ from textual.containers import Container
 from mhacli.errors import first_names
 from mhacli.io.data import Array, finite
 from mhacli.render.base import format as words
-from mhacli.render.base.colours import ACCENT, CURSOR, DIM, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, glyph, picked
-from mhacli.render.base.grids import FORBIDDEN, cell, ends, half_cells, levels, ticks
+from mhacli.render.base.colours import ACCENT, CURSOR, DIM, EMPTY, NAN_SIGN, PLAIN, glyph, picked
+from mhacli.render.base.doc import Grid
+from mhacli.render.base.grids import FORBIDDEN, cell, half_cells, levels, scale_words, swatches, ticks
 from mhacli.render.base.selection import DrawableHead
-from mhacli.render.heads.head_map import head_map
+from mhacli.render.heads.head_map import KEY, QUERY, grid_of, head_map
 from mhacli.text.escape import token_label, visible, without_surrogates
 from mhacli.text.numbers import shown
 from mhacli.viewer.heads import Cell, HeadsScreen, Lines, Pane, Words, at, named, type_words, window, wrapped
@@ -29,8 +30,6 @@ from mhacli.viewer.session import Session, places_ahead
 
 # --------------------------------------------------------------------------------------------------------- the picture
 
-QUERY, KEY = 0, 1
-"""The axes of a map: queries downward, keys from left to right."""
 TAKEN_SIGN = "–"
 """The sign of a removed sink's weight. `.00` would be a small weight."""
 HALF, TIGHT = 1, 4
@@ -47,38 +46,32 @@ class Picture:
 
     def __init__(self, session: Session, head: DrawableHead, top: float) -> None:
         self.head, self.sequence = head, session.sequence
-        self.scale, self.top = session.scale_of(head), top
-        self.hides_sinks, self.colour = session.hides_sinks, session.colour
+        self.scale, self.top, self.colour = session.scale_of(head), top, session.colour
         whole = head_map(head, session.sequence)
-        self.base = whole.without_sinks() if self.hides_sinks else whole
-        self.texts = self.base.queries, self.base.keys
-        self.is_taken = (whole.of_sinks > 0) & (self.hides_sinks and whole.block == 1)
-        self.weights = np.where(self.is_taken, FORBIDDEN, self.base.weights)
-        self.map, self.levels = cache(self.base.pooled), cache(self._levels)
-        self.words = [tuple(map(token_label, text)) for text in self.texts]
+        self.base = whole.without_sinks() if session.hides_sinks else whole
+        self.map, self.grid, self.levels = cache(self.base.pooled), cache(self._grid), cache(self._levels)
+        self.words = [tuple(map(token_label, text)) for text in self.base.texts]
         least, *wider = (HALF, 2, TIGHT, 6, 8) if self.colour else (2, 3, TIGHT, 6, 8)
-        powers = range(max(self.weights.shape).bit_length(), -1, -1)
+        powers = range(max(self.base.weights.shape).bit_length(), -1, -1)
         self.sizes = [*((1 << power, least) for power in powers), *((1, width) for width in wider)]
+
+    def _grid(self, factor: int) -> Grid:
+        """The cells in blocks of `factor`."""
+        return grid_of(self.map(factor), "", scale=self.scale, top=self.top)
 
     def _levels(self, factor: int) -> Array:
         """The cells as levels of 0 … 255. Removed cells look masked."""
-        weights = self.weights if factor == 1 else self.map(factor).weights
-        return levels(weights, weights != FORBIDDEN, self.scale, self.top)
+        cells = self.map(factor)
+        return levels(cells.weights, cells.is_open & ~cells.is_taken, self.scale, self.top)
 
     def cell_of(self, axis: int, place: int) -> int:
         """The row or column of a position, also beyond the ends."""
         return (place - self.base.first[axis]) // self.base.block
 
-    def places(self, axis: int, row: int) -> range:
-        """The positions of the tokens of a row or column."""
-        first, last = self.base.query_places(row) if axis == QUERY else self.base.key_places(row)
-        return range(first, last + 1)
-
     def name(self, axis: int, row: int, factor: int = 1) -> str:
         """A row or column, or one of blocks of `factor` cells, in a sentence: `2 sat`, or `32–63`."""
         cells = self.map(factor)
-        name = cells.query_name(row) if axis == QUERY else cells.key_name(row)
-        return name if cells.block > 1 else f"{self.places(axis, row).start} {name}"
+        return f"{cells.place(axis, row)} " * (cells.block == 1) + cells.name(axis, row)
 
     def matches(self, axis: int, typed: str, begin: int) -> list[int]:
         """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
@@ -86,56 +79,40 @@ class Picture:
         found = [n for n, name in enumerate(names) if typed.casefold() in name.casefold() or typed == str(n)]
         return sorted(found if typed else (), key=lambda place: (typed != str(place), (place - begin) % len(names)))
 
-    def top_keys(self, row: int) -> list[tuple[int, float]]:
-        """The visible columns of a row that were not removed, with their weights, in descending order with NaN last."""
-        weights = self.weights[row]
-        seen = np.flatnonzero(weights != FORBIDDEN)
-        order = seen[np.argsort(-np.nan_to_num(weights[seen], nan=-1.0), kind="stable")]
-        return [(int(column), float(weights[column])) for column in order]
-
-    def entropy(self, row: int) -> float | None:
-        """The mean entropy of a row's queries in nats, with sinks; None without visible keys."""
-        if not self.base.n_queries[row]:
-            return None
-        places, begin = self.places(QUERY, row), self.head.record.first_query(self.sequence)
-        part = slice(begin + places.start, begin + places.stop)
-        nats = self.head.record.arrays["entropy"][self.sequence, self.head.place, part]
-        return float(nats.mean() if self.base.block == 1 else np.nanmean(nats))
-
     def row_document(self, row: int) -> Mapping[str, Any]:
         """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if not finite."""
-        base, head, arrays = self.base, self.head, self.head.record.arrays
-        exact = float if self.hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
+        base, head, arrays, hides_sinks = self.base, self.head, self.head.record.arrays, self.base.taken is not None
+        exact = float if hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
         share = finite(float(base.sink_weights[row]))
         return {
             "schema": "mha.row/1",
             "layer": head.layer and head.layer.layer,
             "attention": head.layer and head.layer.name,
-            "head": head.head,
-            "kind": head.statistics and head.statistics.kind,
+            "head": head.statistics.head,
+            "kind": head.statistics.kind,
             "sequence": self.sequence,
             "query": self._json_place(QUERY, row),
-            "entropy": finite(self.entropy(row)),
-            "sinks": {"places": [*base.sinks], "share": share, "removed": self.hides_sinks},
+            "entropy": None if base.entropy is None else finite(float(base.entropy[row])),
+            "sinks": {"places": [*base.sinks], "share": share, "removed": hides_sinks},
             "learned_sink": None if base.learned is None else finite(float(base.learned[row])),
-            "shares": "renormalised without sinks" if self.hides_sinks else "as computed",
+            "shares": "renormalised without sinks" if hides_sinks else "as computed",
             "keys": [  # with as few digits as the dtype needs
                 {**self._json_place(KEY, column), "share": finite(float(str(exact(weight))))}
-                for column, weight in sorted(self.top_keys(row))
+                for column, weight in sorted(base.strongest(row))
             ],
         }
 
     def _json_place(self, axis: int, row: int) -> dict[str, Any]:
-        places = self.places(axis, row)
+        places = self.base.places(axis, row)
         if self.base.block > 1:
             return {"first": places[0], "last": places[-1]}
-        return {"place": places[0], "token": without_surrogates(self.texts[axis][places[0]])}
+        return {"place": places[0], "token": without_surrogates(self.base.texts[axis][places[0]])}
 
     # ----------------------------------------------------------------------------------------------------------- cells
 
     def largest(self, lines: int, columns: int) -> int:
         """The place of the largest size in which all cells fit, or of the smallest size."""
-        largest, (n_rows, n_columns) = 0, self.weights.shape
+        largest, (n_rows, n_columns) = 0, self.base.weights.shape
         for place, (factor, width) in enumerate(self.sizes):
             if n_rows <= lines * factor * per_line(width) and n_columns <= columns // width * factor:
                 largest = place
@@ -151,11 +128,12 @@ class Picture:
             return [*half_cells(upper, lower[0] if lower else None)]
         if width not in _DECIMALS:
             return [cell(level, width, colour=self.colour) for level in upper]
-        cells = list[Cell]()
-        for level, weight in zip(upper, self.map(factor).weights[rows.start, part].tolist(), strict=True):
+        cells, grid = list[Cell](), self.grid(factor)
+        of_row = (numbers[rows.start, part].tolist() for numbers in (grid.values, grid.allowed))
+        for level, weight, is_open in zip(upper, *of_row, strict=True):
             number = shown(weight, "weight", _DECIMALS[width])
             if level == FORBIDDEN:
-                number = "0" if weight == FORBIDDEN else TAKEN_SIGN
+                number = TAKEN_SIGN if is_open else "0"
             if width == TIGHT:  # 1.0 leaves a blank between numbers
                 number = number[: TIGHT - 1]
             else:
@@ -196,7 +174,7 @@ class Matrix(Pane):
     def fit(self) -> None:
         """Takes cells of a size, and those around the cursor."""
         on, picture, (width, height) = self.owner, self.owner.picture, self.size
-        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, len(picture.weights))))
+        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, len(picture.base.weights))))
         self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
         lines, room = max(1, height - 2), max(1, width - self._left)
         fits = picture.largest(lines, room)
@@ -226,10 +204,10 @@ class Matrix(Pane):
         cells, width, columns = self.owner.picture.map(self.factor), self.width, self.owner.columns
         if width > TIGHT and cells.block == 1:
             for column in columns:
-                name = set_cell_size(words.fitted(cells.key_name(column), width - 1), width)
+                name = set_cell_size(words.fitted(cells.name(KEY, column), width - 1), width)
                 yield name, ACCENT if column == self.owner.at[KEY] else PLAIN
         else:
-            places = [cells.key_index(column) for column in columns]
+            places = [cells.place(KEY, column) for column in columns]
             yield ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=columns.start), DIM
 
     def _line(self, rows: range) -> Sequence[Cell]:
@@ -285,8 +263,8 @@ class HeadScreen(HeadsScreen):
         self._listed: list[int] = []
         self._axis, self._typed, self._found = QUERY, "", list[int]()
         self._before, self._is_searching = self.at, False
-        row = picture.weights.shape[QUERY] - 1
-        self.at = row, next((column for column, _ in picture.top_keys(row)), 0)
+        row = picture.base.weights.shape[QUERY] - 1
+        self.at = row, next((column for column, _ in picture.base.strongest(row)), 0)
 
     def draw(self) -> None:
         """Draws the session's head, with the cursor on the same tokens as before if possible."""
@@ -294,7 +272,7 @@ class HeadScreen(HeadsScreen):
         if picture is not None:
             self.picture = picture
             for axis in (QUERY, KEY):
-                self.at = self._moved(axis, picture.cell_of(axis, before.places(axis, self.at[axis]).start))
+                self.at = self._moved(axis, picture.cell_of(axis, before.base.place(axis, self.at[axis])))
         super().draw()
 
     def above(self, width: int) -> Iterator[Text]:
@@ -308,7 +286,7 @@ class HeadScreen(HeadsScreen):
     def _top_keys(self, width: int, height: int) -> tuple[str, Lines]:
         """The strongest keys of the row, as many as fit if no number was chosen, then what the others get."""
         picture, (row, column) = self.picture, self.at
-        keys, label = picture.top_keys(row), min(_MOST_NAME, max(6, width - _LISTED - 12))
+        keys, label = picture.base.strongest(row), min(_MOST_NAME, max(6, width - _LISTED - 12))
         most = self._most or max(1, height - 1)
         listed, others, lines = keys[:most], keys[most:], list[list[Cell]]()
         self._listed = [place for place, _ in listed]
@@ -330,7 +308,7 @@ class HeadScreen(HeadsScreen):
         picture, other = self.picture, 1 - axis
         title = f"{('queries of key', 'keys of query')[axis]} {picture.name(other, self.at[other])}"
         of_cells = np.take(picture.levels(1), self.at[other], axis=other)
-        names, places, width = picture.words[axis], picture.places(axis, self.at[axis]), max(4, width)
+        names, places, width = picture.words[axis], picture.base.places(axis, self.at[axis]), max(4, width)
 
         def token(place: int) -> Cell:
             """A token in the colours of its cell, or without colours behind its sign."""
@@ -351,38 +329,36 @@ class HeadScreen(HeadsScreen):
             yield Text(self.session.why_nothing(), "bold yellow")
             return
         picture, (row, column), base = self.picture, self.at, self.picture.base
-        number, entropy = float(base.weights[row, column]), picture.entropy(row)
-        is_taken = picture.is_taken[row, column]
+        number, hides_sinks = float(base.weights[row, column]), base.taken is not None
+        is_taken = base.is_taken[row, column]
         weight = "masked" if number == FORBIDDEN else "taken out" if is_taken else shown(number, "weight", 4)
         exact = f" ({number:.6g})" if np.isfinite(number) and number > 0 else ""
         room = max(6, (width - cell_len(f"query   key   weight {weight}{exact}")) // 2)
         names = [named(_AXES[axis], words.fitted(picture.name(axis, self.at[axis]), room)) for axis in (QUERY, KEY)]
         yield Text("  ").join([*names, named("weight", weight).append(exact, "dim")])
-        if entropy is None:
+        if not base.n_queries[row]:
             yield Text("this query sees no key", "bold yellow")
         else:
-            name = "entropy with sinks" if picture.hides_sinks else "entropy"
-            numbers = [named(name, f"{shown(entropy, 'number')} nats")]
-            of_row = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
-            for name, weights in of_row.items():
-                if weights is not None:
-                    numbers.append(named(name, shown(float(weights[row]), "weight", 4)))
+            of_rows = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
+            weights = {name: numbers[row] for name, numbers in of_rows.items() if numbers is not None}
+            numbers = [named(name, shown(float(weight), "weight", 4)) for name, weight in weights.items()]
+            if base.entropy is not None:
+                nats = f"{shown(float(base.entropy[row]), 'number')} nats"
+                numbers.insert(0, named("entropy with sinks" if hides_sinks else "entropy", nats))
             yield words.flowing(numbers, width, "  ")
         self.matrix.fit()  # it may be drawn later
-        cells = picture.map(self.matrix.factor).weights
-        has_numbers = self.matrix.width >= TIGHT
-        low, high = ends(picture.scale, picture.top, largest=float(np.nanmax(cells, initial=0.0)))
-        swatches = WEIGHTS.swatches(8, colour=picture.colour)
-        scale = Text.assemble(f"scale {picture.scale}, {low} … {high} ", *swatches)
+        cells, has_numbers = picture.map(self.matrix.factor), self.matrix.width >= TIGHT
+        shaded = [picture.grid(self.matrix.factor)]
+        scale = Text.assemble(f"scale {scale_words(shaded)} ", swatches(shaded, colour=picture.colour))
         keys = first_names(map(str, base.sinks))
         notes = {
             f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average": base.sinks,
             f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average": base.learned is not None,
-            "sinks taken out, rows renormalised": picture.hides_sinks,
+            "sinks taken out, rows renormalised": hides_sinks,
             "before dropout": picture.head.record.config.train,
-            "0: masked" if has_numbers else "blank: masked": (cells == FORBIDDEN).any(),
-            f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": picture.is_taken.any(),
-            f"{NAN_SIGN}: not a number": np.isnan(cells).any(),
+            "0: masked" if has_numbers else "blank: masked": not cells.is_open.all(),
+            f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": base.is_taken.any(),
+            f"{NAN_SIGN}: not a number": np.isnan(cells.weights).any(),
         }
         yield words.flowing([scale, *(Text(note, "dim") for note, holds in notes.items() if holds)], width)
 
@@ -390,7 +366,7 @@ class HeadScreen(HeadsScreen):
 
     def _moved(self, axis: int, place: int) -> tuple[int, int]:
         """The cell of the cursor's column in another row, or of its row in another column; the nearest that there is."""
-        place = max(0, min(self.picture.weights.shape[axis] - 1, place))
+        place = max(0, min(self.picture.base.weights.shape[axis] - 1, place))
         return (place, self.at[KEY]) if axis == QUERY else (self.at[QUERY], place)
 
     def action_move(self, down: int, right: int, times: int = 1) -> None:
@@ -472,7 +448,7 @@ class HeadScreen(HeadsScreen):
     def _find(self, typed: str) -> None:
         """Goes to the first match, or back if there is none."""
         self.at, axis, picture = self._before, self._axis, self.picture
-        self._typed, self._found = typed, picture.matches(axis, typed, picture.places(axis, self.at[axis]).start)
+        self._typed, self._found = typed, picture.matches(axis, typed, picture.base.place(axis, self.at[axis]))
         count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
         self.action_say(f"to a {_AXES[axis]}: {visible(typed)}  {count} · Tab other axis · Enter take · Esc go back")
         self._go_to_match()

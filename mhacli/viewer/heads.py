@@ -235,10 +235,12 @@ class HeadsScreen(Screen[None]):
 
 def type_words(session: Session) -> Text:
     """The sign of the type of the head under the cursor, its name with its excess, and why its numbers may be wrong."""
-    head, statistics = session.head, session.statistics[session.place]
+    head = session.head
     doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
     doubts += "  not verified" * (head.layer is not None and not head.layer.verified)
-    return Text.assemble(type_sign(statistics.kind), f" {words.type_text(statistics)}", (doubts, "bold yellow"))
+    return Text.assemble(
+        type_sign(head.statistics.kind), f" {words.type_text(head.statistics)}", (doubts, "bold yellow")
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- all heads
@@ -287,7 +289,7 @@ class Overview(HeadsScreen):
 
     def _signs(self, width: int, height: int) -> tuple[str, Lines]:
         """The signs of all heads."""
-        signs = {place: type_sign(head.kind) for place, head in self.session.statistics.items()}
+        signs = {place: type_sign(head.statistics.kind) for place, head in self.session.heads.items()}
         rows = list[tuple[str, list[Cell]]]()
         n_heads = 1 + max(number for _, number in signs)
         size = len(str(n_heads)) + 1
@@ -314,7 +316,7 @@ class Overview(HeadsScreen):
 
     def _picture(self, place: Place, width: int, height: int) -> Iterator[list[Cell]]:
         """The lines of a head: its title and picture; blank without its weights, or before numpy is imported."""
-        kind = self.session.statistics[place].kind
+        kind = self.session.heads[place].statistics.kind
         title = f"{place[1]} {type_sign(kind)[0]} {words_of_type(kind).name}"
         lines: list[list[Cell]] = [[title_line(title, width - 1, is_chosen=place == self.at)]]
         picture = self.session.picture(place) if "mhacli.viewer.head" in sys.modules else None
@@ -326,7 +328,7 @@ class Overview(HeadsScreen):
 
     def _about_head(self, width: int) -> Iterator[Text]:
         """The type of the head under the cursor, its statistics with uniform attention in parentheses, and what signs mean."""
-        session, head, statistics = self.session, self.session.head, self.session.statistics[self.session.place]
+        session, head, statistics = self.session, self.session.head, self.session.head.statistics
         yield Text(*title_line(f"{head.label} · numbers (if uniform)", width))
         parts = [type_words(session)]
         for statistic in (*STATISTICS, *OF_REMOVAL):
@@ -337,7 +339,7 @@ class Overview(HeadsScreen):
         yield words.flowing(parts, width, "  ")
         hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
         about = Text(f"pictures: {session.scale_of(head)}, one scale for all heads{hidden}", "dim")
-        kinds = {head.kind for head in session.statistics.values()}
+        kinds = {each.statistics.kind for each in session.heads.values()}
         signs = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name}") for kind in KIND_SIGNS if kind in kinds]
         yield words.flowing([about, *signs], width, "  ")
 

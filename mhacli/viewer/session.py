@@ -7,7 +7,6 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
 from mhacli.render.base.selection import DrawableHead, scale_of, short_name
@@ -24,19 +23,18 @@ _KEPT_CELLS = 4_000_000
 
 class Session:
     """The state of the viewer. `rows` are the names of layers in the order of execution, `heads` the heads by place, also those
-    that cannot be drawn, and `statistics` theirs. `fault` is why a picture could not be read."""
+    that cannot be drawn. `fault` is why a picture could not be read."""
 
     def __init__(self, record: Record, *, colour: bool, scale: Scale | None, hides_sinks: bool, sequence: int) -> None:
         self.record, self.colour, self.sequence, self.scale = record, colour, sequence, scale
         self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
         self.hides_sinks = hides_sinks and self.has_sinks
         self.rows = [short_name(layer, record.layers) for layer in record.layers] or [""]
-        self.heads, self.statistics = dict[Place, DrawableHead](), dict[Place, HeadStatistics]()
+        self.heads = dict[Place, DrawableHead]()
         for row, layer in enumerate(record.layers or (None,)):
             view = record if layer is None else record.of_layer(row)
             for place, head in enumerate(view.heads):
-                self.heads[row, head.head] = DrawableHead(view, place, head.head, head, layer)
-                self.statistics[row, head.head] = head
+                self.heads[row, head.head] = DrawableHead(view, place, layer)
         self.place = next(iter(self.heads), (0, 0))
         self.fault: MhaError | None = None
         longest = max(len(text.tokens) for text in (*record.sequences, *record.keys))
@@ -55,7 +53,7 @@ class Session:
         """
         for place, head in self.heads.items():
             names = set() if head.layer is None else {(None, head.layer.layer), (head.layer.kind, head.layer.layer)}
-            if number in (None, head.head) and (layers is None or names & {*layers}):
+            if number in (None, place[1]) and (layers is None or names & {*layers}):
                 self.place = place
                 return
         if number is not None or layers is not None:

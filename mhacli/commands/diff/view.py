@@ -238,7 +238,7 @@ def _map(
     layer: LayerDifference, head: int, sequence: int, options: ViewOptions, screen: Screen, more: str
 ) -> Iterator[RenderableType]:
     """A head in A, in B, and B − A, of the tokens that correspond."""
-    heads = [DrawableHead(record, heads_of(record).index(head), head) for record in (layer.a, layer.b)]
+    heads = [DrawableHead(record, heads_of(record).index(head)) for record in (layer.a, layer.b)]
     a, b = (head_map(each, sequence) for each in heads)
     title = f"{visible(layer.label)} head {head}".lstrip()
     title += f" · sequence {sequence}" if len(layer.a.sequences) > 1 else ""

@@ -123,11 +123,10 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Ramp:
-    """The look of levels 0 … `top`: the colour of each, on any terminal too, and its `sign` without colour; `signs` has all."""
+    """The look of levels 0 … `top`: the colour of each, on any terminal too, and its `sign` without colour."""
 
     sides: Sequence[Side]
     sign: Callable[[int], str]
-    signs: str
 
     @cached_property
     def colours(self) -> Sequence[RGB]:
@@ -150,12 +149,6 @@ class Ramp:
         """The style of a cell: its background, and black or white text."""
         return on_colour(self.paints[level])
 
-    def swatches(self, count: int = 16, *, colour: bool) -> list[tuple[str, Style]]:
-        """The ramp in `count` cells; without colour its signs."""
-        if not colour:
-            return [(self.signs, Style.null())]
-        return [(" ", self.style(round(self.top * place / (count - 1)))) for place in range(count)]
-
 
 GLYPHS = "·░▒▓█"
 """Small to large, for screens without colour. A masked cell is a space."""
@@ -176,7 +169,7 @@ _VIRIDIS = (
     (159, 218, 58),
     (253, 231, 37),
 )
-WEIGHTS = Ramp([Side(_VIRIDIS, (53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))], glyph, GLYPHS)
+WEIGHTS = Ramp([Side(_VIRIDIS, (53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))], glyph)
 """Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours between them but greys."""
 
 _NONE = (68, 68, 68)
@@ -202,7 +195,6 @@ CHANGES = Ramp(
         Side((_NONE, (230, 159, 0)), (238, 94, 136, 178, 220), (8, 3, 11)),
     ],
     change_glyph,
-    "=-.+#",
 )
 """Less on one side, more on the other, 255 in the middle. The ends are the sky blue and the orange of Okabe and Ito, which differ
 for every kind of colour blindness. Both are equally far from the dark grey of no change, so that brightness shows the size of a

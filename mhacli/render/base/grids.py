@@ -26,6 +26,8 @@ from mhacli.text.numbers import Unit, shown
 
 FORBIDDEN, NOT_A_NUMBER = -1, -2
 """The levels of a masked cell, and of what is not a number."""
+_STEPS = 16
+"""The steps between the shades that explain a scale."""
 DECADES = 3
 """The range of a log scale below the largest weight. Smaller weights are as dark as 0."""
 
@@ -409,28 +411,29 @@ def ends(
     return low, high + " or more" * is_exceeded
 
 
-def ends_of(
-    every: Sequence[Grid], top: float, scale: str, unit: Unit = "number", digits: int | None = None
-) -> tuple[str, str]:
-    """What the ends of the common scale of some grids stand for."""
+def scale_words(every: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:
+    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `−.5 … .5`."""
+    of = every[0]
     cells = np.concatenate([each.values[each.allowed] for each in every])
     least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
-    return ends(scale, top, unit, digits, least=least, largest=largest)
+    words = " … ".join(ends(of.scale, of.top, unit, digits, least=least, largest=largest))
+    return words if of.scale == "change" else f"{of.scale}, {words}"
 
 
-def scale_words(every: Sequence[Grid]) -> str:
-    """The kind and the range of the common scale of some grids: `linear, 0 … .62`."""
-    scale = every[0].scale
-    words = " … ".join(ends_of(every, every[0].top, scale))
-    return words if scale == "change" else f"{scale}, {words}"
-
-
-def swatch_levels(every: Sequence[Grid], count: int) -> list[int]:
-    """So many levels of the ramp of some grids in equal steps; of changes from the middle on if none is less."""
+def swatch_levels(every: Sequence[Grid]) -> list[int]:
+    """Levels of the ramp of some grids in equal steps; of changes from the middle on if none is less."""
     top = ramp_of(every[0]).top
     is_upper = every[0].scale == "change" and not any((each.values[each.allowed] < 0).any() for each in every)
     begin = top // 2 if is_upper else 0
-    return [begin + (top - begin) * place // (count - 1) for place in range(count)]
+    return [begin + (top - begin) * step // _STEPS for step in range(_STEPS + 1)]
+
+
+def swatches(every: Sequence[Grid], *, colour: bool) -> Text:
+    """The shades of the common scale of some grids, without colour its signs."""
+    ramp, levels_of_all = ramp_of(every[0]), swatch_levels(every)
+    if not colour:
+        return Text("".join(dict.fromkeys(map(ramp.sign, levels_of_all))))
+    return Text.assemble(*((" ", ramp.style(level)) for level in levels_of_all))
 
 
 # ------------------------------------------------------------------------------------------------------------ caption
@@ -456,17 +459,11 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
 
 def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: Screen, *, has_numbers: bool) -> Text:
     """The range of a scale with its shades, and of which grids it is if there are several."""
-    g = of_scale[0]
-    scale = "linear" if has_numbers and g.scale == "log" else g.scale
-    low, high = ends_of(of_scale, top, scale, g.unit, g.digits)
-    kind = "shade" if scale == "change" else f"shade {scale}"
-    text = Text(f"{kind}, {low} … {high}", style="dim")
+    scale = "linear" if has_numbers and of_scale[0].scale == "log" else of_scale[0].scale
+    of_scale = [replace(each, scale=scale, top=top) for each in of_scale]
+    text = Text(f"shade {scale_words(of_scale, of_scale[0].unit, of_scale[0].digits)}", style="dim")
     if len(of_scale) < len(parts):
         text.append(f" in {' and '.join(each.title for each in of_scale)}")
     elif len(parts) > 1:
         text.append(" in all")
-    if has_numbers:
-        return text
-    swatches = Text.assemble(*ramp_of(g).swatches(colour=screen.colour))
-    is_upper = scale == "change" and low == "0"
-    return Text.assemble(text.append(": "), swatches[len(swatches) // 2 :] if is_upper else swatches)
+    return text if has_numbers else Text.assemble(text.append(": "), swatches(of_scale, colour=screen.colour))

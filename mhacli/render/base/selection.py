@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
-from mhacli.render.base.options import Rows, Scale, ViewOptions, chosen, sequences_to_draw
+from mhacli.render.base.options import Rows, Scale, ViewOptions, sequences_to_draw
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
 
@@ -37,7 +37,7 @@ def places_of(record: Record, heads: Sequence[int]) -> list[int]:
     heads_of_record = [head.head for head in record.heads]
     for head in heads:
         if head not in heads_of_record:
-            raise UsageError(f"head {head} is not in the record, which has the heads {ranges(heads_of_record)}")
+            raise UsageError(f"--head {head} is not in the record, which has the heads {ranges(heads_of_record)}")
     return [heads_of_record.index(head) for head in heads]
 
 
@@ -151,21 +151,21 @@ _SHORT = 64
 
 @dataclass(frozen=True)
 class DrawableHead:
-    """A head that can be drawn: its layer's record, its index on the head axis, its number, and its statistics, if any.
-
-    `layer` is None for mha's own layer.
-    """
+    """A head that can be drawn: its layer's record, and its index on the head axis. `layer` is None for mha's own layer."""
 
     record: Record
     place: int
-    head: int
-    statistics: HeadStatistics | None = None
     layer: InspectedLayer | None = None
+
+    @property
+    def statistics(self) -> HeadStatistics:
+        """Its statistics, with its number."""
+        return self.record.heads[self.place]
 
     @property
     def label(self) -> str:
         """`layer 3 · head 5`, or `head 5`."""
-        name = f"head {self.head}"
+        name = f"head {self.statistics.head}"
         return name if self.layer is None else f"{self.layer.label} · {name}"
 
     @property
@@ -180,18 +180,14 @@ def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, 
 
     Raises `UsageError` for a head or layer that the record lacks.
     """
-    if record.model is None and "pattern" in record.arrays:
-        statistics_of = {head.head: head for head in record.heads}
-        heads = chosen(options.heads, record.config.n_heads, 0, True, "head").shown
-        return tuple(DrawableHead(record, head, head, statistics_of.get(head)) for head in heads)
     if record.model is None:
         listed = range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
-        places = listed if "map" in record.arrays else ()
-        return tuple(DrawableHead(record, place, record.heads[place].head, record.heads[place]) for place in places)
+        places = listed if {"pattern", "map"} & {*record.arrays} else ()
+        return tuple(DrawableHead(record, place) for place in places)
     layers = chosen_layers(record, options)
     require_inspected_heads(layers, options.heads or ())
     return tuple(
-        DrawableHead(layer.record, place, head.head, head, layer.inspected)
+        DrawableHead(layer.record, place, layer.inspected)
         for layer in layers
         for place, head in enumerate(layer.record.heads)
         if (options.heads is None or head.head in options.heads) and layer.is_drawable

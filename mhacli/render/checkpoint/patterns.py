@@ -10,7 +10,8 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from mhacli.record.heads import HeadStatistics
+from mhacli.record.exports import HeadTable
+from mhacli.record.heads import HeadStatistics, Sink
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, type_text
@@ -85,7 +86,7 @@ def _of_layer(
     doubt = "" if inspected.verified else " · NOT verified"
     for place, head in _chosen(layer, options):
         name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
-        cells = replace(pattern_map(view, place, sequence, statistics=head), produced=produced)
+        cells = replace(pattern_map(view, place, sequence), produced=produced)
         title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]}" + (f" {type_text(head)}" if is_alone else "")
         if path:
             end_of_path = path if len(path) <= _MOST_OF_PATH else f"…{path[1 - _MOST_OF_PATH :]}"
@@ -128,7 +129,9 @@ def merge_words(view: Record) -> Record:
     preserved. A pair of words is visible if any pair of their tokens is.
     """
     context = None if view.context is None else tuple(map(_in_words, view.context))
-    merged = replace(view, sequences=tuple(map(_in_words, view.sequences)), context=context, survey=None, arrays={})
+    heads = (replace(head, sinks=tuple(_sinks_in_words(head, view.keys))) for head in view.heads)
+    sequences = tuple(map(_in_words, view.sequences))
+    merged = replace(view, sequences=sequences, context=context, heads=HeadTable(heads), survey=None, arrays={})
     size = (merged.dims.q_len, merged.dims.k_len)
     weights, visible = view.arrays["pattern"], view.arrays["allowed"]
     pattern, allowed = np.zeros((*weights.shape[:2], *size)), np.zeros((*visible.shape[:2], *size), bool)
@@ -143,6 +146,12 @@ def merge_words(view: Record) -> Record:
         seen = np.logical_or.reduceat(visible[tokens], k_starts, axis=2)
         allowed[words] = np.logical_or.reduceat(seen, q_starts, axis=1)
     return replace(merged, arrays={"pattern": pattern, "allowed": allowed})
+
+
+def _sinks_in_words(head: HeadStatistics, keys: Sequence[TokenSequence]) -> Iterator[Sink]:
+    """The words that contain a sink."""
+    for sink in head.sink_keys:
+        yield from (replace(sink, key=word) for word in words_with(keys[sink.sequence], [sink.key]))
 
 
 def _columns(first: int, of: Sequence[object]) -> slice:

@@ -186,14 +186,14 @@ def _every(room: float, pitch: float) -> int:
 
 # --------------------------------------------------------------------------------------------------------------- scale
 
-_BAR, _HIGH, _STEPS, _BESIDE = 220.0, 12.0, 16, 22.0
+_BAR, _HIGH, _BESIDE = 220.0, 12.0, 22.0
 
 
 def legend(every: Sequence[Grid], what: str) -> Piece:
     """The ramp with its range and what it is of, and the other colours that occur."""
-    colours = [ramp_of(every[0]).colours[level] for level in swatch_levels(every, _STEPS + 1)]
+    colours = [ramp_of(every[0]).colours[level] for level in swatch_levels(every)]
     stops = [
-        element("stop", offset=f"{100 * step / _STEPS:g}%", stop_color=hex_of(colour))
+        element("stop", offset=f"{100 * step / (len(colours) - 1):g}%", stop_color=hex_of(colour))
         for step, colour in enumerate(colours)
     ]
     entries = [("url(#scale)", _BAR, f"{what}: {scale_words(every)}")]

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from mhacli.errors import MhaError, UsageError
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import InspectedLayer, Record
@@ -16,10 +14,19 @@ from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import count_of, fitted, type_text
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import DrawableHead, drawable_heads, missing_notes, names_of, scale_of
-from mhacli.render.checkpoint.patterns import WORDS_CAPTION, merge_words, queries_of, words_with
+from mhacli.render.checkpoint.patterns import WORDS_CAPTION, merge_words, queries_of
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
-from mhacli.render.heads.head_map import HeadMap, cell_meaning, grid_of, head_map, kv_head_of, largest_of_maps
+from mhacli.render.heads.head_map import (
+    KEY,
+    QUERY,
+    HeadMap,
+    cell_meaning,
+    grid_of,
+    head_map,
+    kv_head_of,
+    largest_of_maps,
+)
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
@@ -60,12 +67,12 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
     parts = [heads[0].label, sequence]
     if len(heads) > 1:
         parts = [names_of([*_layers(heads)]), count_of(len(heads), "head"), sequence]
-    kv_head = kv_head_of(heads[0].record, heads[0].head) if len(heads) == 1 else ""
+    kv_head = kv_head_of(heads[0].record, heads[0].statistics.head) if len(heads) == 1 else ""
     return Sheet(
         title=" · ".join(filter(None, parts)) + kv_head,
         about=[
             *_texts(heads, sequences[0], options),
-            *_types([head.statistics for head in heads if head.statistics is not None]),
+            *_types([head.statistics for head in heads]),
         ],
         body=[grids([*_rows(heads, of_heads)], side), legend(of_heads, "attention weight")],
         caption=[cell_meaning(block, of_queries=maps[0].rows is not None), *_notes(record, heads, whole, options)],
@@ -78,7 +85,7 @@ def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> 
     if rows == ():
         raise UsageError(f"--from names no query of {head.label}")
     if options.words:
-        head = replace(head, record=merge_words(head.record), statistics=_sinks_in_words(head))
+        head = replace(head, record=merge_words(head.record))
     finest = head_map(head, sequence)
     if rows is None:
         return finest.fitting(most, most)
@@ -88,31 +95,17 @@ def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> 
     return finest.of_rows(rows, -(-finest.weights.shape[1] // most))
 
 
-def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
-    """The statistics with the words that contain a sink in place of the sinks."""
-    if head.statistics is None:
-        return None
-    sinks = []
-    for sink in head.statistics.sink_keys:
-        sinks += [replace(sink, key=word) for word in words_with(head.record.keys[sink.sequence], [sink.key])]
-    return replace(head.statistics, sinks=tuple(sinks))
-
-
 def _with_words(of: Grid, head: DrawableHead, cells: HeadMap, *, is_single: bool) -> Grid:
     """The grid of a head with its axes and tooltip, and positions where there are too many names. One of several has its number
     and the sign of its type as its title."""
-    statistics, meaning, sign = head.statistics, head.label, ""
-    if statistics is not None:
-        meaning, sign = f"{head.label} · {_of_statistics(statistics)}", KIND_SIGNS[statistics.kind][0]
-    rows, columns, taken = of.rows, of.columns, of.taken
-    if len(rows) > _NAMED:
-        rows = [str(cells.query_places(row)[0]) for row in range(len(rows))]
-    if len(columns) > _NAMED:
-        columns = [str(cells.key_places(key)[0]) for key in range(len(columns))]
-    if cells.taken is not None and cells.block == 1:
-        taken = of.allowed & np.isin(range(len(columns)), cells.sinks)
-    title = "" if is_single else f"head {head.head} {sign}"
-    return replace(of, title=title, rows=rows, columns=columns, taken=taken, corner="query ↓ key →", meaning=meaning)
+    statistics = head.statistics
+    rows, columns = (
+        names if len(names) <= _NAMED else [str(cells.places(axis, cell).start) for cell in range(len(names))]
+        for axis, names in ((QUERY, of.rows), (KEY, of.columns))
+    )
+    title = "" if is_single else f"head {statistics.head} {KIND_SIGNS[statistics.kind][0]}"
+    meaning = f"{head.label} · {_of_statistics(statistics)}"
+    return replace(of, title=title, rows=rows, columns=columns, corner="query ↓ key →", meaning=meaning)
 
 
 def _layers(heads: Sequence[DrawableHead]) -> dict[InspectedLayer, None]:
@@ -150,7 +143,7 @@ def _types(found: Sequence[HeadStatistics]) -> Iterator[str]:
     """The types of heads with their signs, and the number of heads of each."""
     if len(found) == 1:
         yield f"{KIND_SIGNS[found[0].kind][0]} {_of_statistics(found[0])}"
-    elif found:
+    else:
         n_of = Counter(statistics.kind for statistics in found)
         signs = ((sign, kind) for kind, (sign, _) in KIND_SIGNS.items() if kind in n_of)
         yield " · ".join(f"{sign} {words_of_type(kind).name} {n_of[kind]}" for sign, kind in signs)

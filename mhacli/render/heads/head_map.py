@@ -7,8 +7,10 @@ same in the terminal, the viewer, pages and pictures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from rich.cells import set_cell_size
@@ -43,6 +45,8 @@ def kv_head_of(record: Record, head: int) -> str:
 
 # ------------------------------------------------------------------------------------------------------------------ maps
 
+QUERY, KEY = 0, 1
+"""The axes of a map: queries downward, keys from left to right."""
 _NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
 
@@ -57,7 +61,7 @@ class HeadMap:
     that goes to the keys at `sinks`. `learned` `[row]` is the weight of a sink logit, None without one. `n_queries`
     `[row]` counts queries with a visible key. `taken` `[row]` is the weight removed from renormalised rows, None if
     nothing was removed. `rows` are the positions of requested queries, None for all. From the query `produced` on, the
-    next token was generated. `entropy` `[row]` is that of single queries in nats, None if it is not known.
+    next token was generated. `entropy` `[row]` is the mean of its queries' in nats, with sinks; None if it is not known.
     """
 
     queries: tuple[str, ...]
@@ -74,19 +78,23 @@ class HeadMap:
     produced: int | None = None
     entropy: Array | None = None
 
-    @property
+    @cached_property
     def is_open(self) -> Array:
         """Whether any cell is visible from a row's queries to a column's keys."""
         is_open: Array = self.weights != FORBIDDEN
         return is_open
 
+    @cached_property
+    def is_taken(self) -> Array:
+        """Whether a cell is that of a sink which was removed. No block is of sinks alone."""
+        sinks = self.sinks if self.taken is not None and self.block == 1 else ()
+        return self.is_open & np.isin(np.arange(self.weights.shape[1]) + self.first[KEY], sinks)
+
     @property
     def largest(self) -> float:
         """The top of the scale: the largest weight of a row with several visible columns; 0 without such a row. Removed
         sinks do not count."""
-        choices = self.is_open
-        if self.taken is not None and self.block == 1:
-            choices[:, [place - self.first[1] for place in self.sinks]] = False
+        choices = self.is_open & ~self.is_taken
         with_choice = choices.sum(axis=1, keepdims=True) > 1
         return float(np.where(with_choice & np.isfinite(self.weights), self.weights, 0.0).max(initial=0.0))
 
@@ -117,6 +125,12 @@ class HeadMap:
         n_queries = np.where(np.isnan(rows), 0.0, self.n_queries)
         return float((np.nan_to_num(rows) * n_queries).sum() / max(1.0, float(n_queries.sum())))
 
+    def strongest(self, row: int) -> list[tuple[int, float]]:
+        """The visible columns of a row that were not removed, with their weights in descending order, NaN last."""
+        order = np.argsort(-self.weights[row], kind="stable")
+        columns = order[self.is_open[row, order] & ~self.is_taken[row, order]]
+        return [*zip(columns.tolist(), self.weights[row, columns].tolist(), strict=True)]
+
     def pooled(self, factor: int) -> HeadMap:
         """Blocks of `factor` × `factor` cells: sums over keys, averaged over queries with a visible key. NaN
         propagates."""
@@ -136,11 +150,9 @@ class HeadMap:
             self,
             weights=np.where(is_open, mean(np.where(self.is_open, self.weights, 0.0)), FORBIDDEN),
             of_sinks=mean(self.of_sinks),
-            learned=None if self.learned is None else mean(self.learned),
             n_queries=n_queries,
             block=self.block * factor,
-            taken=None if self.taken is None else mean(self.taken),
-            entropy=None,
+            **self._of_rows(mean),
         )
 
     def without_sinks(self) -> HeadMap:
@@ -160,18 +172,18 @@ class HeadMap:
 
     def part(self, rows: slice | Array, columns: slice | Array = slice(None)) -> HeadMap:
         """The map of some rows and columns. Rows may be listed in any order and repeatedly. `first` stays."""
-        of_rows = {
-            name: numbers[rows]
-            for name in ("learned", "taken", "entropy")
-            if (numbers := getattr(self, name)) is not None
-        }
         return replace(
             self,
             weights=self.weights[rows, columns],
             of_sinks=self.of_sinks[rows, columns],
             n_queries=self.n_queries[rows],
-            **of_rows,
+            **self._of_rows(lambda numbers: numbers[rows]),
         )
+
+    def _of_rows(self, change: Callable[[Array], Array]) -> dict[str, Any]:
+        """The known numbers of rows after a change."""
+        numbers = {name: getattr(self, name) for name in ("learned", "taken", "entropy")}
+        return {name: change(of_rows) for name, of_rows in numbers.items() if of_rows is not None}
 
     def of_rows(self, rows: Sequence[int], factor: int = 1) -> HeadMap:
         """The map of requested queries, each on its own, with `factor` columns per cell."""
@@ -190,67 +202,52 @@ class HeadMap:
         n_rows, n_columns = self.weights.shape
         return self.pooled(max(1, -(-n_rows // max(1, rows)), -(-n_columns // max(1, columns))))
 
-    def query_places(self, row: int) -> tuple[int, int]:
-        """The first and last position of a row's tokens."""
-        if self.rows is not None:
-            return self.rows[row], self.rows[row]
-        return self._places(self.queries, row, self.first[0])
+    @property
+    def texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The texts by axis."""
+        return self.queries, self.keys
 
-    def key_places(self, column: int) -> tuple[int, int]:
-        """The first and last position of a column's tokens."""
-        return self._places(self.keys, column, self.first[1])
+    def place(self, axis: int, cell: int) -> int:
+        """The position of the first token of a row or column; out of range for padding."""
+        if self.rows is not None and axis == QUERY:
+            return self.rows[cell]
+        return cell * self.block + self.first[axis]
 
-    def _places(self, text: Sequence[str], cell: int, first: int) -> tuple[int, int]:
-        begin = cell * self.block + first
-        return max(0, begin), max(0, min(len(text), begin + self.block) - 1)
+    def places(self, axis: int, cell: int) -> range:
+        """The positions of the tokens of a row or column, without padding."""
+        begin, size = self.place(axis, cell), self.block if self.rows is None or axis == KEY else 1
+        return range(max(0, begin), min(len(self.texts[axis]), begin + size))
 
-    def query_token(self, row: int) -> str:
-        """The token of a query, or `is → Paris` if its next token was generated."""
-        place = self.query_places(row)[0]
-        name = token_text(self.queries, place)
-        return f"{name} → {token_text(self.queries, place + 1)}" if self.is_followed(row) else name
+    def token(self, axis: int, cell: int) -> str:
+        """The first token of a row or column, or `is → Paris` for a query whose next token was generated."""
+        text, place = self.texts[axis], self.place(axis, cell)
+        is_followed = axis == QUERY and self.is_followed(cell)
+        return " → ".join(token_text(text, at) for at in range(place, place + 1 + is_followed))
 
     def is_followed(self, row: int) -> bool:
         """Whether the next token of a row was generated."""
-        return self.produced is not None and self.produced <= self.query_places(row)[0] < len(self.queries) - 1
+        return self.produced is not None and self.produced <= self.place(QUERY, row) < len(self.queries) - 1
 
-    def query_name(self, row: int) -> str:
-        """The token of a row, of a requested query with its position; or positions, such as `16–31`."""
-        if self.rows is not None:
-            return f"{self.rows[row]} {self.query_token(row)}"
-        return self.query_token(row) if self.block == 1 else self._name(self.queries, row, self.first[0])
-
-    def key_name(self, column: int) -> str:
-        """The token of a column, or its positions."""
-        return self._name(self.keys, column, self.first[1])
-
-    def key_index(self, column: int) -> int:
-        """The position of a column's first token; out of range for padding."""
-        return column * self.block + self.first[1]
-
-    def _name(self, text: Sequence[str], cell: int, first: int) -> str:
-        begin = cell * self.block + first
-        if self.block == 1 or not -self.block < begin < len(text):
-            return token_text(text, begin)
-        begin, last = self._places(text, cell, first)
-        return f"{begin}–{last}"
+    def name(self, axis: int, cell: int) -> str:
+        """The token of a row or column, of a requested query with its position; or positions, such as `16–31`."""
+        places = self.places(axis, cell)
+        if axis == QUERY and self.rows is not None:
+            return f"{places[0]} {self.token(axis, cell)}"
+        return f"{places[0]}–{places[-1]}" if self.block > 1 and places else self.token(axis, cell)
 
 
 def head_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head of a sequence, without padding: its cells if the record has them, else blocks."""
     if "pattern" in head.record.arrays:
-        cells = pattern_map(head.record, head.place, sequence, statistics=head.statistics)
+        cells = pattern_map(head.record, head.place, sequence)
     else:
         cells = block_map(head.record, head.place, sequence)
     return cells.of_tokens()
 
 
-def pattern_map(
-    record: Record, place: int, sequence: int, *, site: str = "pattern", statistics: HeadStatistics | None = None
-) -> HeadMap:
-    """The cells of the head at a `place` of the pattern, without padded queries and with padded keys. Its sinks come from the
-    statistics."""
-    arrays = record.arrays
+def pattern_map(record: Record, place: int, sequence: int, *, site: str = "pattern") -> HeadMap:
+    """The cells of the head at a `place` of the pattern, without padded queries and with padded keys."""
+    arrays, statistics = record.arrays, record.heads[place]
     queries, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
     begin = record.first_query(sequence)
     rows = slice(begin, begin + len(queries))
@@ -293,16 +290,16 @@ def cell_map(
     )
 
 
-def _with_learned(cells: HeadMap, statistics: HeadStatistics | None) -> HeadMap:
+def _with_learned(cells: HeadMap, statistics: HeadStatistics) -> HeadMap:
     """The map with the weight of the sink logit that a head has: what rows lack to 1."""
-    if statistics is None or statistics.learned_sink is None:
+    if statistics.learned_sink is None:
         return cells
     return replace(cells, learned=np.where(cells.n_queries > 0, np.clip(1 - cells.sums, 0, None), 0.0))
 
 
-def sink_places(statistics: HeadStatistics | None, sequence: int, n_keys: int) -> tuple[int, ...]:
-    """The positions of a head's sink keys; none without statistics."""
-    sinks = {sink.key for sink in (() if statistics is None else statistics.sink_keys) if sink.sequence == sequence}
+def sink_places(statistics: HeadStatistics, sequence: int, n_keys: int) -> tuple[int, ...]:
+    """The positions of a head's sink keys."""
+    sinks = {sink.key for sink in statistics.sink_keys if sink.sequence == sequence}
     return tuple(sorted(place for place in sinks if 0 <= place < n_keys))
 
 
@@ -316,6 +313,7 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
     seen = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
     n_queries = sums(seen.astype(np.float64), block)
+    entropy = sums(np.where(seen, arrays["entropy"][sequence, place], 0.0), block)
     weights = arrays["map"][sequence, place].astype(np.float64)
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
@@ -335,6 +333,7 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
         sinks=sinks,
         block=block,
         first=(-first_query, -first_key),
+        entropy=np.where(n_queries > 0, entropy / np.maximum(n_queries, 1), np.nan),
     )
     return _with_learned(cells, statistics)
 
@@ -381,12 +380,13 @@ def grid_of(cells: HeadMap, title: str, *, scale: Scale, top: float | None = Non
         title=title,
         values=np.where(cells.is_open, cells.weights, 0.0),
         allowed=cells.is_open,
-        rows=[cells.query_name(row) for row in range(n_rows)],
-        columns=[cells.key_name(key) for key in range(n_columns)],
-        places=[cells.key_index(key) for key in range(n_columns)],
+        rows=[cells.name(QUERY, row) for row in range(n_rows)],
+        columns=[cells.name(KEY, key) for key in range(n_columns)],
+        places=[cells.place(KEY, key) for key in range(n_columns)],
         top=top or cells.largest or 1.0,
         scale=scale,
         digits=digits,
+        taken=cells.is_taken,
     )
 
 
@@ -470,9 +470,9 @@ def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) ->
     """The cells or blocks of a map. A row has the name and the position of its first query."""
     n, names = cells.block, []
     for row in range(len(cells.weights)):
-        place = str(cells.query_places(row)[0])
-        room = _NAME - len(place)
-        names.append(set_cell_size(fitted(token_text(cells.queries, int(place)), room - 1), room) + place)
+        place = cells.places(QUERY, row).start
+        room = _NAME - len(str(place))
+        names.append(set_cell_size(fitted(token_text(cells.queries, place), room - 1), room) + str(place))
     whole = grid_of(cells, title, scale=scale, digits=options.precision)
     of_cell = "the weight of a key" if n == 1 else f"the mean weight that {n} queries give to {n} keys"
     columns = whole.columns if n == 1 else [""] * len(whole.columns)
@@ -484,11 +484,9 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
     learned, digits = cells.learned, options.precision
 
     def keys_of(row: int) -> str:
-        weights = cells.weights[row]
-        order = np.argsort(-weights, kind="stable")
         words = [
-            f"{token_at(cells.key_name(key), cells.key_index(key), _LONGEST)} {shown(weights[key], 'weight', digits)}"
-            for key in order[cells.is_open[row, order]][: options.top].tolist()
+            f"{token_at(cells.name(KEY, key), cells.place(KEY, key), _LONGEST)} {shown(weight, 'weight', digits)}"
+            for key, weight in cells.strongest(row)[: options.top]
         ]
         if learned is not None and words:
             words.append(f"s_aux {shown(learned[row], 'weight', digits)}")
@@ -498,7 +496,7 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
         columns=[
             Column(
                 heading="query",
-                value=lambda row: f"{token_at(cells.query_token(row), cells.query_places(row)[0], _LONGEST)} →",
+                value=lambda row: f"{token_at(cells.token(QUERY, row), cells.place(QUERY, row), _LONGEST)} →",
                 style=lambda row: "bold",
             ),
             Column(heading="strongest keys", value=keys_of, least=_LEAST_KEYS, wraps=True),

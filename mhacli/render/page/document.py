@@ -100,7 +100,7 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
     named = [
         (-head.statistics.certainty, place)
         for place, head in enumerate(heads)
-        if head.statistics is not None and head.statistics.certainty is not None and head.statistics.kind not in UNTYPED
+        if head.statistics.certainty is not None and head.statistics.kind not in UNTYPED
     ]
     return min(named)[1] if named else 0
 

@@ -66,7 +66,7 @@ def page_data(
     concepts = words_of("glossary", "concept").items()
     concept_of = {word: concept for name, concept in concepts for word in (name, *concept.also)}
     terms = {word: concept_of[word].explanation for word in _EXPLAINED}
-    types = [words_of_type(head.statistics.kind) for head in heads if head.statistics is not None]
+    types = [words_of_type(head.statistics.kind) for head in heads]
     return {
         "schema": SCHEMA,
         "layers": [_layer(head, sequences, texts) for head in layers.values()],
@@ -284,11 +284,9 @@ def _why_absent(head: DrawableHead, name: str) -> str:
 
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     """A head with its type and entropy, which `about` says in words."""
-    label = head.label + kv_head_of(head.record, head.head)
-    numbers = {"layer": layer, "head": head.head, "label": label}
     statistics = head.statistics
-    if statistics is None:
-        return numbers | {"kind": None, "entropy": None, "type": "", "sign": "", "about": ""}
+    label = head.label + kv_head_of(head.record, statistics.head)
+    numbers = {"layer": layer, "head": statistics.head, "label": label}
     name, sign = words_of_type(statistics.kind).name, KIND_SIGNS[statistics.kind][0]
     entropy = "" if statistics.entropy is None else f" · entropy {shown(statistics.entropy, 'nats')} nats"
     kind = {"kind": statistics.kind, "entropy": statistics.entropy, "type": name, "sign": sign}

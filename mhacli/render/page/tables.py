@@ -22,7 +22,6 @@ from mhacli.render.run.view import self_check_line
 
 Paint = Callable[[int], Mapping[str, str]]
 """The attributes that colour an element by its level."""
-_SWATCHES = 15
 
 
 def grid(of: Grid, paint: Paint) -> Html:
@@ -49,7 +48,7 @@ def grid(of: Grid, paint: Paint) -> Html:
 
 def legend(every: Sequence[Grid], paint: Paint) -> Html:
     """The shades of the common scale of some grids, its range, and what a cell means."""
-    ramp = [tag("span", text("\u00a0"), **paint(level)) for level in swatch_levels(every, _SWATCHES)]
+    ramp = [tag("span", text("\u00a0"), **paint(level)) for level in swatch_levels(every)]
     return tag("p", *ramp, text(f" {scale_words(every)} · {every[0].meaning}"), class_="dim")
 
 
@@ -93,7 +92,7 @@ def head_statistics(
     if not listed:
         return Html(""), ()
     exact = replace(options, precision=max(options.precision, _DECIMALS))
-    places = {head_key(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
+    places = {head_key(head.statistics): place for place, head in enumerate(heads)}
 
     def of_row(row: HeadRow) -> Mapping[str, str]:
         place = places.get(head_key(row[0]))
