@@ -75,7 +75,8 @@ Rounding = tuple[float, list[float]]
 @dataclass
 class Computed:
     """What a model computes at its places, in the order of execution, in a temporary file. Scores and patterns are stored as the
-    tensors of an attention by name. `rounding` is how far a rounding step of every part moves each place."""
+    tensors of an attention by name. `rounding` is how far a rounding step of every part moves each place; until that is measured,
+    `run` has the model and its call."""
 
     name: str
     kind: str
@@ -84,6 +85,7 @@ class Computed:
     file: BinaryIO
     entries: dict[Place, tuple[Call | None, dict[str, Stored]]] = field(default_factory=dict)
     rounding: dict[Place, Rounding] = field(default_factory=dict)
+    run: tuple[nn.Module, Forward] | None = None
 
     def read(self, stored: Stored, start: int, stop: int) -> Tensor:
         """The numbers of a stored tensor from `start` to `stop`."""
@@ -105,6 +107,29 @@ class Computed:
         call, tensors = self.entries[place]
         scores = tensors.get("" if call is None else "scores")
         return (*tensors["q"].shape[:3], tensors["k"].shape[2]) if scores is None else scores.shape
+
+    def measure_rounding(self) -> None:
+        """Measures how far the places move if every part of the model rounds otherwise, the most in some passes, unless it is
+        known. The model is not needed any more."""
+        if self.run is None:
+            return
+        model, forward = self.run
+
+        def compare(event: Event, value: Tensor | Call) -> None:
+            place = self.places.of(event)
+            if place is None:
+                return
+            now = value if isinstance(value, Call) else numbers_of(value)
+            for site, gap in _gaps(place, self.value(place), now, sampled=True):
+                own = changed(place, site=site)
+                relative, heads = self.rounding.get(own, (0.0, gap.heads))
+                heads = [max(pair) for pair in zip(heads, gap.heads, strict=True)]
+                self.rounding[own] = max(relative, gap.relative), heads
+
+        for seed in range(_SHAKES):
+            with evaluating(model), shaken_parts(model, seed):
+                observe(model, forward, compare)
+        self.run = None
 
     def rotates_nothing(self, place: Place) -> bool:
         """Whether a place is that of queries or keys before their scores that are the same as projected."""
@@ -148,30 +173,8 @@ def compute(
     with evaluating(model):
         places = find_places(observe(model, forward, add), mapped)
     entries = {place: entry for event, entry in stored.items() if (place := places.of(event)) is not None}
-    return Computed(name, _class_of(model), dtype_of(model), places, file, entries)
-
-
-def _class_of(model: nn.Module) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
-def measure_rounding(model: nn.Module, forward: Forward, found: Computed) -> None:
-    """Measures how far the places of a model move if every part rounds otherwise: the most in some passes."""
-
-    def compare(event: Event, value: Tensor | Call) -> None:
-        place = found.places.of(event)
-        if place is None:
-            return
-        now = value if isinstance(value, Call) else numbers_of(value)
-        for site, gap in _gaps(place, found.value(place), now, sampled=True):
-            own = changed(place, site=site)
-            relative, heads = found.rounding.get(own, (0.0, gap.heads))
-            heads = [max(pair) for pair in zip(heads, gap.heads, strict=True)]
-            found.rounding[own] = max(relative, gap.relative), heads
-
-    for seed in range(_SHAKES):
-        with evaluating(model), shaken_parts(model, seed):
-            observe(model, forward, compare)
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    return Computed(name, kind, dtype_of(model), places, file, entries, run=(model, forward))
 
 
 # -------------------------------------------------------------------------------------------------------- places that are saved
@@ -442,24 +445,21 @@ class Unmatched(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class Comparison:
     """The differences of two models at the `places` that both have, in the order of execution of the first, the other places,
-    the dtypes of both, and notes."""
+    the dtypes of both, and notes. Nothing is compared of two models that read other `ids`."""
 
-    places: list[Difference]
-    unmatched: list[Unmatched]
-    notes: list[str]
-    dtypes: list[str]
-    times_rounding: int = TIMES_ROUNDING
-
-    @property
-    def first(self) -> Difference | None:
-        """The first difference beyond rounding that is not healed."""
-        return next((place for place in self.places if place.beyond and not place.healed), None)
+    places: list[Difference] = field(default_factory=list)
+    unmatched: list[Unmatched] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    times_rounding: int | None = None
+    ids: tuple[list[int], list[int]] | None = None
 
 
 def compare(a: Computed, b: Computed) -> Comparison:
-    """The differences of `b` from `a`, of which the one with the coarser dtype knows its rounding. Places of other shapes are
-    unmatched. Raises `MhaError` if no place can be compared."""
-    rounds = coarser(a, b)
+    """The differences of `b` from `a`, with the rounding of the one with the coarser dtype, of equals that of `a`. Places of
+    other shapes are unmatched. Raises `MhaError` if no place can be compared."""
+    rounds = max((a, b), key=lambda side: torch.finfo(side.dtype).eps)
+    rounds.measure_rounding()
     floor = max(torch.finfo(each).eps for each in (rounds.dtype, torch.float32))
     rounding = {place.key: how for place, how in rounds.rounding.items()}
     of_b = {place.key: place for place in b.entries}
@@ -493,12 +493,7 @@ def compare(a: Computed, b: Computed) -> Comparison:
         f"the router of layer {row.layer} chooses other experts" for row in rows if row.site == "experts" and row.beyond
     ]
     dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
-    return Comparison(rows, unmatched, _notes(a, b) + notes, dtypes)
-
-
-def coarser(a: Computed, b: Computed) -> Computed:
-    """The one of two models with the coarser dtype, the first of equals."""
-    return max((a, b), key=lambda side: torch.finfo(side.dtype).eps)
+    return Comparison(rows, unmatched, _notes(a, b) + notes, dtypes, TIMES_ROUNDING)
 
 
 def _notes(a: Computed, b: Computed) -> list[str]:

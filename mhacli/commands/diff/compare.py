@@ -66,12 +66,12 @@ class RecordDiff(Shown):
         """The verdict in a sentence."""
         return f"<RecordDiff: {self.summary}>"
 
-    def view(self, screen: Any) -> Any:
+    def view(self, screen: Any, options: Any = None) -> Any:
         """What `mha diff` prints on a screen."""
         from mhacli.commands.diff.view import diff_view
         from mhacli.render.base.options import ViewOptions
 
-        return diff_view(self, ViewOptions(view="heatmap"), screen)
+        return diff_view(self, options or ViewOptions(), screen)
 
     @cached_property
     def layers(self) -> list[LayerDifference]:

@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
-
-import msgspec
 
 from mhacli.io.data import plain
 from mhacli.record.exports import Shown
 
 if TYPE_CHECKING:
-    from mhacli.models.compare import Comparison, Difference
+    from mhacli.models.compare import Comparison
 
-SCHEMA, PLACES = "mha.diff/1", "mha.places/1"
-"""The schemas of the document, and of a file of what a model computes."""
-
-
-class Side(msgspec.Struct, frozen=True):
-    """A model that is named: a checkpoint, code that builds it, or a file of what it computed; and how to load it."""
-
-    word: str
-    kind: Literal["checkpoint", "code", "places"]
-    dtype: str | None = None
-    attn: str | None = None
-    device: str = "auto"
-    revision: str | None = None
-    arg: tuple[str, ...] = ()
-    example: str | None = None
-
-
-class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Two models, or one to be saved, and what they read."""
-
-    a: Side
-    b: Side | None = None
-    texts: tuple[str, ...] = ()
-    ids: tuple[int, ...] | None = None
-    tokenizer: str | None = None
-    max_tokens: int | None = None
-    map: tuple[str, ...] = ()
-    save: str | None = None
-    force: bool = False
-    one_at_a_time: bool = False
-    command: tuple[str, ...] = ()
-
-
+SCHEMA = "mha.diff/1"
+Row = Mapping[str, Any]
+"""A place in the document, compared or not."""
 CAUSES: Mapping[tuple[str, str], str] = {
     ("embedding", "lookup"): "table of embeddings or what is looked up in it (ids, positions)",
     ("embedding", "embedding"): "sum, scale or norm of the embeddings",
@@ -76,8 +45,7 @@ CAUSES: Mapping[tuple[str, str], str] = {
     ("logits", "logits"): "head, or what is done after the last norm",
 }
 """What differs where two models part, by part and site in the order of execution."""
-_ATTENTION = tuple(site for part, site in CAUSES if part == "attention")
-SITE_NAMES = {"q_rotated": "q as rotated", "k_rotated": "k as rotated", "output_norm": "norm of the output"}
+_NAMES = {"q_rotated": "q as rotated", "k_rotated": "k as rotated", "output_norm": "norm of the output"}
 
 
 class ModelDiff(dict[str, Any], Shown):
@@ -89,11 +57,16 @@ class ModelDiff(dict[str, Any], Shown):
         """The result in a sentence."""
         return f"<ModelDiff: {self['summary']}>"
 
-    def view(self, screen: Any, *, everything: bool = False) -> Any:
-        """What `mha diff` prints on a screen, with all places on request."""
+    @property
+    def verdict(self) -> Literal["agree", "differ"]:
+        """Whether they are equal up to rounding."""
+        return "differ" if self["first"] or self["ids"] else "agree"
+
+    def view(self, screen: Any, options: Any = None) -> Any:
+        """What `mha diff` prints on a screen."""
         from mhacli.commands.diff.model_view import model_diff_view
 
-        return model_diff_view(self, screen, everything=everything)
+        return model_diff_view(self, screen, everything=options is not None and options.everything)
 
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document, of this `command`."""
@@ -106,98 +79,74 @@ class ModelDiff(dict[str, Any], Shown):
 
 def model_diff(found: Comparison, names: tuple[str, str]) -> ModelDiff:
     """The document of a comparison of two models, which are named."""
-    first = found.first
-    return _document(names, _summary(found), first=None if first is None else _first(first), **vars(found))
+    d = ModelDiff(schema=SCHEMA, kind="models", command=[], a=names[0], b=names[1], **plain(vars(found)))
+    d["first"] = next((place for place in d["places"] if place["beyond"] and not place["healed"]), None)
+    return ModelDiff(d, verdict=d.verdict, summary=_summary(d))
 
 
-def other_ids(a: dict[str, Any], b: dict[str, Any], wanted: DiffRequest) -> ModelDiff:
-    """The document of two models whose tokenizers give other ids, which are not run."""
-    assert wanted.b is not None
-    x, y = (next(iter(ids.values()))[0] for ids in (a, b))
-    at = next((n for n, pair in enumerate(zip(x, y, strict=False)) if pair[0] != pair[1]), min(len(x), len(y)))
-    ends = [str(row[at]) if at < len(row) else "no token" for row in (x, y)]
-    words = f"the two tokenizers give other ids: {len(x)} tokens and {len(y)}, the first difference is token {at}"
-    words += f", {ends[0]} in A and {ends[1]} in B; nothing else is compared (--ids gives both the same)"
-    return _document((wanted.a.word, wanted.b.word), words, ids=[x, y])
-
-
-def _document(names: tuple[str, str], summary: str, *, ids: list[Any] | None = None, **more: Any) -> ModelDiff:
-    lists: dict[str, list[Any]] = {name: [] for name in ("dtypes", "places", "unmatched", "notes")}
-    fields = {"first": None, **lists, "times_rounding": None, "ids": ids}
-    document = {"schema": SCHEMA, "kind": "models", "command": [], "summary": summary, "a": names[0], "b": names[1]}
-    is_other = more.get("first") is not None or ids is not None
-    return ModelDiff(plain(document | {"verdict": "differ" if is_other else "agree"} | fields | more))
-
-
-def _first(first: Difference) -> dict[str, Any]:
-    names = ("layer", "stack", "part", "site", "head", "name_a", "name_b", "relative", "rounding")
-    return {name: getattr(first, name) for name in names}
-
-
-def _summary(found: Comparison) -> str:
+def _summary(d: ModelDiff) -> str:
     """The result in a sentence: where the two part, how far, and what may be its cause."""
-    first, places = found.first, found.places
-    if first is None:
-        worst = max(places, key=lambda place: 0.0 if place.healed else place.relative / place.rounding)
-        size = "they are the same, bit for bit"
-        if worst.relative:
-            size = f"the largest difference is {worst.relative:.2g}, in {where(worst)}, rounding {worst.rounding:.2g}"
-        return f"no difference beyond rounding in {len(places)} places; {size}"
-    words = f"the two part in {where(first)}: relative {first.relative:.2g}, rounding {first.rounding:.2g}"
-    return "; ".join([words, *_narrowed(found, first)])
+    first, places = d["first"], d["places"]
+    if d["ids"] is not None:
+        x, y = d["ids"]
+        at = next((n for n, pair in enumerate(zip(x, y, strict=False)) if pair[0] != pair[1]), min(len(x), len(y)))
+        ends = [str(ids[at]) if at < len(ids) else "no token" for ids in (x, y)]
+        words = f"the two tokenizers give other ids: {len(x)} tokens and {len(y)}, the first difference is token {at}"
+        return f"{words}, {ends[0]} in A and {ends[1]} in B; nothing else is compared (--ids gives both the same)"
+    unhealed = (place for place in places if not place["healed"])
+    shown = first or max(unhealed, key=lambda place: place["relative"] / place["rounding"])
+    relative = math.inf if shown["relative"] is None else shown["relative"]
+    size = f"{where(shown)}: relative {relative:.2g}, rounding {shown['rounding']:.2g}"
+    if first is not None:
+        return f"the two part in {size}; {_narrowed(d, first)}"
+    size = f"the largest difference is in {size}" if relative else "they are the same, bit for bit"
+    return f"no difference beyond rounding in {len(places)} places; {size}"
 
 
-def part_name(part: str, module: str | None) -> str:
-    """A part in words. What a model without a head gives is its output."""
-    return "output" if part == "logits" and not module else part
+def where(place: Row) -> str:
+    """A place in words: `layer 2, attention, head 1 (z)`. What a model without a head gives is its output."""
+    part, site = place["part"], _NAMES.get(place["site"], place["site"])
+    words = [] if place["layer"] is None else [f"layer {place['layer']}"]
+    words.append("output" if part == "logits" and not place["name_a"] else part)
+    if place["stack"]:
+        words[0] = f"{place['stack']} {words[0]}"
+    if heads := place.get("heads"):
+        kind = "kv head" if place["site"].startswith(("k", "v")) else "head"
+        some = f"{kind}{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
+        words.append(f"all {kind}s" if len(heads) == place["n_heads"] > 1 else some)
+    return ", ".join(words) + (f" ({site})" if site != part else "")
 
 
-def where(place: Difference) -> str:
-    """A place in words: `layer 2, attention, head 1 (z)`."""
-    stack, part = f"{place.stack} " if place.stack else "", part_name(place.part, place.name_a)
-    words = [] if place.layer is None else [f"{stack}layer {place.layer}"]
-    words.append(part if words or not stack else f"{stack}{part}")
-    if place.head is not None and place.heads:
-        kind = "kv head" if place.site.startswith(("k", "v")) else "head"
-        heads = ", ".join(map(str, place.heads))
-        is_all = len(place.heads) == place.n_heads > 1
-        words.append(f"all {kind}s" if is_all else f"{kind}{'s' * (len(place.heads) > 1)} {heads}")
-    site = SITE_NAMES.get(place.site, place.site)
-    return ", ".join(words) + (f" ({site})" if site != place.part else "")
-
-
-def _narrowed(found: Comparison, first: Difference) -> Iterator[str]:
-    """What is equal before the first place, and what therefore differs: its cause, and what before it could not be compared."""
-    if first is found.places[0] and first.part != "embedding":
-        yield "nothing before it could be compared"
-        return
-    alone = {(place.stack, place.layer) for place in found.unmatched if place.layer is not None}
-    alone -= {(place.stack, place.layer) for place in found.places}
-    if alone and first.part in ("norm", "logits"):
-        yield f"before it, {len(alone)} layer{'s' * (len(alone) > 1)} could not be compared; the others are equal"
-        return
-    of_layer = [place for place in found.places if (place.layer, place.stack) == (first.layer, first.stack)]
-    missing = [place for place in found.unmatched if (place.layer, place.stack) == (first.layer, first.stack)]
-    of_part = [place for place in of_layer if place.part == first.part]
-    lacked = [place for place in missing if place.part == first.part]
-    causes, equal = [CAUSES.get((first.part, first.site), first.site)], "what is before it is equal, so "
-    if first.part == "attention" and first.site in _ATTENTION:
-        before = _ATTENTION[: _ATTENTION.index(first.site)]
-        same = {place.site for place in of_part if not place.beyond}
-        known = [site for site in before if site in same]
-        after_known = before[before.index(known[-1]) + 1 :] if known else ()
-        sites = {place.site for place in lacked}
-        causes = [*(CAUSES["attention", site] for site in after_known if site in sites), *causes]
-        names = [SITE_NAMES.get(site, site) for site in known if site != "norm" or known == ["norm"]]
-        equal = f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} equal, so " if known else equal
-        if first.site == "output" and not {"scores", "z"} & (sites | {place.site for place in of_part}):
-            causes = ["inside of attention, of which nothing was captured,", *causes]
-    elif (
-        first.part == "mlp"
-        and all(place.part == "mlp" for place in of_layer)
-        and len(of_part) < len(of_layer + missing)
-    ):
-        causes = ["attention, which could not be compared,", *causes]
-    norms = [place for place in lacked if place.site == "norm" and first.site in ("q", "k", "v", "output")]
-    causes = [*(f"norm before it, {place.name_a or place.name_b} ({place.why})," for place in norms[:1]), *causes]
-    yield f"{'' if first.part == 'embedding' else equal}the {' or the '.join(causes)} differs"
+def _narrowed(d: ModelDiff, first: Row) -> str:
+    """What is equal before the first place, and what therefore differs: its cause, or what could not be compared before it."""
+    places, part, of_first = d["places"], first["part"], (first["layer"], first["stack"])
+    if first is places[0] and part != "embedding":
+        return "nothing before it could be compared"
+    lacking = {(place["layer"], place["stack"]) for place in d["unmatched"] if place["layer"] is not None}
+    lacking -= {(place["layer"], place["stack"]) for place in places}
+    if lacking and part in ("norm", "logits"):
+        n = len(lacking)
+        return f"before it, {n} layer{'s' * (n > 1)} could not be compared; the others are equal"
+    of_layer, unmatched = (
+        {(each["part"], each["site"]): each for each in rows if (each["layer"], each["stack"]) == of_first}
+        for rows in (places, d["unmatched"])
+    )
+    equal = {key for key, place in of_layer.items() if not place["beyond"]}
+    order, last = [*CAUSES], (part, first["site"])
+    before, causes = order[: order.index(last)] if last in order else [], [CAUSES.get(last, first["site"])]
+    if last == ("attention", "output") and {*of_layer, *unmatched}.isdisjoint({(part, "scores"), (part, "z")}):
+        causes.insert(0, "inside of attention, of which nothing was captured,")
+    for key in reversed(before):
+        if key in equal:
+            break
+        if key in unmatched and key[0] != part:
+            causes.insert(0, f"{key[0]}, of which not all could be compared,")
+            break
+        if key in unmatched:
+            place = unmatched[key]
+            norm = f"norm before it, {place['name_a'] or place['name_b']} ({place['why']}),"
+            causes.insert(0, norm if key[1] == "norm" else CAUSES[key])
+    names = [_NAMES.get(site, site) for of, site in before if of == part == "attention" and (of, site) in equal]
+    names = [name for name in names if name != "norm"] or names
+    what = f"{', '.join(names)} {'are' if len(names) > 1 else 'is'}" if names else "what is before it is"
+    return f"{'' if part == 'embedding' else f'{what} equal, so '}the {' or the '.join(causes)} differs"

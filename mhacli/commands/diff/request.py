@@ -1,0 +1,123 @@
+"""What `mha diff` compares: two things that words name, how to load them if they are models, and what these read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+from mhacli.errors import MhaError
+from mhacli.io.safetensors import read_tensor_header
+from mhacli.models.folder import is_hub_id
+from mhacli.record.storage import is_scan
+from mhacli.settings import (
+    ARG,
+    MAX_LENGTH,
+    MAX_TOKENS,
+    MOST_TOKENS,
+    Config,
+    Dtype,
+    ModelSettings,
+    example_call,
+    index_list,
+    like,
+    setting,
+)
+from mhacli.usercode.target import require_readable
+
+PLACES = "mha.places/1"
+"""The schema of a file of what a model computes."""
+_MODELS, _READ = "Models", "Text"
+_A, _OTHER = "A checkpoint (DIR or hub id), FILE.py:NAME, or a saved file.", "What to compare with it."
+_ATTN = "Implementation of attention, such as eager or sdpa."
+_EXAMPLE = "The call of code, such as 'lambda m, ids: m(ids)'."
+_IDS = "Read these token ids, such as 5,17,3, instead of a text."
+_MAP = "Compare modules of A with those of B by their names, such as 'model.layers.{i}=transformer.h.{i}'."
+_TOKENIZER = "byte, or the path of a tokenizer.json."
+_TEXTS = ("typed", "text", "file")
+_pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
+_call: Any = partial(setting, parse=example_call, metavar="LAMBDA", default="")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things: its settings, which say where it is; the implementation of attention of a checkpoint; and of code
+    the arguments and the call."""
+
+    settings: ModelSettings
+    attn: str | None
+    arg: tuple[str, ...]
+    example: str | None
+
+    @property
+    def word(self) -> str:
+        """Its path, its name, or its id on a hub."""
+        return self.settings.path or ""
+
+    @cached_property
+    def kind(self) -> Literal["checkpoint", "code", "places", "record"]:
+        """What it is: a checkpoint, code that builds a model, a file of what a model computed, or a record. Raises `MhaError` if
+        it does not exist or cannot be read."""
+        word = self.word
+        if is_hub_id(word) or (os.path.isdir(word) and not is_scan(word)):
+            return "checkpoint"
+        if os.path.lexists(word):
+            document = read_tensor_header(word).metadata if os.path.isfile(word) else None
+            return "places" if isinstance(document, dict) and document.get("schema") == PLACES else "record"
+        if ":" not in word:
+            raise MhaError(f"{word} does not exist", code="unreadable", path=word)
+        require_readable(word)
+        return "code"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffRequest:
+    """Two things to compare, or one model to be saved; how to load models, and what they read. What is not given for B is that
+    of A."""
+
+    # fmt: off
+    a: str = setting("", "", _A, argument=True, metavar="A")
+    b: str | None = setting(None, "", _OTHER, argument=True, metavar="[B]")
+    dtype: Dtype | None = setting(None, _MODELS, "Number format of both models.", default="that of the weights")
+    dtype_b: Dtype | None = setting(None, _MODELS, "Number format of B.")
+    attn: str | None = setting(None, _MODELS, _ATTN, metavar="NAME", default="transformers' choice")
+    attn_b: str | None = setting(None, _MODELS, "Implementation of attention of B.", metavar="NAME")
+    device: str = like(Config, "device", _MODELS)
+    device_b: str | None = like(Config, "device", _MODELS, value=None, names=("--device-b",), help="Device of B.", default="")
+    revision: str | None = like(ModelSettings, "revision", _MODELS, modes=("layer", "model"))
+    revision_b: str | None = setting(None, _MODELS, "Branch, tag or commit of B.", metavar="NAME")
+    arg_a: tuple[str, ...] = _pairs((), _MODELS, ARG)
+    arg_b: tuple[str, ...] = _pairs((), _MODELS, "Argument of the constructor of B; repeatable.")
+    example_a: str | None = _call(None, _MODELS, _EXAMPLE)
+    example_b: str | None = _call(None, _MODELS, "The call of the code of B.")
+    tokenizer: str | None = setting(None, _READ, _TOKENIZER, default="that of the checkpoints")
+    ids: tuple[int, ...] | None = setting(None, _READ, _IDS, parse=index_list, metavar="LIST", excludes=_TEXTS)
+    max_tokens: int | None = setting(
+        None, _READ, "Use only the first N tokens.", MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
+    map: tuple[str, ...] = setting((), _MODELS, _MAP, metavar="LEFT=RIGHT", many=True)
+    one_at_a_time: bool = setting(False, _MODELS, "Hold one model in memory at a time.")
+    # fmt: on
+    text: str = ""
+    save: str | None = None
+    force: bool = False
+    command: tuple[str, ...] = ()
+
+    @cached_property
+    def sides(self) -> tuple[Side, ...]:
+        """A, and B if there is one."""
+        a = ModelSettings(
+            path=self.a, device=self.device, dtype=self.dtype, revision=self.revision, tokenizer=self.tokenizer
+        )
+        b = replace(
+            a,
+            path=self.b,
+            device=self.device_b or self.device,
+            dtype=self.dtype_b or self.dtype,
+            revision=self.revision_b or self.revision,
+        )
+        sides = (
+            Side(a, self.attn, self.arg_a, self.example_a),
+            Side(b, self.attn_b or self.attn, self.arg_b, self.example_b),
+        )
+        return sides if self.b is not None else sides[:1]
