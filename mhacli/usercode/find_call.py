@@ -34,6 +34,7 @@ from mhacli.usercode.roles import (
 from mhacli.usercode.target import TargetRequest, find_target
 from mhacli.usercode.user_attention import (
     HEAD_AXES,
+    OF_IDS,
     OF_TEXTS,
     PATTERN_AXES,
     ROW_AXES,
@@ -65,7 +66,7 @@ def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both; with one mode if only whole
     texts have an output in the call of an example. Raises MhaError if no call works."""
-    first = _with_independent_rows(_first_call(built, request, may_pool=request.example is not None), request.seed)
+    first = with_independent_rows(_first_call(built, request, may_pool=request.example is not None), request.seed)
     found = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
     modes, hiding = [], {form.parameter for mode in found for form in mode.forms if form.hides}
     for mode in found:
@@ -91,7 +92,7 @@ def _first_call(built: Built, request: TargetRequest, *, may_pool: bool = False)
     if request.example is not None:
         like = replace(like, example=example_of(request.example, built))
         lengths = _SHOWN_LENGTHS if like.is_resizable else (0,)
-        candidates: Iterable[UserAttention] = (_attention_of_example(like, length) for length in lengths)
+        candidates: Iterable[UserAttention] = (attention_of_example(like, length) for length in lengths)
     else:
         _refuse_unknown(built, fixed)
         candidates = _usual_calls(like, causal=request.causal)
@@ -99,7 +100,7 @@ def _first_call(built: Built, request: TargetRequest, *, may_pool: bool = False)
     began = time.perf_counter()
     for candidate in itertools.islice(candidates, _MOST_CALLS):
         try:
-            return _with_output(candidate, request.seed)
+            return with_output(candidate, request.seed)
         except (Exception, SystemExit) as fault:  # the user's code may raise anything
             tried.append((candidate, fault))
         if len(tried) >= 12 and time.perf_counter() - began > _MOST_S:
@@ -113,7 +114,7 @@ def _first_call(built: Built, request: TargetRequest, *, may_pool: bool = False)
 def _inputs(attention: UserAttention, seed: int) -> Inputs:
     """Random inputs, the same in each call."""
     rows = attention.drawer(seed).inputs(with_context=attention.n_rows > 1)
-    return rows.map(lambda tensor: _INPUT_SCALE * tensor)
+    return rows if attention.ids is not None else rows.map(lambda tensor: _INPUT_SCALE * tensor)
 
 
 def _called(attention: UserAttention, seed: int) -> tuple[Inputs, Any]:
@@ -123,10 +124,10 @@ def _called(attention: UserAttention, seed: int) -> tuple[Inputs, Any]:
         return inputs, attention.result(inputs)
 
 
-def _with_output(attention: UserAttention, seed: int) -> UserAttention:
+def with_output(attention: UserAttention, seed: int) -> UserAttention:
     """The attention with the path of its output. Raises what the call raises, and ValueError without an output."""
     inputs, result = _called(attention, seed)
-    orders = [attention.axes]
+    orders = [attention.axes] if attention.ids is None else [(*attention.axes, "width"), attention.axes]
     if attention.is_function and "head" in attention.axes:
         orders += [HEAD_AXES, ("batch", "row", "head", "width")]
     output = output_in(result, orders, attention.sizes_of(inputs))
@@ -148,15 +149,16 @@ def _pooled(attention: UserAttention, seed: int) -> UserAttention:
     return replace(attention, output=(next(paths), OF_TEXTS))
 
 
-def _with_independent_rows(attention: UserAttention, seed: int) -> UserAttention:
+def with_independent_rows(attention: UserAttention, seed: int) -> UserAttention:
     """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
     torch's own layers, and the code does not state the batch first."""
     code = attention.built.thing if attention.built.module is None else type(attention.built.module)
-    if attention.axes != ROW_AXES or attention.example is not None or attention.is_pooled or states_batch_first(code):
+    is_known = attention.axes not in (ROW_AXES, OF_IDS) or states_batch_first(code)
+    if is_known or attention.example is not None or attention.is_pooled:
         return attention
-    for axes in (ROW_AXES, _BATCH_SECOND):
+    for axes in (attention.axes, ("row", "batch", *attention.axes[2:])):
         with suppress(Exception):  # the user's code may raise anything
-            way = _with_output(replace(attention, axes=axes), seed)
+            way = with_output(replace(attention, axes=axes), seed)
             inputs = _inputs(way, seed)
             among, alone = (way(rows, seed=seed) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
             if torch.allclose(among[1:2], alone, atol=1e-5 * float(among.abs().max())):
@@ -173,7 +175,7 @@ def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:
     sizes = attention.sizes._replace(k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
     alone = replace(attention, sizes=sizes, slots=tuple(slot for slot in attention.slots if slot not in keys))
     try:
-        return [replace(_with_output(alone, seed), mode="self"), replace(crossed, mode="cross")]
+        return [replace(with_output(alone, seed), mode="self"), replace(crossed, mode="cross")]
     except (Exception, SystemExit):  # it needs them
         return [crossed]
 
@@ -369,10 +371,14 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     return made[0]
 
 
-def _attention_of_example(like: UserAttention, length: int) -> UserAttention:
-    """The target with the inputs that its example shows at a length."""
+def attention_of_example(like: UserAttention, length: int) -> UserAttention:
+    """The target with the inputs that its example shows at a length: vectors, or token ids, those of its decoder if it has one.
+    Raises `MhaError` without any."""
     made, longer = (arguments_of_example(like, n) for n in (length, length + _UNLIKE))
     built, slots = like.built, _vectors_in(made, like.built)
+    if like.ids is not None:
+        shown = sorted((name for name in made if is_ids(made[name])), key=lambda name: name != like.slots[0].name)
+        slots = tuple(CallParameter(name, "x", True) for name in shown[:1])
     if not slots:
         has_ids = any(map(is_ids, made.values()))
         hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if has_ids else None
@@ -381,7 +387,9 @@ def _attention_of_example(like: UserAttention, length: int) -> UserAttention:
     queries = parts.get("queries", made[slots[0].name])
     is_function = len(parts) == 3 and not _shapes_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
-    axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
+    axes = OF_IDS
+    if like.ids is None:
+        axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
     shape = dict(zip(axes, queries.shape, strict=True))
     of_keys = dict(zip(axes, parts.get("keys", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
@@ -391,8 +399,8 @@ def _attention_of_example(like: UserAttention, length: int) -> UserAttention:
         slots=slots,
         axes=axes,
         fixed={},
-        sizes=CallSizes(shape.get("batch", 1), q_len, k_len, shape["width"], of_keys["width"], n_heads),
-        is_forgetful=True,
+        sizes=CallSizes(shape.get("batch", 1), q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
+        is_forgetful=like.ids is None,
     )
 
 
@@ -438,7 +446,7 @@ _KINDS: tuple[MaskKind, ...] = ("bool", "01", "whole", "additive")
 _MEANINGS: tuple[MaskMeaning, ...] = ("keep", "hide")
 
 
-def _forms_of(parameter: CallParameter, *, padding: bool) -> list[MaskForm]:
+def forms_of(parameter: CallParameter, *, padding: bool) -> list[MaskForm]:
     """The forms in which a mask, or padding, may be given, the likeliest first."""
     if not padding and parameter.role not in ("mask", "bias"):
         return []
@@ -457,7 +465,7 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
     empty = [p.name for p in free if isinstance(p.default, Tensor) and p.default.numel() == 0]
     needed = [p for p in free if p.role in MASKS and (p.required or p.name in empty)]
     masks: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
-    forms = [_forms_of(p, padding=False) + _forms_of(p, padding=True) for p in needed]
+    forms = [forms_of(p, padding=False) + forms_of(p, padding=True) for p in needed]
     for row in itertools.zip_longest(*forms):
         masks.append(
             masks[-1] | {form.parameter: partial(mask_of, form, causal=False) for form in row if form is not None}
@@ -478,9 +486,9 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
             continue
         for padding in (False, True):
             accepted = []
-            for form in _forms_of(parameter, padding=padding):
+            for form in forms_of(parameter, padding=padding):
                 with suppress(Exception, SystemExit):  # a form that the call does not take
-                    accepted.append(form._replace(hides=_hides(attention, form, seed)))
+                    accepted.append(form._replace(hides=hides(attention, form, seed)))
             found += accepted
             if accepted:
                 break
@@ -490,7 +498,7 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
     return replace(attention, made=made, forms=tuple(found))
 
 
-def _hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
+def hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
     """Whether texts that differ in a key, which a mask hides, have the same outputs, and queries that differ have others, as not
     where all keys are hidden. Raises what the call raises."""
     alike = _inputs(attention, seed).map(lambda rows: rows[:1].expand_as(rows))

@@ -1,28 +1,34 @@
-"""A callable that takes token ids or vectors as a function of texts, and which of what it returns are the outputs of tokens."""
+"""A callable that takes token ids or vectors as a function of texts, read at once or in steps behind a cache."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map_only
-from torch.utils.hooks import RemovableHandle
 
+from mhacli.errors import MhaError
 from mhacli.settings import PaddingSide
-from mhacli.usercode.build import Built, seeded
-from mhacli.usercode.find_call import arguments_of_example, is_ids
-from mhacli.usercode.roles import MASKS, CallParameter, call_role, signature_of, states_batch_first
+from mhacli.usercode.build import Built, copied, seeded
+from mhacli.usercode.find_call import (
+    attention_of_example,
+    forms_of,
+    hides,
+    positions,
+    with_independent_rows,
+    with_output,
+)
+from mhacli.usercode.roles import MASKS, CallParameter, call_role, called_function, signature_of
 from mhacli.usercode.user_attention import (
-    NOTHING,
     OF_IDS,
     ROW_AXES,
     AxisNames,
@@ -33,172 +39,85 @@ from mhacli.usercode.user_attention import (
     leaves,
     mask_of,
     output_in,
+    watching,
 )
 
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
 _BATCH, _LEAST, _SHOWN = 2, 4, 7
-_DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
-_TARGETS = ("targets", "target", "labels")
-_STATES = ("state", "states", "hidden", "hidden_state", "hx", "h0", "init_state", "initial_state")
-"""Arguments behind the ids that hold what a recurrent model remembers."""
-SWITCH = re.compile(r"(use|return|output|with)_?(cache|kvs?|key_values|pasts?|presents?|state)")
-"""Switches by which a call remembers what it read."""
 _OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
-_OF_DECODER = ("tgt_mask", "trg_mask")
-_DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask", "tgt_padding_mask", "trg_padding_mask")
-_CAUSAL_MASKS = {
-    "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
-    "True keeps": MaskForm("", ("query", "key"), "bool"),
-    "−∞ hides": MaskForm("", ("query", "key"), "additive"),
-}
 Noted = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
-_Note = Callable[[str, nn.Module, tuple[Any, ...], Any], None]
-
-
-class Text(NamedTuple):
-    """The ids `[token]` or vectors `[token, width]` of a text, and the ids that the encoder of an encoder-decoder reads."""
-
-    tokens: Tensor
-    source: Tensor | None = None
-
-    def first(self, n: int) -> Text:
-        """The first tokens."""
-        return self._replace(tokens=self.tokens[:n])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """A callable as a function of texts.
+    """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
-    `length` is the longest that is tried. Of token ids, `n_ids` is the number and `ids` are the ordinary ones; 0 and None for
-    vectors. `masks` are the ways to say which tokens are real, by name; `hides_padding`: they are surely meant for it.
-    `is_inside`: its output is what its output layer reads. `positions` takes the numbers of positions, of which the first is
-    `first_position`. `cache` is the argument that takes what a call remembers, `offset` the one that says how many tokens came
-    before, `switches` are the keywords that make a call remember.
+    `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder with
+    a decoder, whose ids these are. `masks` are forms that say which tokens are real, by name; `hides_padding`: they are surely
+    meant for it. `positions` takes the numbers of positions, of which the first is `first_position`. `cached` reads texts in
+    steps, None if it takes no cache.
     """
 
     attention: UserAttention
     called: str
     length: int = _LEAST
     n_ids: int = 0
-    ids: Tensor | None = None
+    pad: int = 0
+    has_source: bool = False
     masks: Mapping[str, MaskForm] = field(default_factory=dict)
     hides_padding: bool = True
-    is_inside: bool = False
     positions: str | None = None
     first_position: int = 0
-    cache: str | None = None
-    offset: str | None = None
-    switches: Mapping[str, bool] = field(default_factory=dict)
-    pad: int = 0
+    cached: StepConvention | None = None
 
     @property
     def module(self) -> nn.Module | None:
         """The callable, if it is a module."""
         return self.attention.built.module
 
-    @property
-    def has_source(self) -> bool:
-        """Whether it is an encoder with a decoder."""
-        return self.ids is not None and self.attention.n_rows > 1
-
-    @property
-    def is_pooled(self) -> bool:
-        """Whether its output is of a whole text, not of each token."""
-        return self.ids is None and self.attention.is_pooled
-
-    def draw(self, seed: int, length: int) -> Text:
+    def draw(self, seed: int, length: int) -> Tensor:
         """A random text of ordinary tokens."""
-        generator = torch.Generator().manual_seed(seed)
-        if self.ids is not None:
-            return Text(self.ids[torch.randint(len(self.ids), (length,), generator=generator).to(self.ids.device)])
-        vectors = torch.randn(length, self.attention.sizes.d_in, generator=generator)
-        return Text(vectors.to(self.attention.device, self.attention.dtype))
+        text = self.attention.drawer(seed).rows(length, batch=1)[0]
+        return text if self.n_ids else text.to(self.attention.device, self.attention.dtype)
 
     def run(
         self,
-        texts: Sequence[Text],
+        texts: Sequence[Tensor],
         *,
-        training: bool = False,
         mask: str = "",
         side: PaddingSide = "right",
         note: tuple[int, Noted] | None = None,
+        **how: Any,
     ) -> list[Tensor]:
         """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded on a side. `note` receives what
         the parts of the model compute for one of the texts."""
-        x, real = self.padded([text.tokens for text in texts], side)
+        rows, real = self.padded(texts, side)
         given: dict[str, Any] = {}
         if side == "left" and mask and self.positions is not None:
             given[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
-        sources, source = [text.source for text in texts if text.source is not None], None
-        if sources and self.has_source:
-            source, is_read = self.padded(sources, "right")
-            if not bool(is_read.all()):
-                given["attention_mask"] = is_read.long()
         row, noted = note or (0, {})
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
             numbers = tree_map_only(Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs)
-            tensors = [self.outputs_in(each, real.shape) for each in (numbers, output)]
+            tensors = [self._of_tokens(each, real.shape) for each in (numbers, output)]
             read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
             noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
 
-        with nullcontext() if note is None else _watching(self.module, keep):
-            _, out = self.call(x, source, training=training, real=real, mask=mask, given=given)
-        return self._of_each(out, real)
+        with nullcontext() if note is None else watching(self.module, keep):
+            out = self.call(rows, real, mask=mask, given=given, **how)
+        wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
+        if self.attention.is_pooled:
+            return list(wide)
+        return [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
 
-    def steps(self, text: Text, cuts: Sequence[int]) -> list[Tensor] | None:
-        """The outputs of each part of a text between two cuts, read behind those before it; None if a call remembers nothing."""
-        past, parts = None, []
-        source = None if text.source is None else text.source[None]
-        for start, end in pairwise((0, *cuts, len(text.tokens))):
-            x, real = self.padded([text.tokens[start:end]], "right")
-            given: dict[str, Any] = dict(self.switches)
-            if self.offset is not None:
-                given[self.offset] = start
-            if self.cache is not None:
-                given[self.cache] = past
-            result, out = self.call(x, source, given=given)
-            if self.cache is not None:
-                past = cache_in(result, self.cache, out)
-                if past is None:
-                    return None
-            parts += self._of_each(out, real)
-        return parts
+    def call(self, rows: Tensor, real: Tensor, *, mask: str = "", **how: Any) -> Tensor:
+        """The output `[text, token, width]` for a batch, with a mask of its real tokens."""
+        return self.attention(Inputs(rows, real=real if mask else None), mask=self.masks.get(mask), **how)
 
-    def call(
-        self,
-        x: Tensor,
-        source: Tensor | None = None,
-        *,
-        training: bool = False,
-        real: Tensor | None = None,
-        mask: str = "",
-        given: Mapping[str, Any] = NOTHING,
-    ) -> tuple[Any, Tensor | None]:
-        """What a call returns for a batch, and its output for each token, None without such outputs."""
-        if self.has_source and source is None:
-            source = x.new_tensor([1, 0, 1]).expand(len(x), -1)
-        rows = x if self.ids is None else x[..., None]
-        keys = None if source is None else source[..., None]
-        inputs, padding = Inputs(rows, keys, real=real if mask else None), self.masks.get(mask)
-        inside: list[Tensor] = []
-
-        def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-            is_wide = isinstance(output, Tensor) and output.ndim == 3 and part is not self.module
-            found = self.outputs_in(output, x.shape) if is_wide else None
-            inside.extend([] if found is None else [found])
-
-        with _watching(self.module, note) if self.is_inside else nullcontext():
-            result = self.attention.result(inputs, mask=padding, training=training, given=given)
-        if self.ids is None:
-            return result, self.attention.read(result, self.attention.sizes_of(inputs))
-        return result, inside[-1] if inside else self.outputs_in(result, x.shape)
-
-    def outputs_in(self, result: Any, shape: Sequence[int]) -> Tensor | None:
-        """The output `[batch, token, …]` for each token of a batch of this shape."""
+    def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
+        """What holds something for each token of a batch of this shape, `[text, token, …]`."""
         batch, length = (shape[0], shape[1]) if self.attention.axes[0] == "batch" else (shape[1], shape[0])
         found = output_in(result, _OF_TOKENS, CallSizes(batch, length, 0))
         if found is None:
@@ -206,26 +125,11 @@ class Sequences:
         output = dict(leaves(result))[found[0]]
         return output if self.attention.axes[0] == "batch" else output.transpose(0, 1)
 
-    def padded(self, rows: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
-        """The rows as a batch, and which of its tokens are real."""
+    def padded(self, texts: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
+        """The texts as a batch, and which of its tokens are real."""
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
-        real = pad([torch.ones(len(row), dtype=torch.bool) for row in rows])
-        return pad(list(rows), padding_value=self.pad), real.to(rows[0].device)
-
-    def _of_each(self, out: Tensor | None, real: Tensor) -> list[Tensor]:
-        if out is None:
-            raise ValueError(f"no output has the shape [batch, token, …] of the ids, {list(real.shape)}")
-        wide = out.detach().to(torch.promote_types(out.dtype, torch.float32)).cpu()
-        wide = wide.flatten(2) if wide.ndim > 2 else wide[..., None]
-        if self.is_pooled:
-            return list(wide)
-        return [row[is_real] for row, is_real in zip(wide, real.cpu(), strict=True)]
-
-    def tried(self, *texts: Text) -> list[Tensor] | None:
-        """The outputs of each text in one pass; None if the call raises, or has no outputs of each token."""
-        with suppress(Exception), seeded(0, self.attention.device):  # the user's code may raise anything
-            return self.run(texts)
-        return None
+        real = pad([torch.ones(len(text), dtype=torch.bool) for text in texts])
+        return pad(list(texts), padding_value=self.pad), real.to(texts[0].device)
 
     def at_longest(self, length: int | None) -> Sequences | None:
         """The same with the length of the longest text that works: the requested one, or half as long again and again."""
@@ -239,195 +143,6 @@ class Sequences:
                     raise
                 tried //= 2
         return None
-
-
-# ------------------------------------------------------------------------------------------------------------ token ids
-
-
-def sequences_of_ids(
-    name: str,
-    module: nn.Module,
-    *,
-    fixed: Mapping[str, Any],
-    length: int | None,
-    means: str | None = None,
-    example: Callable[..., Any] | None = None,
-) -> Sequences | None:
-    """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it has no
-    embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated; `example` is a
-    call that works."""
-    parameters = signature_of(module)
-    tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-    if not tables or not parameters:
-        return None
-    ids, others = parameters[0].name, {p.name: p for p in parameters[1:] if p.name not in fixed}
-    decoder = next((word for word in _DECODER if word in others), None)
-    switches = [word for word in others if SWITCH.fullmatch(word)]
-    named = {p.role: p.name for p in reversed(others.values()) if p.name not in (*switches, decoder)}
-    offset = named.get("offset")
-    needed = [p for p in others.values() if p.required and p.name not in (decoder, offset) and example is None]
-    targets = [CallParameter(p.name, "x", True) for p in needed if p.name in _TARGETS]
-    needed = [p for p in needed if p.name not in _TARGETS]
-    if len(needed) > 1 or any(p.role not in MASKS for p in needed):
-        return None
-    constants = {**dict.fromkeys(switches, False), **({} if offset is None else {offset: 0}), **fixed}
-    attention = _of_module(name, module, ids, decoder, constants)
-    attention = replace(attention, slots=(*attention.slots, *targets))
-    called = f"{name.rpartition(':')[2]}({'ids' if decoder is None else decoder} [{_BATCH}, {{}}]"
-    if example is not None:
-        attention = _as_shown(replace(attention, example=example))
-        if not attention.is_resizable:
-            length, called = attention.sizes.q_len, f"{called}, the only length that the example gives"
-    found = _of_vocabulary(
-        Sequences(
-            attention=attention,
-            called=called,
-            length=attention.sizes.q_len,
-            ids=torch.arange(min(tables), device=attention.device),
-            masks=_padding_masks(others, module, of_tokens=decoder is not None, means=means),
-            positions=named.get("positions") if decoder is None else None,
-            first_position=_first_position(module),
-            cache=named.get("cache") or next((word for word in _STATES if word in others), None),
-            offset=offset,
-            switches=dict.fromkeys(switches, True),
-        ),
-        [p.name for p in needed] or [word for word in _OF_DECODER if decoder and word in others and example is None],
-    )
-    return None if found is None else _with_independent_texts(_of_each_token(found, others)).at_longest(length)
-
-
-def _of_module(
-    name: str, module: nn.Module, ids: str, decoder: str | None, constants: Mapping[str, Any]
-) -> UserAttention:
-    """A module that takes ids `[batch, token]`, or those of an encoder besides those of its decoder."""
-    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    built = Built(name, type(module), module, module, lambda: built)
-    slots = [CallParameter(ids, "x", True, True)]
-    if decoder is not None:
-        slots = [CallParameter(ids, "context", True), CallParameter(decoder, "x", True)]
-    sizes = CallSizes(_BATCH, _LEAST, _LEAST)
-    return UserAttention(built, sizes, weight.dtype, weight.device, tuple(slots), OF_IDS, fixed=constants)
-
-
-def _as_shown(attention: UserAttention) -> UserAttention:
-    """The module, called as its example does: with the first ids of it, or those of the decoder."""
-    shown = {name: ids for name, ids in arguments_of_example(attention, _SHOWN).items() if is_ids(ids)}
-    read = [slot.name for slot in attention.slots if slot.part == "queries"]
-    name = min(shown, key=lambda name: name not in read, default=None)
-    if name is None:
-        return replace(attention, slots=())
-    batch, n = shown[name].shape
-    return replace(attention, slots=(CallParameter(name, "x", True),), fixed={}, sizes=CallSizes(batch, n, n))
-
-
-def _of_vocabulary(sequences: Sequences, masks: Sequence[str]) -> Sequences | None:
-    """With a causal mask for the first of some arguments, the first that hides the future, else the first that works; and with
-    the ids that it reads. None if no table reads them."""
-    masked = []
-    for meaning, form in _CAUSAL_MASKS.items() if masks else ():
-        attention = replace(sequences.attention, made={masks[0]: partial(mask_of, form, causal=True)})
-        called = f"{sequences.called}, {masks[0]}=a causal mask [token, token]: {meaning}"
-        masked.append(replace(sequences, attention=attention, called=called))
-    masked = [way for way in masked if _n_ids_read(way)]
-    sequences = next((way for way in masked if _hides_last(way)), next(iter(masked), sequences))
-    n_ids, module = _n_ids_read(sequences), sequences.module
-    if n_ids is None or module is None:
-        return None
-    tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == n_ids]
-    pads = [getattr(getattr(module, "config", None), "pad_token_id", None), *(table.padding_idx for table in tables)]
-    ids = torch.tensor([i for i in range(n_ids) if i not in pads], device=sequences.attention.device)
-    pad = next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0)
-    return replace(sequences, called=f"{sequences.called})", n_ids=n_ids, ids=ids, pad=pad)
-
-
-def _hides_last(sequences: Sequences) -> bool:
-    """Whether the outputs of a short text stay when its last token changes, which its mask hides."""
-    text = sequences.draw(0, _LEAST)
-    tokens = text.tokens.clone()
-    tokens[-1] = 1 - tokens[-1].clamp(max=1)
-    outputs = sequences.tried(text, Text(tokens))
-    if outputs is None:
-        return False
-    first, second = (output[:-1] for output in outputs)
-    return bool(first.isfinite().all()) and torch.allclose(first, second, atol=1e-5)
-
-
-def _of_each_token(sequences: Sequences, others: Mapping[str, CallParameter]) -> Sequences:
-    """With the ids for its targets too, or with what the output layer reads: the first that gives outputs of each token."""
-    targets = [CallParameter(word, "x", True) for word in _TARGETS if word in others and not others[word].required]
-    for slots in [(), *((target,) for target in targets)]:
-        attention = replace(sequences.attention, slots=(*sequences.attention.slots, *slots))
-        way = replace(sequences, attention=attention)
-        text = way.draw(0, way.length)
-        if way.tried(text, text) is not None:
-            return way
-    return replace(sequences, is_inside=True)
-
-
-def _with_independent_texts(found: Sequences) -> Sequences:
-    """The same, or with the axis of tokens before that of texts where a text is the same alone and among others only then, as
-    in torch's own layers, and the code does not state the batch first."""
-    attention = found.attention
-    if attention.example is not None or states_batch_first(type(found.module)):
-        return found
-    called = found.called.replace(f"[{_BATCH}, {{}}]", f"[{{}}, {_BATCH}]")
-    for way in (found, replace(found, attention=replace(attention, axes=OF_IDS[::-1]), called=called)):
-        text, other = way.draw(0, _SHOWN), way.draw(1, _SHOWN)
-        among, alone = way.tried(other, text), way.tried(text)
-        if among and alone and torch.allclose(among[1], alone[0], atol=1e-5 * float(alone[0].abs().max())):
-            return way
-    return found
-
-
-def _first_position(module: nn.Module) -> int:
-    """The number of a text's first position, behind the row for padding if the table of positions has one."""
-    tables = (part for name, part in module.named_modules() if name.endswith("position_embeddings"))
-    rows = (getattr(table, "padding_idx", None) for table in tables)
-    return next((row + 1 for row in rows if row is not None), 0)
-
-
-def _padding_masks(
-    others: Mapping[str, CallParameter], module: nn.Module, *, of_tokens: bool, means: str | None
-) -> dict[str, MaskForm]:
-    """The ways to pass a mask of padding, the likeliest first. In transformers True keeps a token."""
-    means = "keep" if hasattr(getattr(module, "config", None), "get_text_config") else means
-    names = [p.name for p in others.values() if p.role == "padding" or p.name == "attention_mask"]
-    names.sort(key=lambda name: (name != "attention_mask", name.startswith(("src", "memory"))))
-    if of_tokens:
-        names = [name for name in _DECODER_MASKS if name in others]
-    if not names:
-        return {}
-    form = MaskForm(names[0], ("batch", "key"), "whole" if names[0].endswith("attention_mask") else "bool")
-    if means is not None:
-        return {names[0]: form._replace(true_means="keep" if means == "keep" else "hide")}
-    return {
-        f"{names[0]}, in which True keeps": form,
-        f"{names[0]}, in which True hides": form._replace(true_means="hide"),
-    }
-
-
-def _n_ids_read(sequences: Sequences) -> int | None:
-    """The number of rows of the first table that reads what other ids change; None if none does, or the call raises."""
-    first, second = (
-        torch.stack([sequences.draw(seed + row, sequences.length).tokens for row in range(_BATCH)])
-        for seed in (0, _BATCH)
-    )
-    read: list[tuple[int, Tensor]] = []
-
-    def note(_name: str, part: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
-        if isinstance(part, nn.Embedding):
-            read.append((part.num_embeddings, inputs[0]))
-
-    with suppress(Exception), seeded(0, first.device), _watching(sequences.module, note):
-        sequences.call(first)
-        n_first = len(read)
-        sequences.call(second)
-        pairs = zip(read[:n_first], read[n_first:], strict=True)
-        return next((n_ids for (n_ids, ids), (_, others) in pairs if not torch.equal(ids, others)), None)
-    return None  # the user's code may raise anything, and what it takes is not known
-
-
-# -------------------------------------------------------------------------------------------------------------- vectors
 
 
 def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequences | None:
@@ -446,7 +161,277 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
     return sequences.at_longest(length if attention.is_resizable else attention.sizes.q_len)
 
 
-# ------------------------------------------------------------------------------------------------------------ the parts
+# ------------------------------------------------------------------------------------------------------------ token ids
+
+
+_DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
+_TARGETS = ("targets", "target", "labels")
+_OF_DECODER = ("tgt_mask", "trg_mask")
+_CAUSAL_MASKS = {
+    "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
+    "True keeps": MaskForm("", ("query", "key"), "bool"),
+    "−∞ hides": MaskForm("", ("query", "key"), "additive"),
+}
+
+
+def sequences_of_ids(
+    name: str,
+    module: nn.Module,
+    *,
+    fixed: Mapping[str, Any],
+    length: int | None,
+    means: str | None = None,
+    example: Callable[..., Any] | None = None,
+) -> Sequences | None:
+    """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it has no
+    embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated; `example` is a
+    call that works."""
+    parameters = signature_of(module)
+    decoder = next((p.name for p in parameters[1:] if p.name in _DECODER and p.name not in fixed), None)
+    named = {p.role: p.name for p in reversed(parameters[1:]) if p.name not in fixed}
+    attention = _attention_of_ids(name, module, parameters, fixed, decoder)
+    called = f"{name.rpartition(':')[2]}({decoder or 'ids'} [{{}}]"
+    if attention is not None and example is not None:
+        attention = replace(attention, example=example)
+        try:
+            attention = attention_of_example(attention, _SHOWN * attention.is_resizable)
+        except MhaError:  # it gives no ids
+            return None
+        if not attention.is_resizable:
+            length, called = attention.sizes.q_len, f"{called}, the only length that the example gives"
+    found, note = (None, "") if attention is None else _first_of_ids(attention, parameters)
+    table = None if found is None else _table_of(found)
+    if found is None or table is None:
+        return None
+    attention = with_independent_rows(found, 0)
+    shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
+    mask = _mask_of_padding(attention, decoder, means)
+    pads = [getattr(getattr(module, "config", None), "pad_token_id", None), table.padding_idx]
+    ordinary = [i for i in range(table.num_embeddings) if i not in pads]
+    return Sequences(
+        attention=replace(attention, ids=torch.tensor(ordinary, device=attention.device)),
+        called=f"{called.format(shape)}{note})",
+        n_ids=table.num_embeddings,
+        pad=next((i for i in pads if isinstance(i, int) and 0 <= i < table.num_embeddings), 0),
+        has_source=decoder is not None,
+        masks={} if mask is None else {f"{mask.parameter}, in which True {mask.true_means}s": mask},
+        positions=named.get("positions") if decoder is None else None,
+        first_position=_first_position(module),
+        cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
+    ).at_longest(length)
+
+
+def _attention_of_ids(
+    name: str, module: nn.Module, parameters: Sequence[CallParameter], fixed: Mapping[str, Any], decoder: str | None
+) -> UserAttention | None:
+    """A module that takes ids `[batch, token]`, or those of a decoder, beside a constant text of its encoder. None without an
+    embedding."""
+    tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+    if not tables or not parameters:
+        return None
+    ids, *others = (p for p in parameters if p.name not in fixed)
+    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    source = torch.tensor([1, 0, 1], device=weight.device)
+    made: dict[str, Any] = {p.name: partial(positions, "offset", 0) for p in others if p.role == "offset"}
+    if decoder is not None:
+        made[ids.name] = lambda sizes: source.expand(sizes.batch, -1)
+    built = Built(name, type(module), module, module, lambda: built)
+    return UserAttention(
+        built,
+        CallSizes(_BATCH, _LEAST, _LEAST),
+        weight.dtype,
+        weight.device,
+        (CallParameter(decoder or ids.name, "x", True, decoder is None),),
+        OF_IDS,
+        torch.arange(min(tables), device=weight.device),
+        {**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **fixed},
+        made,
+    )
+
+
+def _first_of_ids(attention: UserAttention, parameters: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:
+    """The first call that gives an output of each token, and its mask in words: with the ids for its targets too where that
+    helps, else with what its output layer reads. A mask that it needs is causal, of several meanings of it the first that hides
+    the last token."""
+    others = [p for p in parameters if p.name not in attention.fixed and attention.example is None]
+    masks = [p.name for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
+    targets = [CallParameter(p.name, "x", True) for p in others if p.name in _TARGETS]
+    found: list[tuple[UserAttention, str]] = []
+    for meaning, form in _CAUSAL_MASKS.items() if masks else [("", None)]:
+        made = {} if form is None else {masks[0]: partial(mask_of, form, causal=True)}
+        note = "" if form is None else f", {masks[0]}=a causal mask [token, token]: {meaning}"
+        like = replace(attention, made={**attention.made, **made})
+        ways = [replace(like, slots=(*like.slots, *more)) for more in [(), *((target,) for target in targets)]]
+        for way in (*ways, replace(like, is_inside=True)):
+            with suppress(Exception, SystemExit):  # the user's code may raise anything
+                found.append((with_output(way, 0), note))
+                break
+    return next((each for each in found[:-1] if _hides_last(each[0])), found[-1]) if found else (None, "")
+
+
+def _hides_last(attention: UserAttention) -> bool:
+    """Whether the outputs of a text stay when its last token changes."""
+    drawer = attention.drawer(0)
+    alike = drawer.inputs(with_context=False).map(lambda ids: ids[:1].expand_as(ids))
+    out = attention(drawer.replaced(alike, attention.sizes.q_len - 1), seed=0)[:, :-1]
+    return bool(out.isfinite().all()) and torch.allclose(out, out[:1].expand_as(out), atol=1e-5)
+
+
+def _table_of(attention: UserAttention) -> nn.Embedding | None:
+    """The first table that reads what other ids change; None if none does."""
+    read: list[tuple[nn.Embedding, Tensor]] = []
+
+    def note(_name: str, part: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
+        if isinstance(part, nn.Embedding):
+            read.append((part, inputs[0]))
+
+    drawer = attention.drawer(0)
+    with watching(attention.built.module, note):
+        for _ in range(2):
+            attention(drawer.inputs(with_context=False), seed=0)
+    pairs = zip(read, read[len(read) // 2 :], strict=False)
+    return next((table for (table, ids), (_, others) in pairs if not torch.equal(ids, others)), None)
+
+
+def _first_position(module: nn.Module) -> int:
+    """The number of a text's first position, behind the row for padding if the table of positions has one."""
+    tables = (part for name, part in module.named_modules() if name.endswith("position_embeddings"))
+    rows = (getattr(table, "padding_idx", None) for table in tables)
+    return next((row + 1 for row in rows if row is not None), 0)
+
+
+def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str | None) -> MaskForm | None:
+    """The first form of a mask of padding that hides a token, else the first that the call takes. In transformers True keeps."""
+    means = "keep" if hasattr(getattr(attention.built.module, "config", None), "get_text_config") else means
+    accepted = list[MaskForm]()
+    for parameter in signature_of(attention.built.call, *MASKS):
+        is_of_padding = parameter.role == "padding" or parameter.name.endswith("attention_mask")
+        if not is_of_padding or (decoder is not None and parameter.name[:3] != decoder[:3]):
+            continue
+        forms = [form for form in forms_of(parameter, padding=True) if means in (None, form.true_means)]
+        for form in sorted(forms, key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole")):
+            with suppress(Exception, SystemExit):  # a form that the call does not take
+                if hides(attention, form, 0):
+                    return form
+                accepted.append(form)
+    return next(iter(accepted), None)
+
+
+# ------------------------------------------------------------------------------------------------ steps behind a cache
+
+
+SWITCH = re.compile(r"(use|return|output|with)_(cache|kvs?|key_values|pasts?|presents?|state)", re.IGNORECASE)
+"""Switches by which a call remembers what it read."""
+
+
+class GrowingCache:
+    """A cache that keeps keys and values `[batch, head, length, d]` and appends new ones.
+
+    It has the methods of the caches in `transformers`. Source: Hugging Face transformers, cache_utils.DynamicCache.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """All keys and values, the new ones last: the first two tensors among the arguments."""
+        values = [*args, *kwargs.values()]
+        new = [value for value in values if isinstance(value, Tensor) and value.ndim >= 3][:2]
+        if self.kept:
+            new = [torch.cat(pair, dim=-2) for pair in zip(self.kept, new, strict=True)]
+        self.kept = new
+        return tuple(new)
+
+    def get_seq_length(self, *_: Any) -> int:
+        """The number of cached tokens; none is ever dropped."""
+        return self.kept[0].shape[-2] if self.kept else 0
+
+    append = insert_kv = store = update
+    get_usable_length = get_seq_length
+
+
+@dataclass(frozen=True)
+class StepConvention:
+    """One way to call attention step by step: its call is given the arguments for switches and positions.
+
+    `caches` are the arguments for the cache with their defaults, empty for a module that keeps its own. `make` creates a cache,
+    which all steps are given; None: each step is given what the last one returned. `mask` is the form of the causal mask of a
+    step. `names` are all arguments that are passed for steps.
+    """
+
+    attention: UserAttention
+    caches: Mapping[str, Any]
+    make: Callable[[], Any] | None
+    mask: MaskForm | None
+    names: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """A description for reports."""
+        return ", ".join(self.names) + ("" if self.caches else " and a cache of its own")
+
+    def __call__(self, rows: Tensor, ends: Sequence[int]) -> Tensor:
+        """The outputs for rows `[batch, length, d_in]`, read in steps that end at `ends`. Raises what the call raises, and
+        MhaError if it returns no cache."""
+        attention = self.attention
+        if not self.caches:
+            attention = attention.of(copied(attention.built.call), attention.dtype)
+        cache = self.caches if self.make is None else dict.fromkeys(self.caches, self.make())
+        outs = []
+        for start, end in pairwise((0, *ends)):
+            inputs = causal_inputs(rows, start, end, self.mask)
+            result = attention.result(inputs, mask=self.mask, given=cache, start=start)
+            outs.append(attention.read(result, attention.sizes_of(inputs)))
+            if self.caches and self.make is None:
+                names = [*self.caches]
+                found = cache_in(result, names[0], dict(leaves(result)).get(attention.output[0]))
+                if found is None:
+                    raise MhaError("the call returns no cache", code="cannot-examine")
+                # one part, a tuple with a part for each argument, or the last parts of the result
+                parts = (
+                    [found] if len(names) == 1 else found if isinstance(found, tuple | list) else result[-len(names) :]
+                )
+                cache = dict(zip(names, parts, strict=True))
+        return torch.cat(outs, dim=1).to("cpu", torch.float64)
+
+
+def causal_inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> Inputs:
+    """The inputs of a step, with its rows of the causal mask if it takes one."""
+    allowed = torch.ones(1, 1, end - start, end, dtype=torch.bool).tril(start)
+    return Inputs(rows[:, start:end], allowed=None if mask is None else allowed)
+
+
+def step_conventions(attention: UserAttention, mask: MaskForm | None = None) -> Iterator[StepConvention]:
+    """The ways to call attention step by step, the likeliest first; none without any sign of a cache. Models of token ids make
+    their caches and count their positions."""
+    free = [p for p in signature_of(attention.built.call) if not attention.fixed.get(p.name)]
+    switches = [p.name for p in free if SWITCH.fullmatch(p.name)]
+    caches = {p.name: p.default for p in free if p.role == "cache" and p.name not in switches}
+    places = [p for p in free if p.role == "offset" or (p.role == "positions" and attention.ids is None)]
+    names = (*caches, *(p.name for p in places), *switches)
+    if attention.is_function or attention.example is not None or not names:
+        return
+    told = {p.name: partial(positions, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
+    fixed = {**attention.fixed, **dict.fromkeys(switches, True)}
+    attention = replace(attention, made={**told, **attention.made}, fixed=fixed)
+    forms: list[MaskForm | None] = [mask]
+    if mask is not None:  # a step may take one kind of mask alone
+        forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]
+        forms += [None]
+    for make in (None, *_cache_classes(attention.built.call)) if caches and attention.ids is None else (None,):
+        for form in forms:
+            yield StepConvention(attention, caches, make, form, names)
+
+
+def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """The classes of a cache that the caller creates: those of the file with a name that tells or an annotation, then ours."""
+    function = inspect.unwrap(called_function(call))
+    annotations = " ".join(map(str, getattr(function, "__annotations__", {}).values()))
+    for name, thing in getattr(function, "__globals__", {}).items():
+        is_own = inspect.isclass(thing) and thing.__module__ == function.__module__
+        if is_own and ("cache" in name.lower() or re.search(rf"\b{name}\b", annotations)):
+            yield thing
+    yield GrowingCache
 
 
 def cache_in(result: Any, name: str, out: Tensor | None) -> Any:
@@ -460,17 +445,6 @@ def cache_in(result: Any, name: str, out: Tensor | None) -> Any:
     named = result if isinstance(result, Mapping) else getattr(result, "__dict__", {})
     caches = [part for key, part in named.items() if call_role(key) == "cache"]
     return next((part for part in (named.get(name), *caches) if part is not None), None)
-
-
-def _watching(module: nn.Module | None, note: _Note) -> RemovableHandle:
-    """Notes, as a context, the name, the inputs and the output of each part of a module, in the order in which they end."""
-    names = {} if module is None else {part: name for name, part in module.named_modules()}
-
-    def hook(part: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-        if part in names:
-            note(names[part], part, (*inputs, *named.values()), output)
-
-    return register_module_forward_hook(hook, with_kwargs=True)
 
 
 def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:

@@ -15,7 +15,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from mhacli.usercode.build import Built, cast_dtype, copied, seeded
 from mhacli.usercode.roles import CallParameter, signature_of
@@ -107,22 +109,21 @@ class CallSizes(NamedTuple):
 
 
 class InputDrawer:
-    """Random inputs of given sizes, in float64 on the CPU. The same seed gives the same inputs in the same order. With
-    `separate_values`, inputs with a context also have separate values. Numbers are standard normal."""
+    """Random inputs of an attention, the same in the same order for the same seed: standard normal numbers in float64 on the
+    CPU, or token ids. Inputs with a context also have separate values if it takes them."""
 
-    def __init__(self, sizes: CallSizes, *, seed: int, separate_values: bool) -> None:
-        self.sizes, self.separate_values = sizes, separate_values
+    def __init__(self, attention: UserAttention, seed: int) -> None:
+        self.attention, self.sizes = attention, attention.sizes
         self.generator = torch.Generator().manual_seed(seed)
 
-    def numbers(self, *shape: int) -> Tensor:
-        """Standard normal numbers."""
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
-
     def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
-        """Token vectors of the query width, or of the context width."""
+        """Token vectors of the query width, or of the context width, or token ids of width 1."""
+        batch, ids = batch or self.sizes.batch, self.attention.ids
+        if ids is not None:
+            return ids[torch.randint(len(ids), (batch, length, 1), generator=self.generator).to(ids.device)]
         heads = (self.sizes.n_heads,) if self.sizes.n_heads else ()
         width = self.sizes.d_context if context else self.sizes.d_in
-        return self.numbers(batch or self.sizes.batch, *heads, length, width)
+        return torch.randn((batch, *heads, length, width), generator=self.generator, dtype=torch.float64)
 
     def inputs(
         self, *, with_context: bool, q_len: int | None = None, k_len: int | None = None, batch: int | None = None
@@ -135,20 +136,20 @@ class InputDrawer:
             return Inputs(queries)
         k_len = k_len or self.sizes.k_len if with_context else q_len
         keys = self.rows(k_len, context=True, batch=batch)
-        has_values = self.sizes.n_heads > 0 or (with_context and self.separate_values)
+        has_values = self.sizes.n_heads > 0 or (with_context and self.attention.n_rows > 2)
         return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if has_values else None)
 
     def replaced(self, inputs: Inputs, key: int, *, factor: float = 1.0) -> Inputs:
         """The inputs with another key and value at a position: `factor` times new random numbers. Without separate keys, the
         query changes."""
 
-        def change(rows: Tensor) -> Tensor:
+        def change(rows: Tensor, *, context: bool = True) -> Tensor:
             new_rows = rows.clone()
-            new_rows[..., key, :] = factor * self.numbers(*rows[..., key, :].shape)
+            new_rows[..., key, :] = factor * self.rows(1, context=context, batch=len(rows))[..., 0, :]
             return new_rows
 
         if inputs.keys is None:
-            return inputs._replace(queries=change(inputs.queries))
+            return inputs._replace(queries=change(inputs.queries, context=False))
         values = None if inputs.values is None else change(inputs.values)
         return inputs._replace(keys=change(inputs.keys), values=values)
 
@@ -180,9 +181,10 @@ class UserAttention:
     """A user's attention that can be called.
 
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It computes in `dtype` on `device`.
-    `slots` are the parameters of queries, keys and values, and `axes` those of each input. Of the other arguments `fixed` are the
-    same in each call, and `made` are made for each. With an `example`, a function of the callable and a length or of the callable
-    alone, the call is the one that it makes, with other inputs and masks in it. `output` is the path and the axes of the output.
+    `slots` are the parameters of queries, keys and values, and `axes` those of each input. `ids` are the ordinary token ids, None
+    for vectors. Of the other arguments `fixed` are the same in each call, and `made` are made for each. With an `example`, a
+    function of the callable and a length or of the callable alone, the call is the one that it makes, with other inputs and masks
+    in it. `output` is the path and the axes of the output; where `is_inside`, it is what the output layer reads.
 
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the likeliest first. `untried` are the
     arguments that always keep their defaults, `unread` those that its source never reads. `mode` is self or cross, None for an
@@ -195,10 +197,12 @@ class UserAttention:
     device: torch.device
     slots: tuple[CallParameter, ...] = ()
     axes: AxisNames = ROW_AXES
+    ids: Tensor | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     made: Mapping[str, Callable[[CallSizes], Any]] = field(default_factory=dict)
     example: Callable[..., Any] | None = None
     output: tuple[Path, AxisNames] = ((), ROW_AXES)
+    is_inside: bool = False
     forms: tuple[MaskForm, ...] = ()
     untried: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
@@ -252,8 +256,8 @@ class UserAttention:
         return HEAD_AXES if self.is_function else ROW_AXES
 
     def drawer(self, seed: int) -> InputDrawer:
-        """Random inputs, in float64 on the CPU, with separate values if it takes them."""
-        return InputDrawer(self.sizes, seed=seed, separate_values=self.n_rows > 2)
+        """Random inputs, the same for the same seed."""
+        return InputDrawer(self, seed)
 
     def __call__(self, inputs: Inputs, *, seed: int | None = None, **how: Any) -> Tensor:
         """A copy of the output for inputs of any dtype and device, called as `result` calls; `seed` seeds torch's generators.
@@ -281,11 +285,28 @@ class UserAttention:
         arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
         with _quietly(self.built, call, training=training):
-            if self.example is not None:
-                shown = changed(call, lambda theirs: {**self._in_batch(theirs, sizes.batch), **arguments})
-                return self.example(shown, *[sizes.q_len][: self.is_resizable])
-            by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
-            return call(*[arguments.pop(name) for name in by_place], **arguments)
+            if self.is_inside:
+                return self._with_inside(lambda: self._of_arguments(call, arguments, sizes), sizes)
+            return self._of_arguments(call, arguments, sizes)
+
+    def _of_arguments(self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes) -> Any:
+        """What the call returns for these arguments, as the example makes it if there is one."""
+        if self.example is not None:
+            shown = changed(call, lambda theirs: {**self._in_batch(theirs, sizes.batch), **arguments})
+            return self.example(shown, *[sizes.q_len][: self.is_resizable])
+        by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
+        return call(*[arguments.pop(name) for name in by_place], **arguments)
+
+    def _with_inside(self, run: Callable[[], Any], sizes: CallSizes) -> tuple[Any, Tensor]:
+        """What the call returns, and the last output `[batch, token, width]` of a part."""
+        inside: list[Tensor] = []
+
+        def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
+            if part is not self.built.module and isinstance(output, Tensor):
+                inside.extend([output] if _fits(output.shape, (*self.axes, "width"), sizes) else [])
+
+        with watching(self.built.module, note):
+            return run(), inside[-1]
 
     def read(self, result: Any, sizes: CallSizes) -> Tensor:
         """A copy of the output in a result, in our order of axes; that of a whole text as of one token."""
@@ -437,6 +458,17 @@ def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Itera
             built.stage(f"examining {built.name}", limited=False)
             for part, mode in zip(parts, modes, strict=True):
                 part.training = mode
+
+
+def watching(module: nn.Module | None, note: Callable[[str, nn.Module, tuple[Any, ...], Any], None]) -> RemovableHandle:
+    """Notes, as a context, the name, the inputs and the output of each part of a module, in the order in which they end."""
+    names = {} if module is None else {part: name for name, part in module.named_modules()}
+
+    def hook(part: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+        if part in names:
+            note(names[part], part, (*inputs, *named.values()), output)
+
+    return register_module_forward_hook(hook, with_kwargs=True)
 
 
 def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Any]:

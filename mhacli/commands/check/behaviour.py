@@ -28,7 +28,7 @@ from mhacli.record.glossary import Word, words_of
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import seeded
 from mhacli.usercode.process import Stage, exception_text
-from mhacli.usercode.sequences import Noted, Sequences, Text
+from mhacli.usercode.sequences import Noted, Sequences
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
 LEAST: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
@@ -179,7 +179,7 @@ class Asker:
     checkpoint."""
 
     of: Sequences
-    texts: Sequence[Text]
+    texts: Sequence[Tensor]
     is_causal: bool | None
     seed: int
     stage: Stage
@@ -192,7 +192,7 @@ class Asker:
 
     def __post_init__(self) -> None:
         """Reads each text alone, and measures the noise floor."""
-        self.text, self.length, self.module = self.texts[0], len(self.texts[0].tokens), self.of.module
+        self.text, self.length, self.module = self.texts[0], len(self.texts[0]), self.of.module
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         self.plain = self.read(self.text)[0]
@@ -204,13 +204,13 @@ class Asker:
             moved = finite(self.moved(within=partial(shaken_parts, self.module, seed)).largest) or 0.0
             self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.dtype, 8) * moved)
 
-    def read(self, *texts: Text, seed: int = 0, within: _Context = nullcontext, **how: Any) -> list[Reading]:
+    def read(self, *texts: Tensor, seed: int = 0, within: _Context = nullcontext, **how: Any) -> list[Reading]:
         """What one pass gives for each of the texts, with a seed, inside a context."""
 
         def run(**note: Any) -> list[Tensor]:
             self.stage(f"calling {self.of.attention.built.name}")
             self.n_passes += 1
-            with torch.no_grad(), seeded(self.seed + seed, texts[0].tokens.device), within():
+            with torch.no_grad(), seeded(self.seed + seed, texts[0].device), within():
                 return self.of.run(texts, **how, **note)
 
         def parts(row: int) -> Noted:
@@ -227,19 +227,19 @@ class Asker:
             self._alone[mask] = [first, *(self.read(text, mask=mask)[0] for text in self.texts[1:])]
         return self._alone[mask]
 
-    def moved(self, text: Text | None = None, **how: Any) -> Pair:
+    def moved(self, text: Tensor | None = None, **how: Any) -> Pair:
         """Another pass over the text, or over a changed one, against the first."""
-        return pair_of(self.read(text or self.text, **how)[0], self.plain)
+        return pair_of(self.read(self.text if text is None else text, **how)[0], self.plain)
 
-    def changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Text:
+    def changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Tensor:
         """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of the whole text, such as a
         selection, moves further."""
-        tokens, other = self.text.tokens.clone(), self.of.draw(self.seed + seed, self.length).tokens
+        tokens, other = self.text.clone(), self.of.draw(self.seed + seed, self.length)
         other = other[:1].expand_as(other) if alike else other
         if self.of.n_ids:
             other = torch.where(other == tokens, (other + 1) % self.of.n_ids, other)
         tokens[start:end] = other[start:end]
-        return self.text._replace(tokens=tokens)
+        return tokens
 
     # ------------------------------------------------------------------------------------------------------ the answers
 
@@ -368,13 +368,12 @@ class Asker:
             return self._failed("finite", pair_of(bad[0], bad[0]), message, torch.nan, None)
         notes = []
         if not self.of.n_ids:
-            large = self.read(self.text._replace(tokens=self.text.tokens * _LARGE))[0].output
+            large = self.read(self.text * _LARGE)[0].output
             notes += [] if bool(large.isfinite().all()) else [f"inputs × {_LARGE:g} give NaN or infinite numbers"]
         for mask in list(self.of.masks)[:1]:
-            x, real = self.of.padded([self.text.tokens, self.text.tokens[:0]], "right")
-            with seeded(self.seed, x.device):
-                _, out = self.of.call(x, real=real, mask=mask)
-            is_nan = out is not None and not bool(out.isfinite().all())
+            rows, real = self.of.padded([self.text, self.text[:0]], "right")
+            with seeded(self.seed, rows.device):
+                is_nan = not bool(self.of.call(rows, real, mask=mask).isfinite().all())
             notes += ["a text whose tokens are all masked gives NaN"] if is_nan else []
         if notes:
             return self.answer("finite", None, "; ".join(notes))
@@ -390,7 +389,7 @@ class Asker:
         if self.is_causal is False:
             self.sees_both_ways = True
             return self.unasked("causality", "tokens may see later ones")
-        if self.of.is_pooled:
+        if self.of.attention.is_pooled:
             self.sees_both_ways = True
             return self.unasked("causality", "its output is of a whole text, not of each token")
         if not self.cuts:
@@ -439,7 +438,7 @@ class Asker:
                 return None
         return "outputs depend on some later tokens"
 
-    def _reach(self, *changed: Text, start: int, end: int) -> float:
+    def _reach(self, *changed: Tensor, start: int, end: int) -> float:
         """The part of the outputs from `start` to `end` that one of several changes of the text reaches, however little: where
         attention is sharp, one alone reaches few."""
         differences = torch.stack([self.moved(text).apart for text in changed])
@@ -472,7 +471,7 @@ class Asker:
         n = max(1, self.length // 3)
         agrees = "a shorter text gives the start of a longer one's"
         differs = f"the first {n} tokens alone give other outputs than in a text of {self.length}"
-        return self.compare("prefix", [self.moved(self.text.first(n))], agrees, differs, n)
+        return self.compare("prefix", [self.moved(self.text[:n])], agrees, differs, n)
 
     def batch(self) -> Behaviour:
         """Whether a text gives the same outputs alone and among others of its length."""
@@ -484,7 +483,7 @@ class Asker:
     def padding(self, side: PaddingSide) -> Behaviour:
         """Whether texts padded on a side give the same outputs as each alone, with a mask in which True means what hides most.
         Padding on the left must change nothing where positions are given, and in causal models of transformers."""
-        name, lengths = f"{side}-padding", [len(text.tokens) for text in self.texts]
+        name, lengths = f"{side}-padding", [len(text) for text in self.texts]
         if not self.of.masks:
             return self.unasked(name, "it takes no mask of padding by a known name")
         if side == "left" and self.of.has_source:
@@ -514,7 +513,7 @@ class Asker:
 
     def cache(self) -> Behaviour:
         """Whether tokens that are read behind a cache, one by one and together, give the outputs of one call."""
-        if self.of.cache is None and self.of.offset is None:
+        if self.of.cached is None:
             return self.unasked("cache", "it takes no cache by a known name")
         if self.answers["causality"].ok is not True:
             return self.unasked("cache", "only where no output depends on a later token")
@@ -522,19 +521,17 @@ class Asker:
         n, chunk = self.length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
         cuts = range(n, self.length - chunk + 1)
         self.n_passes += len(cuts) + 1
-        with torch.no_grad(), seeded(self.seed, self.text.tokens.device):
-            parts = self.of.steps(self.text, cuts)
-        if parts is None:
-            return self.unasked("cache", "the call returns no cache")
+        with torch.no_grad(), seeded(self.seed, self.text.device):
+            (output,) = self.of.cached(self.text[None], (*cuts, self.length))
         agrees = f"{n} tokens, then {n_steps} behind a cache, give the same as one call"
         differs = "tokens that are read behind a cache give other outputs than in one call"
-        return self.compare("cache", [pair_of(Reading(torch.cat(parts), dict), self.plain)], agrees, differs, n)
+        return self.compare("cache", [pair_of(Reading(output, dict), self.plain)], agrees, differs, n)
 
     def in_16_bits(self) -> Behaviour:
         """How far bfloat16 moves outputs of a model in float32."""
         if self.dtype != "float32":
             return self.unasked("dtype", f"it computes in {self.dtype}")
-        device = self.text.tokens.device.type
+        device = self.text.device.type
         moved = self.moved(within=partial(torch.autocast, device, torch.bfloat16)).largest
         reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"
         return self.answer("dtype", None, reason, moved)

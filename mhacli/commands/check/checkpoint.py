@@ -52,7 +52,7 @@ from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import TokenSequence
 from mhacli.usercode.process import Stage
-from mhacli.usercode.sequences import Sequences, Text, sequences_of_ids
+from mhacli.usercode.sequences import Sequences, sequences_of_ids
 
 CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
@@ -77,11 +77,9 @@ def examine_checkpoint(
     def stage(stage: str, *, limited: bool = True) -> None:
         report_progress(1 - 0.97 ** next(steps), stage)
 
-    tensor = partial(torch.tensor, device=device_of(loaded.model))
-    tokens = [tensor(text.ids) for text in inputs.sequences]
-    sources: list[Any] = [tensor(text.ids) for text in inputs.context or ()] or [None] * len(tokens)
+    tokens = [torch.tensor(text.ids, device=device_of(loaded.model))[:, None] for text in inputs.sequences]
     sequences = _sequences_of(loaded, inputs, len(tokens[0]))
-    asker = Asker(sequences, [*map(Text, tokens, sources)], is_claimed_causal(loaded.model), seed, stage)
+    asker = Asker(sequences, tokens, is_claimed_causal(loaded.model), seed, stage)
     asker = _asked(asker, loaded, inputs, CHECKS)
     report_progress(1.0, "done")
     step = "float32" if loaded.dtype == "float64" else loaded.dtype
@@ -281,7 +279,7 @@ def eager(asker: Asker, model: Any) -> Behaviour:
         if implementation_of(model) != EAGER:
             return asker.unasked("eager", f"this family cannot switch from {name} to eager")
     ours, theirs = [*asker.alone()], [asker.read(text, within=within)[0] for text in asker.texts]
-    if len({len(text.tokens) for text in asker.texts}) > 1:
+    if len({len(text) for text in asker.texts}) > 1:
         mask = next(iter(asker.of.masks), "")
         ours += asker.read(*asker.texts, mask=mask)
         theirs += asker.read(*asker.texts, mask=mask, within=within)

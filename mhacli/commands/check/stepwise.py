@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +19,9 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
 from mhacli.commands.check.result import Finding, ProbeResult
-from mhacli.usercode.build import cast_copy, copied
-from mhacli.usercode.find_call import positions
 from mhacli.usercode.graph import watch
 from mhacli.usercode.process import SourceLine
-from mhacli.usercode.roles import called_function, signature_of
-from mhacli.usercode.sequences import SWITCH, cache_in
-from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention, leaves
+from mhacli.usercode.sequences import StepConvention, causal_inputs, step_conventions
 
 _FEWEST = 4
 """The shortest text that is read in steps."""
@@ -45,131 +39,6 @@ class Stepwise(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-# ------------------------------------------------------------------------------------------------------ how a cache is passed
-
-
-class GrowingCache:
-    """A cache that keeps keys and values `[batch, head, length, d]` and appends new ones.
-
-    It has the methods of the caches in `transformers`. Source: Hugging Face transformers, cache_utils.DynamicCache.
-    """
-
-    def __init__(self) -> None:
-        self.kept: list[Tensor] = []
-
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        """All keys and values, the new ones last: the first two tensors among the arguments."""
-        values = [*args, *kwargs.values()]
-        new = [value for value in values if isinstance(value, Tensor) and value.ndim >= 3][:2]
-        if self.kept:
-            new = [torch.cat(pair, dim=-2) for pair in zip(self.kept, new, strict=True)]
-        self.kept = new
-        return tuple(new)
-
-    def get_seq_length(self, *_: Any) -> int:
-        """The number of cached tokens; none is ever dropped."""
-        return self.kept[0].shape[-2] if self.kept else 0
-
-    append = insert_kv = store = update
-    get_usable_length = get_seq_length
-
-
-@dataclass(frozen=True)
-class StepConvention:
-    """One way to call attention step by step: its call is given the arguments for switches and positions.
-
-    `caches` are the arguments for the cache with their defaults, empty for a module that keeps its own. `make` creates a cache,
-    which all steps are given; None: each step is given what the last one returned. `mask` is the form of the causal mask of a
-    step. `names` are all arguments that are passed for steps.
-    """
-
-    attention: UserAttention
-    caches: Mapping[str, Any]
-    make: Callable[[], Any] | None
-    mask: MaskForm | None
-    names: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """A description for reports."""
-        return ", ".join(self.names) + ("" if self.caches else " and a cache of its own")
-
-    def __call__(self, rows: Tensor, ends: tuple[int, ...]) -> Tensor:
-        """The outputs for token vectors `[batch, length, d_in]`, read in steps that end at `ends`. Raises what the call raises,
-        and ValueError if it returns no cache."""
-        attention = self.attention.of(copied(self.attention.built.call), self.attention.dtype)
-        cache = self.caches if self.make is None else dict.fromkeys(self.caches, self.make())
-        outs = []
-        for start, end in pairwise((0, *ends)):
-            inputs = _inputs(rows, start, end, self.mask)
-            result = attention.result(inputs, mask=self.mask, given=cache, start=start)
-            outs.append(attention.read(result, attention.sizes_of(inputs)))
-            if self.caches and self.make is None:
-                names = [*self.caches]
-                found = cache_in(result, names[0], dict(leaves(result)).get(attention.output[0]))
-                if found is None:
-                    raise ValueError("the call returns no cache")
-                # one part, a tuple with a part for each argument, or the last parts of the result
-                parts = (
-                    [found] if len(names) == 1 else found if isinstance(found, tuple | list) else result[-len(names) :]
-                )
-                cache = dict(zip(names, parts, strict=True))
-        return torch.cat(outs, dim=1).to("cpu", torch.float64)
-
-
-def _inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> Inputs:
-    """The inputs of a step, with its rows of the causal mask if it takes one."""
-    allowed = torch.ones(1, 1, end - start, end, dtype=torch.bool).tril(start)
-    return Inputs(rows[:, start:end], allowed=None if mask is None else allowed)
-
-
-def _unused(attention: UserAttention) -> UserAttention:
-    """The attention with its weights in a new module, so that no cache holds earlier calls; itself if none can be built."""
-    with suppress(Exception):  # the second build may raise anything
-        module, unused = attention.built.module, attention.built.rebuild().module
-        assert module is not None
-        assert unused is not None
-        for name, parameter in unused.named_parameters():
-            parameter.data = module.get_parameter(name).detach().clone()
-        call = unused.to(attention.device)
-        return attention.of(
-            cast_copy(call, torch.float64) if attention.dtype == torch.float64 else call, attention.dtype
-        )
-    return attention
-
-
-def _conventions(attention: UserAttention, mask: MaskForm | None) -> Iterator[StepConvention]:
-    """The ways to call attention step by step, the likeliest first; none without any sign of a cache."""
-    free = [p for p in signature_of(attention.built.call) if attention.fixed.get(p.name) is None]
-    switches = [p.name for p in free if SWITCH.fullmatch(p.name.lower())]
-    caches = {p.name: p.default for p in free if p.role == "cache" and p.name not in switches}
-    places = [p for p in free if p.role in ("offset", "positions")]
-    names = (*caches, *(p.name for p in places), *switches)
-    if attention.is_function or attention.example is not None or not names:
-        return
-    told = {p.name: partial(positions, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
-    fixed = {**attention.fixed, **dict.fromkeys(switches, True)}
-    attention = replace(_unused(attention), made={**told, **attention.made}, fixed=fixed)
-    forms: list[MaskForm | None] = [mask]
-    if mask is not None:  # a step may take one kind of mask alone
-        forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]
-        forms += [None]
-    for make in (None, *_cache_classes(attention.built.call)) if caches else (None,):
-        for form in forms:
-            yield StepConvention(attention, caches, make, form, names)
-
-
-def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-    """The classes of a cache that the caller creates: those of the file with a name that tells or an annotation, then ours."""
-    function = inspect.unwrap(called_function(call))
-    annotations = " ".join(map(str, getattr(function, "__annotations__", {}).values()))
-    for name, thing in getattr(function, "__globals__", {}).items():
-        is_own = inspect.isclass(thing) and thing.__module__ == function.__module__
-        if is_own and ("cache" in name.lower() or re.search(rf"\b{name}\b", annotations)):
-            yield thing
-    yield GrowingCache
-
-
 # ------------------------------------------------------------------------------------------------------------ the comparison
 
 
@@ -185,8 +54,8 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> Stepwise:
     mask = form if takes_causal else None
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     failing: Stepwise | None = None
-    for convention in _conventions(attention, mask):
-        whole = output_for(replace(attention, is_forgetful=True), _inputs(rows, 0, length, mask), mask)
+    for convention in step_conventions(attention, mask):
+        whole = output_for(replace(attention, is_forgetful=True), causal_inputs(rows, 0, length, mask), mask)
         runs = _runs_of(convention, rows)
         largest = max((max_error(out, whole) for out in runs.values()), default=0.0)
         if runs and largest <= _tolerance(whole):
