@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,14 +17,18 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.commands.check.candidates import head_counts
+from mhacli.commands.check.findings import smallest
 from mhacli.commands.check.inputs import (
-    HIDDEN,
     TOLERANCE,
+    InputCase,
     arguments_without_effect,
+    make_case,
     max_error,
-    output_for,
+    plain,
     randomised,
+    unmasked_inputs,
 )
+from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
@@ -34,7 +39,7 @@ from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target
-from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
+from mhacli.usercode.user_attention import MaskForm, UserAttention
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
@@ -42,24 +47,28 @@ _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
 _MOST_READINGS = 5
 """The most ways to read the weights of one module."""
 Pair = tuple[UserAttention, UserAttention]
-_NOT_COMPARABLE = "different shapes, or NaN in one of them"
-Masks = dict[str, MaskForm]
-_NO_MASKS: tuple[Masks, Masks] = ({}, {})
 
 
 class Gap(NamedTuple):
-    """The difference of two outputs for the input named `case`. `masks` are the forms of its masks for each of the two."""
+    """A case of the first implementation, the form of the mask of the second one, and the difference of their outputs."""
 
-    case: str
+    case: InputCase
+    form: MaskForm | None
     difference: float
-    tolerance: float
-    inputs: Inputs
-    masks: tuple[Masks, Masks]
 
     @property
     def ok(self) -> bool:
         """Whether the difference is within rounding."""
-        return self.difference <= self.tolerance
+        return self.difference <= self.case.tolerance
+
+    @property
+    def in_words(self) -> str:
+        """The difference, or that there is none."""
+        if self.ok:
+            return f"{self.case.name}: the same"
+        is_number = math.isfinite(self.difference)
+        words = f"largest difference {self.difference:.4g}" if is_number else "different shapes, or NaN in one of them"
+        return f"{self.case.name}: {words}"
 
 
 def compare(request: CheckRequest, stage: Stage) -> Examination:
@@ -79,7 +88,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     failing = next((gap for gap in gaps if not gap.ok), None)
     departure = None if failing is None else _departure(failing, pair, request.of.seed)
     findings = () if failing is None else (_finding(gaps, pair, request, departure),)
-    worst = max(gaps, key=lambda gap: gap.difference / gap.tolerance)
+    worst = max(gaps, key=lambda gap: gap.difference / gap.case.tolerance)
     return Examination(
         verdict="wrong" if findings else "right",
         target=targets[0],
@@ -98,7 +107,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
             str(first.dtype).removeprefix("torch."),
             len(gaps),
             finite(worst.difference),
-            worst.tolerance,
+            worst.case.tolerance,
         ),
         against=targets[1],
         not_examined=tuple(
@@ -142,17 +151,14 @@ def _with_arguments_of(first: UserAttention, request: TargetRequest) -> TargetRe
     thing = find_target(request.target)
     is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
     names = list(parameters_of(thing)) if is_built else []
-    roles = {role_of(name): name for name in reversed(names)}
+    by_role = {role_of(name): name for name in reversed(names) if role_of(name) is not None}
     renamed = {}
     for argument in arguments_of(first.built):
         role = role_of(argument.name)
+        name = argument.name if argument.name.partition(".")[0] in names else by_role.get(role)
         is_size = role in _SIZES and argument.value.isdigit()
-        if argument.origin == "default" and not is_size:
-            continue
-        if argument.name.partition(".")[0] in names:
-            renamed[argument.name] = argument.value
-        elif role is not None and role in roles:
-            renamed[roles[role]] = argument.value
+        if name is not None and (is_size or argument.origin != "default"):
+            renamed[name] = argument.value
     return replace(request, arguments=tuple({**renamed, **dict(request.arguments)}.items()))
 
 
@@ -260,25 +266,33 @@ def _places(cells: Projection) -> Tensor:
 
 
 def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Gap]:
-    """The differences for inputs that both take: self-attention, a context, masks and padding."""
-    drawer = _with_common_sizes(first, second).drawer(seed)
-    pair, has_context = (first, second), first.takes_context and second.takes_context
-    yield _gap("self-attention", pair, drawer.inputs(with_context=False))
-    if has_context:
-        yield _gap("fewer queries than keys", pair, drawer.inputs(with_context=True))
-    inputs = drawer.inputs(with_context=has_context)
+    """The differences for inputs that both take: self-attention, a context, a mask and padding. Raises `MhaError` if one without
+    masks does not fit both."""
+    common = _with_common_sizes(first, second)
+    unmasked: tuple[MaskForm | None, ...] = (None,)
+    rows = [(name, inputs, unmasked, unmasked) for name, inputs in unmasked_inputs(common, seed).items()]
+    drawer = common.drawer(seed)
+    inputs = drawer.inputs(with_context=common.takes_context)
     masked, padded = inputs._replace(allowed=drawer.allowed(inputs)[:1]), inputs._replace(real=drawer.real(inputs))
-    masks = [
-        _gap("a mask", pair, masked, ({"mask": form}, {"mask": other}))
-        for form, other in itertools.product(first.mask_forms[:4], second.mask_forms[:4])
-    ]
-    padding = [
-        _gap("padding", pair, padded, ({"padding": form}, {"padding": other}))
-        for form, other in itertools.product(first.padding_forms[:4], second.padding_forms[:4])
-    ]
-    for gaps in (masks, padding):
+    rows.append(("a mask", masked, first.mask_forms[:4], second.mask_forms[:4]))
+    rows.append(("padding", padded, first.padding_forms[:4], second.padding_forms[:4]))
+    for name, inputs, forms, others in rows:
+        gaps = []
+        for form, other in itertools.product(forms, others):
+            with suppress(Exception):  # the form does not fit these sizes
+                gaps.append(_gap(make_case(name, first, inputs, form), second, other))
         if gaps:  # the smallest, because the meaning of True is a choice
             yield min(gaps, key=lambda gap: gap.difference)
+        elif None in forms:
+            raise MhaError(f"cannot compare the two: an input for {name} fits only one", code="cannot-compare")
+
+
+def _gap(case: InputCase, second: UserAttention, form: MaskForm | None) -> Gap:
+    """The difference of the second's output for the inputs of a case. Raises what its call raises."""
+    out, other = case.output, plain(second(case.inputs, mask=form))
+    if case.counted is not None and out.shape == other.shape and out.ndim == 3:
+        out, other = out[case.counted], other[case.counted]
+    return Gap(case, form, max_error(out, other))
 
 
 def _with_common_sizes(first: UserAttention, second: UserAttention) -> UserAttention:
@@ -290,32 +304,14 @@ def _with_common_sizes(first: UserAttention, second: UserAttention) -> UserAtten
     return replace(first, sizes=sizes, slots=slots)
 
 
-def _gap(name: str, pair: Pair, inputs: Inputs, masks: tuple[Masks, Masks] = _NO_MASKS) -> Gap:
-    try:
-        a, b = (output_for(subject, inputs, **forms) for subject, forms in zip(pair, masks, strict=True))
-    except Exception:  # the form does not fit these sizes
-        return Gap(name, math.inf, TOLERANCE, inputs, masks)
-    if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
-        a, b = a[inputs.real], b[inputs.real]  # padded positions have no defined output
-    return Gap(name, max_error(a, b), _tolerance(a), inputs, masks)
-
-
-def _tolerance(tensor: Tensor) -> float:
-    """The largest difference from a tensor that rounding explains."""
-    finite_numbers = tensor[tensor.isfinite()].abs()
-    return TOLERANCE * (finite_numbers.max().item() if finite_numbers.numel() else 1.0)
-
-
 def _finding(gaps: Sequence[Gap], pair: Pair, request: CheckRequest, departure: FirstDifference | None) -> Finding:
     assert request.against is not None
     targets = (request.of.target, request.against.target)
-    evidence = []
-    for gap in gaps:
-        words = f"largest difference {gap.difference:.4g}" if math.isfinite(gap.difference) else _NOT_COMPARABLE
-        evidence += [] if gap.ok else [f"{gap.case}: {words}"]
-    example = _smallest(pair, request.of.seed)
-    evidence += [] if example is None else [example]
-    evidence += [f"{gap.case}: the same" for gap in gaps if gap.ok]
+    failing = [gap for gap in gaps if not gap.ok]
+    case, form = failing[0][:2]
+    example = smallest(pair[0], case, lambda cases: _gap(cases[0], pair[1], form).difference / cases[0].tolerance)
+    evidence = [*(gap.in_words for gap in failing), *([example] if example else [])]
+    evidence += [gap.in_words for gap in gaps if gap.ok]
     fix = f"compare mha trace {targets[0]} with mha trace {targets[1]}, step by step"
     return Finding(
         code="differs",
@@ -324,17 +320,6 @@ def _finding(gaps: Sequence[Gap], pair: Pair, request: CheckRequest, departure: 
         fix=fix if departure is None else f"compare the two lines that compute {departure.site}",
         effect="they are not the same layer",
     )
-
-
-def _smallest(pair: Pair, seed: int) -> str | None:
-    """The smallest of a few small inputs with different outputs, as text."""
-    for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
-        drawer = _with_common_sizes(*pair).drawer(seed)
-        gap = _gap("", pair, drawer.inputs(with_context=False, q_len=length, batch=batch))
-        if not gap.ok and math.isfinite(gap.difference):
-            rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
-            return f"smallest example, {rows}: they differ by {gap.difference:.4g}"
-    return None
 
 
 # ------------------------------------------------------------------------------------------------------- first difference
@@ -351,47 +336,30 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     """The first site that differs after all that are the same. None if a call cannot be recorded, or if no site differs."""
     try:
         first, second = (
-            recorded(subject, gap.inputs, seed, *masks.values()).tensors_at_sites()
-            for subject, masks in zip(pair, gap.masks, strict=True)
+            recorded(subject, gap.case.inputs, seed, form).tensors_at_sites()
+            for subject, form in zip(pair, (gap.case.form, gap.form), strict=True)
         )
     except Exception:  # the code of the user raises it
         return None
     sites = [site for site in _SITES if site in first and site in second]
-    same = [
-        site for site in sites if _are_same(first[site][1], second[site][1], up_to_a_factor=site in _UP_TO_A_FACTOR)
-    ]
+    same = [site for site in sites if _are_same(site, first[site][1], second[site][1])]
     shared = [sites.index(site) for site in same if site not in _INPUTS]
     site = next((site for site in sites[max(shared, default=-1) + 1 :] if site not in same), None)
     if site is None:
         return None
     before = [name for name in same if sites.index(name) < sites.index(site)]
-    lines = (first[site][0], second[site][0])
-    return FirstDifference(site, before[-1] if before else None, *lines[0], *lines[1])
+    return FirstDifference(site, before[-1] if before else None, *first[site][0], *second[site][0])
 
 
-def _are_same(first: Sequence[Tensor], second: Sequence[Tensor], *, up_to_a_factor: bool) -> bool:
-    """Whether tensors of one site have the same rows in any order, up to rounding. The last two axes may be exchanged. Where
-    heads are merged in only one of the two, their single numbers are compared."""
-    layouts = [second, [tensor.mT for tensor in second]]
-    widths = [{tensor.shape[-1] for tensor in (*first, *layout)} for layout in layouts]
-    pairs = [(layout, width.pop()) for layout, width in zip(layouts, widths, strict=True) if len(width) == 1]
-    for layout, width in pairs or [(second, 1)]:
-        a, b = _sorted_rows(first, width), _sorted_rows(layout, width)
-        n_rows = max(len(a), len(b))
-        if n_rows % len(a) or n_rows % len(b):
-            continue
-        a, b = (rows.repeat_interleave(n_rows // len(rows), dim=0) for rows in (a, b))
-        if up_to_a_factor:
-            both = a.isfinite() & b.isfinite()
-            b = b * (a[both] @ b[both] / b[both].square().sum().clamp(min=1e-300))
-        if max_error(a, b) <= _tolerance(a):
-            return True
-    return False
-
-
-def _sorted_rows(tensors: Sequence[Tensor], width: int) -> Tensor:
-    """The rows of tensors in float64 on the CPU, with masked numbers as −∞, in an order that depends on their numbers alone."""
-    rows = torch.cat([tensor.detach().to("cpu", torch.float64).reshape(-1, width) for tensor in tensors])
-    rows = rows.masked_fill(rows < HIDDEN, -math.inf)
-    weights = torch.arange(1, width + 1, dtype=torch.float64)
-    return rows[(rows.nan_to_num(neginf=0.0) @ weights).argsort()]
+def _are_same(site: str, first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Whether tensors of one site have the same numbers in any order, and a concatenation in each column. Each may repeat
+    the numbers of its kv heads."""
+    width = first[0].shape[-1] if site == "concat" and first[0].shape[-1] == second[0].shape[-1] else 1
+    a, b = (sorted_numbers(torch.cat([plain(tensor).flatten() for tensor in each]), width) for each in (first, second))
+    n_rows = max(len(a), len(b))
+    if n_rows % len(a) or n_rows % len(b):
+        return False
+    a, b = (rows.repeat_interleave(n_rows // len(rows), dim=0) for rows in (a, b))
+    if site in _UP_TO_A_FACTOR:
+        b = b * a.norm() / b.norm().clamp(min=1e-300)
+    return max_error(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max())

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer
-from mhacli.commands.check.inputs import HIDDEN, TOLERANCE, Examined
-from mhacli.commands.check.recording import Run, plain, run_of
+from mhacli.commands.check.inputs import HIDDEN, TOLERANCE, Examined, plain
+from mhacli.commands.check.recording import Run, run_of
 from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import KERNEL, Operation
@@ -42,7 +42,7 @@ Option = tuple[Mapping[str, Any], tuple[Choice, ...]]
 """A possible design: fields of the layer, and the choices that they are."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A layer that it may implement, with its design choices. `reading` is the source of its weights, None for a function."""
 
@@ -157,14 +157,20 @@ def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
 # ------------------------------------------------------------------------------------------- causality, scale and softcap
 
 
-def causality(examined: Examined, _: Run) -> Iterator[Option]:
-    """With its own causal mask and without, the expected one first; only one where its behaviour shows which."""
-    expected = examined.expects_causal
+def causality(examined: Examined, run: Run) -> Iterator[Option]:
+    """With its own causal mask and without, the expected one first; only one where its behaviour shows which. Then with a rule of
+    its own that the probes show; where it is meant to be causal, one that shows the future does not count."""
+    expected, seen = examined.expects_causal, examined.probed.influence
     if expected and examined.probed.visible == "full":
         yield {"causal": not examined.subject.mask_forms}, ()
         return
     yield {"causal": expected}, ()
     yield {"causal": not expected}, ()
+    is_rule = seen is not None and examined.probed.visible in ("other", "itself only")
+    is_finite = bool(run.graph.out.isfinite().all())  # NaN would count as seeing nothing
+    if seen is not None and is_rule and is_finite and not (expected and bool(seen.triu(1).any())):
+        choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
+        yield {"causal": False, "sees": seen}, (choice,)
 
 
 def softcaps(examined: Examined, run: Run) -> Iterator[Option]:

@@ -18,11 +18,11 @@ from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.inputs import (
     Examined,
     InputCase,
-    InputKind,
-    core_cases,
     large_case,
+    make_case,
     masked_cases,
     max_error,
+    unmasked_inputs,
     windows_case,
 )
 from mhacli.commands.check.recording import Run, run_of_case
@@ -39,13 +39,26 @@ _HIDES = -1e4
 """A masked score that no ordinary score falls below. Source: the first BERT, whose masked scores were −10,000."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A layer that may explain some cases, alone or with mistakes of a `pool`; `run` is the recorded first case."""
+
+    candidate: Candidate
+    cases: list[InputCase]
+    run: Run
+    pool: Sequence[Mistake]
+
+    def n_produced(self, mistakes: Sequence[Mistake]) -> int:
+        """How many tensors the layer with these mistakes shares with the run."""
+        return self.run.at_sites(self.candidate.layer, mistakes).n_produced
+
+
 @dataclass
 class Diagnosis:
     """The result of a diagnosis. `run` is the recorded first case. `mistakes` together reproduce the outputs; `proofs` has the
     largest difference, relative to the tolerance, and the cases for each code. `likeliest` is the layer that shares the most
     tensors with the run, and `shown` its mistake that makes the run's weighted values, where the output is not explained.
-    `unexplained` are inputs without a matching hypothesis, `not_examined` masks that act only beside another argument.
-    `n_nan_rows` counts NaN rows caused by left padding under its own causal mask."""
+    `not_examined` are masks that act only beside another argument; without `explains_masks`, no hypothesis matches a mask."""
 
     cases: list[InputCase]
     run: Run
@@ -55,10 +68,9 @@ class Diagnosis:
     mistakes: tuple[Mistake, ...] = ()
     proofs: dict[str, tuple[float, list[InputCase]]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
-    unexplained: list[str] = field(default_factory=list)
+    explains_masks: bool = True
     not_examined: list[str] = field(default_factory=list)
     n_hypotheses: int = 0
-    n_nan_rows: int = 0
 
     @property
     def layer(self) -> ReferenceLayer:
@@ -69,17 +81,13 @@ class Diagnosis:
     @property
     def is_right(self) -> bool:
         """Whether the plain reference reproduces every output."""
-        return self.candidate is not None and not self.mistakes and not self.unexplained
+        return self.candidate is not None and not self.mistakes and self.explains_masks
 
     @property
     def mask_form(self) -> MaskForm | None:
-        """The form of a mask that it obeys; None if it takes none, or reads it wrongly."""
-        return next((case.form for case in self.cases if case.kind == "mask"), None) if self.is_right else None
-
-    def error(self, layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
-        """The error of one more hypothesis."""
-        self.n_hypotheses += 1
-        return error_of(layer, mistakes, cases)
+        """The form of a mask of queries and keys that it obeys; None if it takes none, or reads it wrongly."""
+        forms = (case.form for case in self.cases if case.form is not None and not case.form.is_padding)
+        return next(forms, None) if self.is_right else None
 
     def explains(self, case: InputCase, **changes: Any) -> bool:
         """Whether the layer with its mistakes gives the output of a case, with −∞ or a finite number for a masked score;
@@ -87,11 +95,45 @@ class Diagnosis:
         layers = [replace(self.layer, hidden=hidden, **changes) for hidden in (-math.inf, -1e9)]
         return any(error_of(layer, self.mistakes, [case]) <= 1.0 for layer in layers)
 
-    def accept(self, candidate: Candidate, mistakes: Sequence[Mistake], error: float, cases: list[InputCase]) -> None:
-        """Keeps the hypothesis that matches these cases."""
-        self.candidate = candidate
-        self.proofs |= {new.code: (error, cases) for new in mistakes[len(self.mistakes) :]}
-        self.mistakes = tuple(mistakes)
+    def accepts(self, trial: Trial, *hypotheses: tuple[Mistake, ...]) -> bool:
+        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
+        the most tensors with the run."""
+        self.n_hypotheses += len(hypotheses)
+        errors = [(error_of(trial.candidate.layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
+        matching = [match for match in errors if match[0] <= 1.0]
+        if not matching:
+            return False
+        error, mistakes = max(matching, key=lambda match: len(matching) > 1 and trial.n_produced(match[1]))
+        self.candidate = trial.candidate
+        self.proofs |= {new.code: (error, trial.cases) for new in mistakes[len(self.mistakes) :]}
+        self.mistakes = mistakes
+        self.cases += [case for case in trial.cases if case not in self.cases]
+        return True
+
+    def accepts_one_more(self, trial: Trial, known: tuple[Mistake, ...]) -> bool:
+        """Whether one mistake of the pool explains the cases together with those that are known, and keeps it."""
+        return self.accepts(trial, *_with_one_more(trial, known))
+
+    def accepts_several(self, trial: Trial) -> bool:
+        """Applies the mistake whose layer shares the most tensors with the run, and goes on from there."""
+        known = self.mistakes
+        n_shared = trial.n_produced(known)
+        while len(known) < _MOST_MISTAKES:
+            counts = [(trial.n_produced(more), more) for more in _with_one_more(trial, known)]
+            n_best = max((n for n, _ in counts), default=0)
+            if n_best <= n_shared:
+                return False
+            best = [more for n, more in counts if n == n_best]
+            if any(self.accepts_one_more(trial, more) for more in best):
+                return True
+            known, n_shared = best[0], n_best
+        return False
+
+
+def _with_one_more(trial: Trial, known: tuple[Mistake, ...]) -> list[tuple[Mistake, ...]]:
+    """The known mistakes with each of the pool that replaces another stage."""
+    taken = {mistake.stage for mistake in known}
+    return [(*known, mistake) for mistake in trial.pool if mistake.stage not in taken]
 
 
 def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
@@ -134,42 +176,44 @@ def _counted(case: InputCase, keep: Tensor | None, out: Tensor) -> Tensor:
 
 def diagnose(examined: Examined) -> Diagnosis:
     """Diagnoses a subject. Raises what the subject raises."""
-    subject = examined.subject
-    cases = list(core_cases(subject, examined.request.of.seed))
+    subject, seed = examined.subject, examined.request.of.seed
+    cases = [make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()]
     result = Diagnosis(cases, run_of_case(subject, cases[0]))
-    layers = candidates(examined, result.run)
-    if layers and not _explain_core(result, examined, layers):
-        result.unexplained.append(cases[0].name)
+    _explain_core(result, examined)
     if result.candidate is None:
         return result
-    for masked in _masked_cases(examined):
-        _explain_masked(result, examined, masked)
-    _explain_windows(result, examined)
-    masked = [case for kind in ("mask", "padding") for case in result.cases if case.kind == kind]
-    unmasked = [] if any(case.kind == "mask" for case in masked) else result.cases[:1]
+    for of_mask in _masked_cases(examined):
+        _explain_masked(result, examined, of_mask)
+    masked = [case for case in result.cases if case.form is not None]
+    form = next((case.form for case in masked), None)
+    windows = None if form is None else windows_case(subject, seed, form)
+    if windows is not None and not result.explains(windows):
+        result.accepts_one_more(_trial(result, examined, windows, shown_by="windows"), result.mistakes)
+    unmasked = [] if any(case.form and not case.form.is_padding for case in masked) else cases[:1]
     for case in [large_case(subject, case) for case in (*masked, *unmasked)]:
         _explain_large(result, examined, case)
-    padded = next((case for case in result.cases if case.kind == "padding"), None)
-    if padded is not None and result.layer.causal and not result.mistakes:
-        result.n_nan_rows = int(padded.output.isnan().any(dim=-1).sum())
     return result
 
 
+def _trial(result: Diagnosis, examined: Examined, case: InputCase, *, shown_by: str) -> Trial:
+    """The accepted layer for a further case, with the mistakes that such inputs show."""
+    assert result.candidate is not None
+    pool = [mistake for mistake in MISTAKES if mistake.shown_by == shown_by]
+    return Trial(result.candidate, [case], run_of_case(examined.subject, case), pool)
+
+
 def _masked_cases(examined: Examined) -> Iterator[list[InputCase]]:
-    """The cases of each mask, then of each padding that is none of these masks, in every form that agrees with what is stated."""
+    """The cases of each mask, then of each padding, in every form that agrees with what is stated."""
     subject, means = examined.subject, examined.request.mask_means
-    masks = [form.parameter for form in subject.mask_forms]
-    of_kind: dict[InputKind, list[str]] = {
-        "mask": [name for name in masks if call_role(name) != "bias"] or masks,
-        "padding": [form.parameter for form in subject.padding_forms if form.parameter not in masks],
-    }
-    for kind, names in of_kind.items():
-        for name in dict.fromkeys(names):
-            forms = [form for form in (*subject.mask_forms, *subject.padding_forms) if form.parameter == name]
-            if means is not None:  # what is added to scores, such as −∞, has no True
-                stated = [form for form in forms if form.kind != "additive" and form.true_means == means]
-                forms = [form for form in forms if form.kind == "lengths" or form in stated]
-            yield list(masked_cases(subject, examined.request.of.seed, forms, kind))
+    masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"] or subject.mask_forms
+    forms = [*masks, *subject.padding_forms]
+    if means is not None:  # what is added to scores, such as −∞, has no True
+        forms = [
+            form for form in forms if (form.kind != "additive" and form.true_means == means) or form.kind == "lengths"
+        ]
+    for name in dict.fromkeys(form.parameter for form in forms):
+        of_name = [form for form in forms if form.parameter == name]
+        yield list(masked_cases(subject, examined.request.of.seed, of_name))
 
 
 def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:
@@ -187,109 +231,31 @@ def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:
     return [each for each in possible if not (examined.request.not_causal and each.stage == "causal_rule")]
 
 
-# --------------------------------------------------------------------------------------------------------- without masks
-
-
-def _explain_core(result: Diagnosis, examined: Examined, layers: Sequence[Candidate]) -> bool:
-    """Accepts the first match of: no mistake, a custom pattern, one mistake; then the same for layers that contradict a
-    statement; then several mistakes."""
-    run, ranked = result.run, list[Candidate]()
-    for _, group in groupby(layers, key=lambda candidate: bool(candidate.contradicts(examined.request))):
-        readings = list(group)
-        for candidate in readings:
-            error = result.error(candidate.layer, (), result.cases)
-            if error <= 1.0:
-                result.accept(candidate, (), error, result.cases)
-                return True
-        if _has_own_pattern(result, examined, readings):
-            return True
-        likely = sorted(readings[:_MOST_RANKED], key=lambda candidate: -run.at_sites(candidate.layer).n_produced)
+def _explain_core(result: Diagnosis, examined: Examined) -> None:
+    """Accepts the first layer that matches without a mistake, or with one; then the same for layers that contradict a statement;
+    then one with several mistakes."""
+    run, ranked = result.run, list[Trial]()
+    for _, group in groupby(candidates(examined, run), key=lambda each: bool(each.contradicts(examined.request))):
+        layers = list(group)
+        if any(result.accepts(Trial(candidate, result.cases, run, ()), ()) for candidate in layers):
+            return
+        by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -run.at_sites(candidate.layer).n_produced)
+        few = dict.fromkeys([*by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
+        likely = [Trial(candidate, result.cases, run, _pool(examined, candidate, run)) for candidate in few]
         ranked = ranked or likely
-        result.likeliest = ranked[0]
-        few = [*likely[:_LAYERS_FOR_ONE], *readings[:_LAYERS_FOR_ONE]]
-        for candidate in {id(candidate): candidate for candidate in few}.values():
-            if _has_one_more(result, candidate, _pool(examined, candidate, run), (), result.cases, run):
-                return True
-    for candidate in ranked[:_LAYERS_FOR_MORE]:
-        if _has_several(result, candidate, _pool(examined, candidate, run), result.cases, run):
-            return True
-    if not any(run.at_sites(candidate.layer).producers("z") for candidate in ranked):
-        layer, pool = ranked[0].layer, _pool(examined, ranked[0], run)
+        result.likeliest = ranked[0].candidate
+        if any(result.accepts_one_more(trial, ()) for trial in likely):
+            return
+    if any(result.accepts_several(trial) for trial in ranked[:_LAYERS_FOR_MORE]):
+        return
+    if not any(run.at_sites(trial.candidate.layer).producers("z") for trial in ranked):
+        layer, pool = ranked[0].candidate.layer, ranked[0].pool
         shown = [mistake for mistake in pool if run.at_sites(layer, [mistake]).producers("z")]
         result.shown = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
-    return False
-
-
-def _has_own_pattern(result: Diagnosis, examined: Examined, readings: Sequence[Candidate]) -> bool:
-    """Whether a custom pattern explains the outputs, such as a window. For attention meant to be causal, a pattern that shows
-    the future does not count."""
-    probed, first = examined.probed, result.cases[:1]
-    if probed.influence is None or probed.visible not in ("other", "itself only"):
-        return False
-    if examined.expects_causal and bool(probed.influence.triu(1).any()):
-        return False
-    if not first[0].output.isfinite().all():  # a NaN output would count as one that sees nothing
-        return False
-    choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
-    for reading in readings:
-        candidate = reading.having(({"causal": False, "sees": probed.influence}, (choice,)))
-        error = result.error(candidate.layer, (), first)
-        if error <= 1.0:
-            result.cases = first
-            result.accept(candidate, (), error, first)
-            return True
-    return False
-
-
-def _has_one_more(
-    result: Diagnosis,
-    candidate: Candidate,
-    pool: Sequence[Mistake],
-    known: tuple[Mistake, ...],
-    cases: list[InputCase],
-    run: Run,
-) -> bool:
-    """Accepts the mistake that explains the outputs together with those that are known: of several, the one whose layer shares
-    the most tensors with the run."""
-    errors = [(result.error(candidate.layer, (*known, one), cases), one) for one in _free(pool, known)]
-    matching = [
-        (run.at_sites(candidate.layer, (*known, one)).n_produced, error, one) for error, one in errors if error <= 1.0
-    ]
-    if not matching:
-        return False
-    _, error, best = max(matching, key=lambda match: match[0])
-    result.accept(candidate, (*known, best), error, cases)
-    return True
-
-
-def _free(pool: Sequence[Mistake], known: Sequence[Mistake]) -> list[Mistake]:
-    taken = {mistake.stage for mistake in known}
-    return [mistake for mistake in pool if mistake.stage not in taken]
-
-
-def _has_several(
-    result: Diagnosis, candidate: Candidate, pool: Sequence[Mistake], cases: list[InputCase], run: Run
-) -> bool:
-    """Applies the mistake whose layer shares the most tensors with the run, and goes on from there."""
-    known = result.mistakes
-    n_shared = run.at_sites(candidate.layer, known).n_produced
-    while len(known) < _MOST_MISTAKES:
-        counts = [(run.at_sites(candidate.layer, (*known, one)).n_produced, one) for one in _free(pool, known)]
-        n_best = max(n for n, _ in counts)
-        if n_best <= n_shared:
-            return False
-        best = [one for n, one in counts if n == n_best]
-        if any(_has_one_more(result, candidate, pool, (*known, one), cases, run) for one in best):
-            return True
-        known, n_shared = (*known, best[0]), n_best
-    return False
-
-
-# ------------------------------------------------------------------------------------------------------------ with masks
 
 
 def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase]) -> None:
-    """Accepts the mask form that matches, else a mistake under the likeliest form."""
+    """Accepts the mask form that matches, else mistakes under the likeliest form."""
     subject, candidate = examined.subject, result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
@@ -305,60 +271,31 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
             what = f"a mask that is given takes the place of its own causal mask ({case.name})"
             result.choices.append(Choice("mask-replaces-causal", what))
             return
-    form = cases[0].form or cases[0].padding
+    form = cases[0].form
     assert form is not None
     if is_read_only_with(called_function(subject.built.call), form.parameter, subject.untried):
         result.not_examined.append(form.parameter)  # it belongs to an argument that is never given
         return
     runs = [run_of_case(subject, case) for case in cases]
     pool = [one for one in _pool(examined, candidate, runs[0]) if one.is_shown_by_masks]
-    for number, case in enumerate(cases):
-        likely = _ordered_by_padding(pool, result, case)
-        if _has_one_more(result, candidate, likely, result.mistakes, [case], runs[number]):
-            result.cases.append(case)
-            return
-    for number, case in enumerate(cases):
-        if _has_several(result, candidate, pool, [case], runs[number]):
-            result.cases.append(case)
-            return
-    result.unexplained.append(cases[0].name)
-
-
-def _ordered_by_padding(pool: Sequence[Mistake], result: Diagnosis, case: InputCase) -> Sequence[Mistake]:
-    """The mistakes in order of likelihood. Padding that changes padded queries is not ignored: it is applied along the
-    queries."""
-    ignored = next((one for one in pool if one.code == "padding-ignored"), None)
-    if ignored is None or case.kind != "padding":
-        return pool
-    everywhere = error_of(result.layer, (*result.mistakes, ignored), [replace(case, counted=None)])
-    return sorted(pool, key=lambda one: everywhere > 1.0 and one.code != "padding-of-queries")
-
-
-def _explain_windows(result: Diagnosis, examined: Examined) -> None:
-    """Finds which window each mask is applied to in a batch of several images."""
-    form = next((case.form for case in result.cases if case.form is not None), None)
-    case = None if form is None else windows_case(examined.subject, examined.request.of.seed, form)
-    if case is None or result.candidate is None or result.explains(case):
-        return
-    pool = [mistake for mistake in MISTAKES if mistake.shown_by == "windows"]
-    if _has_one_more(result, result.candidate, pool, result.mistakes, [case], run_of_case(examined.subject, case)):
-        result.cases.append(case)
+    trials = [Trial(candidate, [case], run, pool) for case, run in zip(cases, runs, strict=True)]
+    result.explains_masks &= any(result.accepts_one_more(trial, result.mistakes) for trial in trials) or any(
+        map(result.accepts_several, trials)
+    )
 
 
 def _explain_large(result: Diagnosis, examined: Examined, case: InputCase) -> None:
     """Finds mistakes that only huge scores show: a finite mask value, and a softmax without subtracting the maximum."""
-    if result.candidate is None or result.explains(case):
+    if result.explains(case):
         return
-    run = run_of_case(examined.subject, case)
+    trial = _trial(result, examined, case, shown_by="large")
     too_small = next(mistake for mistake in MISTAKES if mistake.code == "mask-sentinel-too-small")
     of_code: list[Mistake] = []
-    for number in run.numbers_below(-4.0):
+    for number in trial.run.numbers_below(-4.0):
         hidden = [replace(too_small, description=each, stages={"mask": mask}) for each, mask in sentinels(number)]
         if number <= _HIDES and any(error_of(result.layer, (*result.mistakes, one), [case]) <= 1.0 for one in hidden):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
         of_code += hidden
-    pool = [*of_code, *(mistake for mistake in MISTAKES if mistake.shown_by == "large")]
-    if _has_one_more(result, result.candidate, pool, result.mistakes, [case], run):
-        result.cases.append(case)
+    result.accepts_one_more(replace(trial, pool=[*of_code, *trial.pool]), result.mistakes)

@@ -281,7 +281,7 @@ def _empty_row(diagnosis: Diagnosis, subject: UserAttention) -> str | None:
     assert inputs.allowed is not None
     hides_first = (torch.arange(inputs.queries.shape[-2]) > 0)[:, None]
     try:
-        case = make_case("mask", "", subject, inputs._replace(allowed=inputs.allowed & hides_first), form)
+        case = make_case("", subject, inputs._replace(allowed=inputs.allowed & hides_first), form)
     except Exception:  # user code may raise anything
         return None
     row = case.output[..., 0, :]

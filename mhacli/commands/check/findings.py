@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import Mistake
-from mhacli.attention.mistakes.stages import ReferenceLayer, words_of_mistake
+from mhacli.attention.mistakes.stages import words_of_mistake
 from mhacli.commands.check.candidates import stated_heads
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.inputs import Examined, InputCase, make_case
@@ -25,7 +25,7 @@ from mhacli.usercode.names import function_around, in_user_names, names_on, name
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import role_of, stated
-from mhacli.usercode.user_attention import UserAttention
+from mhacli.usercode.user_attention import Inputs, UserAttention
 
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
@@ -60,7 +60,7 @@ def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         others = tuple(other for other in diagnosis.mistakes if other is not mistake)
         codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
-        example = smallest(subject, diagnosis.layer, others, cases[0], examined.request.of.seed)
+        example = smallest(subject, cases[0], partial(error_of, diagnosis.layer, others))
         lines = [f"matches exactly if {mistake.description}: {numbers}{together}", *([example] if example else [])]
         lines += [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
         names = _user_names(line, run, examined, cases[0], diagnosis)
@@ -157,8 +157,10 @@ def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[
     subject, probed = examined.subject, examined.probed
     messages = {result.name: result.message for result in probed.probes}
     yield from _wrong_heads(diagnosis, examined)
-    if diagnosis.n_nan_rows:
-        rows = f"{diagnosis.n_nan_rows} rows of the output are NaN when padding stands on the left"
+    padded = next((case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None)
+    n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
+    if n_nan and diagnosis.layer.causal and not diagnosis.mistakes:
+        rows = f"{n_nan} rows of the output are NaN when padding stands on the left"
         yield "fully-masked-row", f"{rows}: its own causal mask leaves them no key"
     if probed.is_random:
         yield "dropout-in-eval", messages["determinism"]
@@ -248,34 +250,32 @@ def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
 _SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
 
 
-def smallest(
-    subject: UserAttention, layer: ReferenceLayer, mistakes: Sequence[Mistake], like: InputCase, seed: int
-) -> str | None:
-    """The smallest input, of the kind of a case, whose output differs from the layer with these mistakes, in words; None if none
-    of a few small ones differs. Inputs on which the subject raises are skipped."""
-    has_separate_keys = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]
+def smallest(subject: UserAttention, like: InputCase, error: Callable[[list[InputCase]], float]) -> str | None:
+    """The smallest part of a case with an `error` beyond rounding, in words; None if none of a few small ones has it. Inputs on
+    which the subject raises are skipped."""
+    whole = like.inputs
+    has_lengths = whole.lengths[1] != whole.lengths[2]
     for batch, q_len, k_len in _SMALL:
-        if q_len != k_len and not has_separate_keys:
+        keys, values = (None if t is None else t[:batch, ..., :k_len, :] for t in (whole.keys, whole.values))
+        inputs = Inputs(whole.queries[:batch, ..., :q_len, :], keys, values)
+        if inputs.lengths != (batch, q_len, k_len) or (q_len != k_len and not has_lengths):
             continue
-        has_keys = like.inputs.keys is not None
-        inputs = subject.drawer(seed).inputs(with_context=has_keys, batch=batch, q_len=q_len, k_len=k_len)
-        if like.form is not None:
+        if whole.allowed is not None:
             inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
-        if like.padding is not None:
+        if whole.real is not None:
             inputs = inputs._replace(real=(torch.arange(k_len) < max(1, k_len - 1)).expand(batch, -1))
         try:
-            case = make_case(like.kind, like.name, subject, inputs, like.form, like.padding)
-            if layer.bias is not None:
-                layer.bias(case.rows)  # raises if the bias cannot be read at this size
-            error = error_of(layer, mistakes, [case]) * case.tolerance
+            case = make_case(like.name, subject, inputs, like.form, rounding=like.rounding)
+            off = error([case]) * case.tolerance
         except Exception:  # an input too small for the module
             continue
-        if error > case.tolerance:
-            length = f"{q_len} queries and {k_len} keys"
-            if q_len == k_len:
-                length = f"{q_len} token{'s' if q_len > 1 else ''}"
-            size = f"off by {error:.3g} (its largest number is {case.output.nan_to_num().abs().max():.3g})"
-            if not math.isfinite(error):
-                size = "NaN" if bool(case.output.isnan().any()) else "infinite or of another shape"
-            return f"smallest example, {batch} sequence{'s' if batch > 1 else ''} of {length}: the output is {size}"
+        if off <= case.tolerance or (math.isinf(off) and bool(case.output.isfinite().all())):
+            continue
+        length = f"{q_len} queries and {k_len} keys"
+        if q_len == k_len:
+            length = f"{q_len} token{'s' if q_len > 1 else ''}"
+        size = f"off by {off:.3g} (its largest number is {case.output.nan_to_num().abs().max():.3g})"
+        if math.isinf(off):
+            size = "NaN" if bool(case.output.isnan().any()) else "infinite"
+        return f"smallest example, {batch} sequence{'s' if batch > 1 else ''} of {length}: the output is {size}"
     return None

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from mhacli.usercode.build import cast, cast_copy
 from mhacli.usercode.roles import called_function
 from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
-InputKind = Literal["core", "mask", "padding", "large"]
 TOLERANCE = TOLERANCES["float32"].runs
 """Relative to the largest number of the output: rounding of float32, which many modules compute with inside."""
 HIDDEN = -500.0
@@ -30,33 +28,34 @@ LARGE = 1000.0
 """Inputs times this make scores a million times as large; a number that stands for −∞ must be lower still."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InputCase:
-    """One input and its output `[batch, query, d_out]`, both in float64. `rows` are the inputs of the reference; `form` and
-    `padding` are the forms of the masks. `counted`, bool `[batch, query]`, marks the compared rows, None for all."""
+    """One input and its output `[batch, query, d_out]`, both in float64. `rows` are the inputs of the reference, `form` is the
+    form of the mask or of the padding, and `rounding` the tolerance relative to the largest number of the output."""
 
-    kind: InputKind
     name: str
     rows: ReferenceInputs
     output: Tensor
     inputs: Inputs
     form: MaskForm | None = None
-    padding: MaskForm | None = None
-    counted: Tensor | None = None
+    rounding: float = TOLERANCE
 
     @property
     def tolerance(self) -> float:
         """The largest difference that counts as rounding."""
         finite = self.output[self.output.isfinite()]
-        largest = finite.abs().max().item() if finite.numel() else 1.0
-        return max(largest, 1e-30) * (LARGE_TOLERANCE if self.kind == "large" else TOLERANCE)
+        return max(finite.abs().max().item() if finite.numel() else 1.0, 1e-30) * self.rounding
+
+    @property
+    def counted(self) -> Tensor | None:
+        """The compared rows, bool `[batch, query]`, None for all: padded queries have no right output."""
+        real = self.inputs.real
+        return None if real is None or real.shape[1] != self.inputs.queries.shape[-2] else real
 
 
-def output_for(
-    subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
-) -> Tensor:
-    """The subject's output in float64 on the CPU, computed in its own dtype."""
-    return subject(inputs, mask=mask or padding).detach().to("cpu", torch.float64)
+def plain(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor in float64 on the CPU."""
+    return tensor.detach().to("cpu", torch.float64)
 
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
@@ -68,19 +67,11 @@ def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
 
 
 def make_case(
-    kind: InputKind,
-    name: str,
-    subject: UserAttention,
-    inputs: Inputs,
-    form: MaskForm | None = None,
-    padding: MaskForm | None = None,
+    name: str, subject: UserAttention, inputs: Inputs, form: MaskForm | None = None, *, rounding: float = TOLERANCE
 ) -> InputCase:
     """The case with the subject's output. Raises what the subject raises."""
-    counted = None
-    if inputs.real is not None and (inputs.keys is None or inputs.real.shape[1] == inputs.queries.shape[-2]):
-        counted = inputs.real
-    output = output_for(subject, inputs, form, padding)
-    return InputCase(kind, name, rows_of(subject, inputs), output, inputs, form, padding, counted)
+    output = plain(subject(inputs, mask=form))
+    return InputCase(name, rows_of(subject, inputs), output, inputs, form, rounding)
 
 
 def max_error(left: Tensor, right: Tensor) -> float:
@@ -97,29 +88,28 @@ def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:
     return tuple(f"{name}() never reads {it}: no value of it changes the output" for it in subject.unread)
 
 
-def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
-    """The cases without masks: self-attention, and separate inputs for each argument."""
-    inputs = subject.drawer(seed)
-    yield make_case("core", "self-attention", subject, inputs.inputs(with_context=False))
+def unmasked_inputs(subject: UserAttention, seed: int) -> dict[str, Inputs]:
+    """Inputs without masks by name: self-attention, and separate inputs for each argument."""
+    drawer = subject.drawer(seed)
+    inputs = {"self-attention": drawer.inputs(with_context=False)}
     if subject.takes_context or subject.n_rows > 1:
         name = "fewer queries than keys" if subject.takes_context else "other rows for each argument"
-        yield make_case("core", name, subject, inputs.inputs(with_context=True))
+        inputs[name] = drawer.inputs(with_context=True)
+    return inputs
 
 
-def masked_cases(subject: UserAttention, seed: int, forms: Sequence[MaskForm], kind: InputKind) -> Iterator[InputCase]:
+def masked_cases(subject: UserAttention, seed: int, forms: Sequence[MaskForm]) -> Iterator[InputCase]:
     """One case for each form of a mask, or of padding."""
     drawer = subject.drawer(seed)
     inputs = drawer.inputs(with_context=subject.takes_context)
-    allowed = drawer.allowed(inputs) if kind == "mask" else None
-    holes, right = drawer.real(inputs, on_the_right=False), drawer.real(inputs)
+    allowed, holes, right = drawer.allowed(inputs), drawer.real(inputs, on_the_right=False), drawer.real(inputs)
     for form in forms:
+        if form.is_padding:
+            masked = inputs._replace(real=right if form.kind == "lengths" else holes)
+        else:
+            masked = inputs._replace(allowed=allowed if "batch" in form.axes else allowed[:1])
         with suppress(Exception):  # the form does not fit these sizes
-            if allowed is not None:
-                masked = inputs._replace(allowed=allowed if "batch" in form.axes else allowed[:1])
-                yield make_case(kind, _mask_text(form), subject, masked, form)
-            else:
-                padded = inputs._replace(real=right if form.kind == "lengths" else holes)
-                yield make_case(kind, _mask_text(form), subject, padded, padding=form)
+            yield make_case(_mask_text(form), subject, masked, form)
 
 
 def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase | None:
@@ -130,7 +120,7 @@ def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase
     inputs = drawer.inputs(with_context=subject.takes_context, batch=4)
     inputs = inputs._replace(allowed=drawer.allowed(inputs)[:2].repeat(2, 1, 1, 1))
     try:
-        return make_case("mask", f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
+        return make_case(f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
     except Exception:  # the mask must have the batch size
         return None
 
@@ -142,7 +132,7 @@ def large_case(subject: UserAttention, like: InputCase) -> InputCase:
     if large.allowed is not None:  # one visible key for each query, so that its score may be low
         q_len, k_len = large.allowed.shape[-2:]
         large = large._replace(allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None])
-    return make_case("large", "scores × 1,000,000", subject, large, like.form, like.padding)
+    return make_case("scores × 1,000,000", subject, large, like.form, rounding=LARGE_TOLERANCE)
 
 
 def _mask_text(form: MaskForm) -> str:

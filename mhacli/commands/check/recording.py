@@ -19,7 +19,7 @@ from torch import Tensor
 from mhacli.attention.mistakes import Mistake
 from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, run, stages_with
-from mhacli.commands.check.inputs import HIDDEN, InputCase, rows_of
+from mhacli.commands.check.inputs import HIDDEN, InputCase, plain, rows_of
 from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import Graph, Operation, recorded
@@ -32,7 +32,7 @@ SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", 
 _SHAPING = (
     "view", "reshape", "unflatten", "flatten", "transpose", "permute", "swapaxes", "cat", "stack", "contiguous",
 )  # fmt: skip
-_NO_NUMBER = 1e30
+NO_NUMBER = 1e30
 """What stands for hidden scores, infinity and NaN where numbers are compared."""
 
 
@@ -122,7 +122,9 @@ class Run:
         for op in self.operations:
             if op.output.is_floating_point():
                 by_size.setdefault(op.output.numel(), []).append(op)
-        return {size: (ops, torch.stack([_sorted(op.output) for op in ops])) for size, ops in by_size.items()}
+        return {
+            size: (ops, torch.stack([sorted_numbers(op.output)[:, 0] for op in ops])) for size, ops in by_size.items()
+        }
 
     def producers(self, site: str) -> list[Operation]:
         """The operations that produce the numbers of a site, in any order, or those of its first head."""
@@ -133,8 +135,8 @@ class Run:
         producers = []
         for head in [head for head in heads if head.numel() in self._numbers]:
             operations, made = self._numbers[head.numel()]
-            right = _sorted(head)
-            largest = right.abs().masked_fill(right.abs() >= _NO_NUMBER, 0.0).max()
+            right = sorted_numbers(head)[:, 0]
+            largest = right.abs().masked_fill(right.abs() >= NO_NUMBER, 0.0).max()
             is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1)
             producers += [operation for operation, is_one in zip(operations, is_close.tolist(), strict=True) if is_one]
         return producers
@@ -197,16 +199,11 @@ class Run:
         return FirstDifference("scores" if missing == "scaled" else missing, last_shared, *line)
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor in float64 on the CPU."""
-    return tensor.detach().to("cpu", torch.float64)
-
-
-def _sorted(tensor: Tensor) -> Tensor:
-    """The sorted numbers of a tensor."""
-    numbers = plain(tensor).flatten()
-    numbers = numbers.masked_fill(numbers < HIDDEN, -_NO_NUMBER).nan_to_num(_NO_NUMBER, _NO_NUMBER)
-    return numbers.sort().values
+def sorted_numbers(tensor: Tensor, width: int = 1) -> Tensor:
+    """The numbers of a tensor, sorted in each column of rows of this width."""
+    rows = plain(tensor).reshape(-1, width)
+    rows = rows.masked_fill(rows < HIDDEN, -NO_NUMBER).nan_to_num(NO_NUMBER, NO_NUMBER)
+    return rows.sort(dim=0).values
 
 
 def run_of(subject: UserAttention, inputs: Inputs, seed: int) -> Run:
@@ -217,7 +214,7 @@ def run_of(subject: UserAttention, inputs: Inputs, seed: int) -> Run:
 def run_of_case(subject: UserAttention, case: InputCase) -> Run:
     """The recorded call of a case, without operations if it cannot be recorded."""
     try:
-        return Run(recorded(subject, case.inputs, 0, case.form or case.padding), case.rows)
+        return Run(recorded(subject, case.inputs, 0, case.form), case.rows)
     except Exception:  # user code may raise anything
         return Run(Graph(case.output, {}), case.rows)
 

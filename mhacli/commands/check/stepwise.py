@@ -17,7 +17,7 @@ from mhacli.attention.mistakes.stages import stages_with
 from mhacli.commands.check.behaviour import failure_of
 from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
-from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, output_for
+from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, plain
 from mhacli.commands.check.result import Finding, ProbeResult
 from mhacli.usercode.graph import watch
 from mhacli.usercode.process import SourceLine
@@ -55,7 +55,8 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> Stepwise:
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     failing: Stepwise | None = None
     for convention in step_conventions(attention, mask):
-        whole = output_for(replace(attention, is_forgetful=True), causal_inputs(rows, 0, length, mask), mask)
+        inputs = causal_inputs(rows, 0, length, mask)
+        whole = plain(replace(attention, is_forgetful=True)(inputs, mask=mask))
         runs = _runs_of(convention, rows)
         largest = max((max_error(out, whole) for out in runs.values()), default=0.0)
         if runs and largest <= _tolerance(whole):
