@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from mhacli.attention.mistakes.stages import Projection
 from mhacli.commands.check.candidates import head_counts
 from mhacli.commands.check.findings import smallest
 from mhacli.commands.check.inputs import (
@@ -36,7 +35,7 @@ from mhacli.usercode.build import arguments_of, cast, cast_copy, is_factory, loa
 from mhacli.usercode.find_call import find_user_attention
 from mhacli.usercode.graph import recorded
 from mhacli.usercode.process import Stage
-from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
+from mhacli.usercode.projections import Widths, parts_of, projection_readings
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target
 from mhacli.usercode.user_attention import MaskForm, UserAttention
@@ -123,14 +122,9 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
 
 def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap], Pair, Choice]:
     """The differences of the first pair without any, else of the first pair."""
-    first: tuple[list[Gap], Pair, Choice] | None = None
-    for pair, choice in pairs:
-        gaps = list(_gaps(*pair, seed))
-        if all(gap.ok for gap in gaps):
-            return gaps, pair, choice
-        first = first or (gaps, pair, choice)
-    assert first is not None, "weights are copied in one way at least"
-    return first
+    compared = ((list(_gaps(*pair, seed)), pair, choice) for pair, choice in pairs)
+    first = next(compared)
+    return next((each for each in itertools.chain([first], compared) if all(gap.ok for gap in each[0])), first)
 
 
 def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAttention:
@@ -174,29 +168,35 @@ def _takes(subject: UserAttention) -> str:
 # ------------------------------------------------------------------------------------------------------------- the weights
 
 
+Cells = Mapping[str, Tensor]
+"""The numbers of the parameter cells that hold each projection, or each parameter, 0 where there is none."""
+_BY_NAME = "weights are copied by their names"
+
+
 def _with_same_weights(
     first: UserAttention, second: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[Pair, Choice]]:
-    """Both with the same random weights, in every possible correspondence. Raises `MhaError` if there is none."""
-    first_module, second_module = first.built.module, second.built.module
-    if first_module is None or second_module is None or not list(second_module.parameters()):
+    """Both with the same random weights: by name, else in every possible correspondence of projections. Raises `MhaError` if
+    there is none."""
+    if first.built.module is None or second.built.module is None or not list(second.built.module.parameters()):
         yield (first, second), Choice("weights", "there are no weights to copy")
         return
-    random = cast_copy(randomised(first_module, request.of.seed), torch.float64, "cpu")
-    other = cast_copy(second_module, torch.float64, "cpu")
-    if _shapes(random) == _shapes(other):
-        other.load_state_dict(dict(random.named_parameters()), strict=False)
-        yield _filled((first, second), (random, other)), Choice("weights", "weights are copied by their names")
-        return
+    modules = randomised(first.built.module, request.of.seed), second.built.module
     has_copies = False
-    for cells, other_cells in itertools.product(_readings(random, first, request), _readings(other, second, request)):
-        modules = cast_copy(random, torch.float64), cast_copy(other, torch.float64)
-        if _equalise(modules, (cells, other_cells)):
+    readings = (_cells(module, subject, request) for module, subject in zip(modules, (first, second), strict=True))
+    for (_, cells), (words, other_cells) in itertools.product(*readings):
+        if {name: of.shape for name, of in cells.items()} != {name: of.shape for name, of in other_cells.items()}:
+            continue
+        copies = [cast_copy(module, torch.float64, "cpu") for module in modules]
+        if _equalise(copies, [(cells[name].flatten(), other_cells[name].flatten()) for name in cells]):
             has_copies = True
-            yield (
-                _filled((first, second), modules),
-                Choice("weights", f"weights are copied: {', '.join(other_cells.parts)}"),
+            a, b = (
+                subject.of(cast(module, subject.dtype, subject.device), subject.dtype)
+                for subject, module in zip((first, second), copies, strict=True)
             )
+            yield (a, b), Choice("weights", words)
+            if words == _BY_NAME:
+                return
     if not has_copies:
         raise MhaError(
             "cannot give both the same weights: the names or shapes of their projections do not correspond",
@@ -205,61 +205,43 @@ def _with_same_weights(
         )
 
 
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in module.named_parameters()}
-
-
-def _filled(pair: Pair, modules: tuple[nn.Module, nn.Module]) -> Pair:
-    """Both with other modules."""
-    first, second = (
-        subject.of(cast(module, subject.dtype, subject.device), subject.dtype)
-        for subject, module in zip(pair, modules, strict=True)
-    )
-    return first, second
-
-
-def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) -> list[ProjectionReading]:
-    """The readings of a copy in which each parameter cell holds its number, so that they show the location of each cell."""
-    numbered = cast_copy(module, torch.float64)
+def _cells(module: nn.Module, subject: UserAttention, request: CheckRequest) -> Iterator[tuple[str, Cells]]:
+    """The cells by name of the parameters, then in each reading of the projections, with the words for such a copy. They are read
+    from a copy in which each cell holds its number."""
+    numbered = cast_copy(module, torch.float64, "cpu")
     count = sum(parameter.numel() for parameter in numbered.parameters())
-    numbers = torch.arange(1, count + 1, dtype=torch.float64)  # 0 marks zeros that a reading inserts
-    vector_to_parameters(numbers, numbered.parameters())
+    vector_to_parameters(torch.arange(1, count + 1, dtype=torch.float64), numbered.parameters())
+    yield _BY_NAME, {name: parameter.detach().long() for name, parameter in numbered.named_parameters()}
     parts = parts_of(numbered, {})
-    heads = head_counts(subject.built, module, request, parts=parts)[0]
+    heads = head_counts(subject.built, request.n_heads, parts)[0]
     widths = Widths(subject.sizes.d_in, subject.sizes.d_context, *heads)
-    return list(projection_readings(parts, widths))[:_MOST_READINGS]
+    for reading in itertools.islice(projection_readings(parts, widths), _MOST_READINGS):
+        cells = {}
+        for name, projection in reading.weights._asdict().items():
+            if projection is not None:
+                weight = projection.weight.detach()
+                bias = weight.new_zeros(len(weight)) if projection.bias is None else projection.bias.detach()
+                cells[name] = torch.cat([weight, bias[:, None]], dim=1).long()
+        yield f"weights are copied: {', '.join(reading.parts)}", cells
 
 
-def _equalise(modules: tuple[nn.Module, nn.Module], cells: tuple[ProjectionReading, ProjectionReading]) -> bool:
-    """Copies the projections of the first to the cells of the second. What one of them has no cell for, such as a bias, becomes
-    zero in both, and what it has one cell for becomes equal in both. False if the shapes differ or cells do not fit."""
+def _equalise(modules: Sequence[nn.Module], places: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Copies the cells of the first to those of the second. What one of them has no cell for, such as a bias, becomes zero in
+    both, and what it has one cell for becomes equal in both. False if the cells do not fit."""
     first, second = (
         torch.cat([torch.zeros(1, dtype=torch.float64), parameters_to_vector(module.parameters()).detach()])
         for module in modules
     )
-    for name in ("q", "k", "v", "out"):
-        projections = [getattr(reading.weights, name) for reading in cells]
-        if projections == [None, None]:
-            continue
-        if None in projections or projections[0].weight.shape != projections[1].weight.shape:
-            return False
-        places, other_places = map(_places, projections)
-        second[other_places] = first[places]
+    for cells, other_cells in places:
+        second[other_cells] = first[cells]
         second[0] = 0
-        first[places] = second[other_places]
+        first[cells] = second[other_cells]
         first[0] = 0
-        if not torch.equal(first[places], second[other_places]):
+        if not torch.equal(first[cells], second[other_cells]):
             return False
     for module, numbers in zip(modules, (first, second), strict=True):
         vector_to_parameters(numbers[1:], module.parameters())
     return True
-
-
-def _places(cells: Projection) -> Tensor:
-    """The numbers of the cells of a weight and its bias, 0 where there is none."""
-    weight, bias = cells.weight.detach(), cells.bias
-    places = [weight.flatten(), weight.new_zeros(len(weight)) if bias is None else bias.detach()]
-    return torch.cat(places).long()
 
 
 # -------------------------------------------------------------------------------------------------------------- the outputs

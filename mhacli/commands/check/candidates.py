@@ -7,7 +7,7 @@ Of scores and scales only tensors that do not depend on the inputs are read, so 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -98,7 +98,7 @@ def _base_layers(examined: Examined) -> Iterator[Candidate]:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
     parts, sizes = parts_of(module, examined.tensors), subject.sizes
-    for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts=parts):
+    for n_heads, n_kv_heads in head_counts(subject.built, request.n_heads, parts):
         for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
             layer = ReferenceLayer(n_heads, reading.n_kv_heads, weights=reading.weights)
             without_out = () if reading.weights.out else (Choice("no-out-proj", "there is no output projection"),)
@@ -110,48 +110,30 @@ def _base_layers(examined: Examined) -> Iterator[Candidate]:
                 yield base.having(({"interleaved_split": splits, "interleaved_merge": merges}, (columns,)))
 
 
-def head_counts(
-    built: Built, module: nn.Module | None, request: CheckRequest, *, parts: Sequence[WeightMatrix]
-) -> list[tuple[int, int | None]]:
+def head_counts(built: Built, stated: int | None, parts: Sequence[WeightMatrix]) -> list[tuple[int, int | None]]:
     """Possible numbers of query and kv heads: stated, else from arguments and attributes, else divisors of the widest weight."""
-    n_kv = counts_of(built, module, "n_kv_heads")
-    named = counts_of(built, module, "n_heads")
+    named, n_kv = counts_of(built, "n_heads"), counts_of(built, "n_kv_heads")
     width = max((max(part.weight.shape) for part in parts), default=1)
-    counts = [n for n in range(1, 65) if width % n == 0]
-    if named:
-        counts = [*named, 1, *(width // n for n in named)]
-    counts = [request.n_heads or counts[0], *counts]
-    return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts) if n]
+    counts = [*named, 1, *(width // n for n in named)] if named else [n for n in range(1, 65) if width % n == 0]
+    counts = [n for n in (stated, *counts) if n]
+    return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts)]
 
 
-def stated_heads(examined: Examined) -> int | None:
-    """The number of query heads in options, arguments or attributes; None if there is none."""
-    named = counts_of(examined.subject.built, examined.module, "n_heads")
-    return examined.request.n_heads or next(iter(named), None)
-
-
-def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
-    """Integers with names of this role, among arguments and module attributes."""
-    namespaces: list[Mapping[str, Any]] = [{str(name).rpartition(".")[2]: v for name, v in built.arguments.items()}]
-    for child in [] if module is None else module.modules():
-        is_of_torch = type(child).__module__.startswith(
-            "torch."
-        )  # whose numbers are not heads, such as the groups of a norm
-        if not is_of_torch or isinstance(child, nn.MultiheadAttention):
-            namespaces.append(vars(child))
-    counts = [
-        value
-        for namespace in namespaces
-        for name, value in namespace.items()
-        if type(value) is int and 0 < value <= 1024 and role_of(str(name)) == role
-    ]
+def counts_of(built: Built, role: Role) -> list[int]:
+    """Integers with names of this role, among arguments and attributes of modules. Those of torch's modules are not heads, as
+    the groups of a norm are not."""
+    named = list(built.arguments.items())
+    for module in [] if built.module is None else built.module.modules():
+        if isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch."):
+            named += vars(module).items()
+    counts = [value for _, value in numbers_of(named, role) if isinstance(value, int) and 0 < value <= 1024]
     return list(dict.fromkeys(counts))
 
 
-def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
-    """The numeric arguments of a role."""
-    names = {name: value for name, value in built.arguments.items() if role_of(name.rpartition(".")[2]) == role}
-    return [(name, float(value)) for name, value in names.items() if type(value) in (int, float)]
+def numbers_of(named: Iterable[tuple[str, Any]], role: Role) -> list[tuple[str, float]]:
+    """The named values of a role that are numbers."""
+    numbers = [(name, value) for name, value in named if type(value) in (int, float)]
+    return [(name, value) for name, value in numbers if role_of(name.rpartition(".")[2]) == role]
 
 
 # ------------------------------------------------------------------------------------------- causality, scale and softcap
@@ -175,7 +157,7 @@ def causality(examined: Examined, run: Run) -> Iterator[Option]:
 
 def softcaps(examined: Examined, run: Run) -> Iterator[Option]:
     """The stated softcap, else the number that scores are divided by before a tanh."""
-    caps = [value for _, value in _numbers(examined.subject.built, "softcap")]
+    caps = [value for _, value in numbers_of(examined.subject.built.arguments.items(), "softcap")]
     for op in run.operations if not caps else ():
         factor = _factor_of(op.sources[0]) if op.name == "tanh" else None
         if factor and run.as_scores(op.output, op.output.shape) is not None:
@@ -194,8 +176,7 @@ def _factor_of(operation: Operation) -> float | None:
 def _scales(
     layer: ReferenceLayer, examined: Examined, learned: Sequence[tuple[float | Tensor, SourceLine]]
 ) -> Iterator[Option]:
-    """The possible scales: of the option, the usual one (None), of arguments, and learned ones that a run shows. If the number
-    of heads differs from the stated one, the stated one's scale is possible too."""
+    """The possible scales: of the option, the usual one (None), of arguments, and learned ones that a run shows."""
 
     def option(scale: float | Tensor, words: str) -> Option:
         return {"scale": scale}, (Choice("scale", words),)
@@ -207,14 +188,11 @@ def _scales(
         yield option(layer.d_head**0.5, "scores are cosines, times √d_head")
     else:
         yield {}, ()
-    for name, value in _numbers(examined.subject.built, "scale"):
+    for name, value in numbers_of(examined.subject.built.arguments.items(), "scale"):
         yield option(value, f"the scale is {value:g}, given as {name}")
     for scale, line in learned:
         of = "the scale" if isinstance(scale, float) else "the scale of each head"
         yield option(scale, f"{of} is learned, {_READ}{_at(line)}")
-    n_stated = stated_heads(examined)
-    if layer.weights is not None and n_stated not in (None, layer.n_heads):
-        yield {"scale": (layer.weights.q.weight.shape[0] / n_stated) ** -0.5}, ()
 
 
 def learned_scales(run: Run) -> Iterator[tuple[float | Tensor, SourceLine]]:
@@ -354,7 +332,9 @@ def rotations(examined: Examined, run: Run) -> Iterator[Option]:
     has_tables = any(source.output.ndim > 1 and op in path and not op.projects for op, source in products)
     if not stated:
         yield {}, ()
-    thetas = dict.fromkeys((*(value for _, value in _numbers(examined.subject.built, "theta")), 10000.0))
+    thetas = dict.fromkeys(
+        (*(value for _, value in numbers_of(examined.subject.built.arguments.items(), "theta")), 10000.0)
+    )
     for pairing, theta in product([stated] if stated else PAIRS if has_tables else (), thetas):
         words = f"rotary positions rotate {PAIRS[pairing]}, base {theta:g}"
         yield {"pairing": pairing, "theta": theta}, (Choice("rope", words),)

@@ -96,14 +96,20 @@ class Diagnosis:
         return any(error_of(layer, self.mistakes, [case]) <= 1.0 for layer in layers)
 
     def accepts(self, trial: Trial, *hypotheses: tuple[Mistake, ...]) -> bool:
-        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
-        the most tensors with the run."""
+        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, one that explains padded
+        queries too, whose layer shares the most tensors with the run."""
         self.n_hypotheses += len(hypotheses)
-        errors = [(error_of(trial.candidate.layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
+        layer = trial.candidate.layer
+        errors = [(error_of(layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
         matching = [match for match in errors if match[0] <= 1.0]
         if not matching:
             return False
-        error, mistakes = max(matching, key=lambda match: len(matching) > 1 and trial.n_produced(match[1]))
+
+        def agreement(match: tuple[float, tuple[Mistake, ...]]) -> tuple[bool, int]:
+            is_everywhere = error_of(layer, match[1], trial.cases, padding_counts=True) <= 1.0
+            return is_everywhere, trial.n_produced(match[1])
+
+        error, mistakes = matching[0] if len(matching) == 1 else max(matching, key=agreement)
         self.candidate = trial.candidate
         self.proofs |= {new.code: (error, trial.cases) for new in mistakes[len(self.mistakes) :]}
         self.mistakes = mistakes
@@ -136,12 +142,14 @@ def _with_one_more(trial: Trial, known: tuple[Mistake, ...]) -> list[tuple[Mista
     return [(*known, mistake) for mistake in trial.pool if mistake.stage not in taken]
 
 
-def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
+def error_of(
+    layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase], *, padding_counts: bool = False
+) -> float:
     """The largest difference from the outputs, relative to each case's tolerance: up to 1 is a match, and the first larger one
     ends the comparison. Infinite if shapes or NaN positions differ, if a mistake does not apply to this layer, or if everything
     is NaN and none of the mistakes leaves only that.
 
-    Rows that are not counted and queries without visible keys have no right output and are left out.
+    Queries without visible keys have no right output and are left out, and padded ones unless `padding_counts`.
     """
     stages, worst = stages_with(mistakes), 0.0
     may_be_nan = any(mistake.may_be_nan for mistake in mistakes)
@@ -151,7 +159,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
                 out, keep = run(stages, layer, case.rows)
             if out.shape != case.output.shape:
                 return math.inf
-            counted = _counted(case, keep, out)
+            counted = _counted(None if padding_counts else case.counted, keep, out)
         except Exception:  # the mistake is not possible here, or a norm of the module fails
             return math.inf
         compared = out[counted]
@@ -163,11 +171,11 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
     return worst
 
 
-def _counted(case: InputCase, keep: Tensor | None, out: Tensor) -> Tensor:
+def _counted(real: Tensor | None, keep: Tensor | None, out: Tensor) -> Tensor:
     """The compared rows of the output, `[batch, query]`, or with heads for a function."""
     counted = torch.ones(out.shape[:-1], dtype=torch.bool)
-    if case.counted is not None:
-        counted &= case.counted if out.ndim == 3 else case.counted[:, None]
+    if real is not None:
+        counted &= real if out.ndim == 3 else real[:, None]
     if keep is not None:
         has_key = keep.any(dim=-1)  # [batch, head, query]
         counted &= has_key.all(dim=1) if out.ndim == 3 else has_key

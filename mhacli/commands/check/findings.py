@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes.stages import words_of_mistake
-from mhacli.commands.check.candidates import stated_heads
+from mhacli.commands.check.candidates import counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.inputs import Examined, InputCase, make_case
 from mhacli.commands.check.probes import with_dropout
@@ -75,24 +75,19 @@ def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Findin
     if diagnosis.candidate is None:
         return
     request, layer, case = examined.request, diagnosis.layer, diagnosis.cases[0]
+    run = diagnosis.run.at_sites(layer, diagnosis.mistakes)
+    numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
     for statement in diagnosis.candidate.contradicts(request):
-        run = diagnosis.run.at_sites(layer, diagnosis.mistakes)
-        numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
-        if statement == "n_heads":
-            line, code, what = run.line_of("q"), "heads-not-as-stated", f"{layer.n_heads} heads"
-            message, fix = (
-                f"the code has {what}, and --heads says {request.n_heads}",
-                f"build it with {request.n_heads} heads, or state --heads {layer.n_heads}",
-            )
-        else:
-            line, code = run.line_of("scaled"), "scale-not-as-stated"
+        line, code, stated = run.line_of("q"), "heads-not-as-stated", f"--heads says {request.n_heads}"
+        what, fix = f"{layer.n_heads} heads", f"build it with {request.n_heads} heads, or state --heads {layer.n_heads}"
+        if statement == "scale":
+            line, code, stated = run.line_of("scaled"), "scale-not-as-stated", f"--scale says {request.scale:.4g}"
             scale = (layer.d_head or case.rows.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
-            number = "a learned number of each head" if isinstance(scale, Tensor) else f"{scale:.4g}"
-            what = f"scores times {number}"
-            message = f"the code multiplies the scores by {number}, and --scale says {request.scale:.4g}"
+            what = "scores times " + ("a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}")
             fix = f"q @ k.transpose(-2, -1) * {request.scale:.4g}"
             fix = in_user_names(fix, _user_names(line, run, examined, case, diagnosis))
             fix += "" if isinstance(scale, Tensor) else f", or state --scale {scale:.4g}"
+        message = f"the code has {what}, and {stated}"
         yield finding_of(code, f"matches exactly with {what}: {numbers}", line, message=message, fix=fix, **proof)
 
 
@@ -181,7 +176,7 @@ def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[
 def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
     """Heads of another width, or in another number, than is stated; nothing where a width is stated."""
     arguments, width = examined.subject.built.arguments, examined.subject.sizes.d_in
-    n_heads = stated_heads(examined) or 1
+    n_heads = examined.request.n_heads or next(iter(counts_of(examined.subject.built, "n_heads")), 1)
     if diagnosis.candidate is None or n_heads == 1 or stated(arguments, "d_head") is not None:
         return
     layer, reading = diagnosis.layer, diagnosis.candidate.reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
@@ -270,23 +270,18 @@ class Examination(Shown):
     def sentence(self) -> str:
         """What was found, in a sentence: the mistakes, the agreement, or why nothing is decided."""
         if self.verdict == "wrong":
-            return "; ".join(dict.fromkeys(finding.message for finding in self.findings[:3])) or "a probe fails"
+            return "; ".join(dict.fromkeys(finding.message for finding in self.findings[:3]))
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
         held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
         if self.verdict == "consistent":
             return f"{held}; {self.attention_inside}"
-        if self.inside:
-            return f"{self.attention_inside}; the rest by behaviour: {held}"
-        if self.against is not None:
-            return f"it gives the same output as {self.against} with the same weights"
-        n = sum(probe.ok is True for probe in self.probes)
-        passed = f"{n} probe{'s' * (n != 1)} pass{'es' * (n == 1)}"
         if self.comparison is None:
-            return passed
-        n = self.comparison.n_inputs
-        same = "it gives the same output as the reference with the same weights"
-        return f"on {n} input{'s' * (n != 1)} {same}; {passed}"
+            return f"{self.attention_inside}; the rest by behaviour: {held}"
+        n, n_passed = self.comparison.n_inputs, sum(probe.ok is True for probe in self.probes)
+        other = self.against or "the reference"
+        same = f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same weights"
+        return f"{same}; {n_passed} probe{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}" if self.probes else same
 
     @property
     def limits(self) -> tuple[str, ...]:
@@ -299,25 +294,23 @@ class Examination(Shown):
         """The verdict in a sentence, with the mistakes and fixes, or with the agreement and its limits."""
         if self.verdict == "unknown":
             return self.sentence
-        parts = [self.sentence]
-        if self.verdict == "wrong" and self.findings:
-            n_more = len(self.findings) - 2
-            parts = [finding.in_words for finding in self.findings[:2]]
-            parts += [f"{n_more} more mistakes"] if n_more > 0 else []
+        parts = [finding.in_words for finding in self.findings[:2]] or [self.sentence]
+        n_more = len(self.findings) - 2
+        parts += [f"{n_more} more mistakes"] if n_more > 0 else []
         parts += self.limits if self.verdict == "right" and not self.inside else ()
         return f"{self.verdict}: {'; '.join(parts)}"
 
     @property
     def attention_inside(self) -> str:
         """In how many attention modules of a model the attention was compared with the reference, and why not in the others."""
-        n_right, n_all = (
-            sum(len(each.names) for each in self.inside if each.verdict in verdicts)
-            for verdicts in (("right",), ("right", "wrong", "unknown"))
-        )
+        n_of = dict.fromkeys(get_args(Verdict), 0)
+        for each in self.inside:
+            n_of[each.verdict] += len(each.names)
         others = [f"; {each.type}: {each.reason}" for each in self.inside if each.verdict == "unknown"]
-        if not n_right:
-            return f"the attention inside was not compared with the reference{''.join(others)}"
-        return f"attention right in {n_right} of {n_all}{''.join(others)}"
+        compared = "the attention inside was not compared with the reference"
+        if n_of["right"]:
+            compared = f"attention right in {n_of['right']} of {sum(n_of.values())}"
+        return "".join([compared, *others])
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""

@@ -69,7 +69,7 @@ def _mistake(finding: Finding, examination: Examination) -> Text:
 
 
 def _finding(finding: Finding) -> Iterator[Line]:
-    """The location, fix, effect and evidence of a finding, with the numbers of a proof unless the evidence has them."""
+    """The location, fix, effect and evidence of a finding."""
     if finding.source:
         yield "found", _text(finding.source.strip(), "red")
     if finding.file is not None:
@@ -78,12 +78,7 @@ def _finding(finding: Finding) -> Iterator[Line]:
         yield "fix", _text(finding.fix, "green")
     if finding.effect:
         yield "effect", _text(finding.effect)
-    evidence = finding.evidence
-    if finding.proven and finding.error is not None and "exactly" not in evidence:
-        within = "" if finding.tolerance is None else f", tolerance {shown(finding.tolerance, 'error')}"
-        proof = f"the reference with this mistake gives the same within {shown(finding.error, 'error')}{within}"
-        evidence = f"{proof}\n{evidence}"
-    yield "proof" if finding.proven else "evidence", _text(evidence)
+    yield "proof" if finding.proven else "evidence", _text(finding.evidence)
 
 
 def _building(examination: Examination, on: Screen) -> Iterator[Line]:
@@ -157,19 +152,17 @@ def _first_difference(difference: FirstDifference, examination: Examination) -> 
     if examination.against is not None:
         lines.append((examination.against, difference.other_file, difference.other_line, difference.other_source))
     for target, file, line, source in lines:
-        if file is not None:
-            yield "", _text(f"{place(file, line)}  {source.strip()}", "dim")
-        elif examination.against is not None:
-            yield "", _text(f"{target}  in library code", "dim")
+        at = f"{target}  in library code" if file is None else f"{place(file, line)}  {source.strip()}"
+        yield "", _text(at, "dim")
 
 
 def _compared(comparison: OutputComparison, examination: Examination) -> str:
     """The comparison with the reference, with proven mistakes in it, or with another implementation."""
     n_hypotheses, error = examination.n_hypotheses, comparison.max_abs_difference
-    n_mistakes = 0 if examination.against is not None else sum(finding.proven for finding in examination.findings)
+    n_mistakes = sum(finding.proven for finding in examination.findings)
     mistaken = f" with the same mistake{'s' * (n_mistakes > 1)}" if n_mistakes else ""
-    other = "the reference" if comparison.against == "reference" else comparison.against
     difference = "the difference is not finite" if error is None else f"largest difference {shown(error, 'error')}"
-    inputs = f"with {other}{mistaken}, in {comparison.dtype}, {count_of(comparison.n_inputs, 'input')}"
+    other = f"{examination.against or 'the reference'}{mistaken}"
+    inputs = f"with {other}, in {comparison.dtype}, {count_of(comparison.n_inputs, 'input')}"
     text = f"{inputs}: {difference}, tolerance {shown(comparison.tolerance, 'error')}"
     return f"{text}; {n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried" if n_hypotheses else text
