@@ -256,7 +256,7 @@ def _explain_core(result: Diagnosis, examined: Examined) -> None:
             return
     if any(result.accepts_several(trial) for trial in ranked[:_LAYERS_FOR_MORE]):
         return
-    if not any(run.at_sites(trial.candidate.layer).producers("z") for trial in ranked):
+    if ranked and not any(run.at_sites(trial.candidate.layer).producers("z") for trial in ranked):
         layer, pool = ranked[0].candidate.layer, ranked[0].pool
         shown = [mistake for mistake in pool if run.at_sites(layer, [mistake]).producers("z")]
         result.shown = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
