@@ -183,14 +183,6 @@ class Statistic(Struct, frozen=True):
         """Whether its difference between two heads measures change: it is from 0 to 1 in every head."""
         return self.unit in ("weight", "fraction") and not self.of
 
-    @property
-    def is_main(self) -> bool:
-        """Whether a screen for one head shows it."""
-        return self.priority is not None and self.priority < LEAST_PRIORITY
-
-
-LEAST_PRIORITY = 7
-"""The `priority` of columns that only wide screens show."""
 
 STATISTICS = (
     Statistic("entropy", "nats", 3),

@@ -68,9 +68,8 @@ def _origin(session: Session, width: int) -> Iterator[RenderableType]:
 
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
 
-A row of the matrix is a query, a column a key, a cell the attention weight between them. If not all cells fit, each stands for a
-block: the attention that its queries give, on average, to all its keys. All heads share one scale. The keys below are shaded as
-their cells in the cursor's row, the queries as theirs in its column. A bar is a key's weight relative to the strongest key's."""
+A row of the matrix is a query, a column a key, a cell the attention weight between them; where not all fit, a cell stands for a
+block: the attention that its queries give, on average, to all its keys. The texts are shaded as the cursor's row and column."""
 
 
 def _help(session: Session, width: int) -> Iterator[RenderableType]:
@@ -105,7 +104,7 @@ class Viewer(App[None]):
     #about { height: 4; }
     #signs, #numbers, #effects { max-height: 50%; }
     #pictures, #body { height: 1fr; }
-    #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
+    #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 28; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
     #body Pane { width: 1fr; height: 100%; }
     .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .-wide #body Matrix { row-span: 3; }
@@ -127,6 +126,10 @@ class Viewer(App[None]):
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record without heads."""
         return Overview(self.session) if self.session.heads else TextScreen(self.session, _walk)
+
+    def get_key_display(self, binding: Binding) -> str:
+        """The first of the keys that do the same, for which the last line has room."""
+        return (binding.key_display or binding.key).split()[0]
 
     def on_mount(self) -> None:
         """Opens the requested head. A signal ends the app with its number."""

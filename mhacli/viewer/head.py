@@ -32,10 +32,10 @@ from mhacli.viewer.session import Session, places_ahead
 
 TAKEN_SIGN = "–"
 """The sign of a removed sink's weight. `.00` would be a small weight."""
-HALF, TIGHT = 1, 4
-"""The columns of a cell that is half a character high, and of one whose number has no frame."""
-_DECIMALS = {TIGHT: 2, 6: 2, 8: 4}
-"""The decimals of weights in cells of so many columns."""
+HALF = 1
+"""The columns of a cell that is half a character high."""
+_DECIMALS = {5: 2, 8: 4}
+"""The decimals of weights in cells of so many columns, in which a sign stands before a number and a blank behind it."""
 Size = tuple[int, int]
 """How many tokens a cell stands for in both directions, and its columns."""
 
@@ -46,12 +46,12 @@ class Picture:
 
     def __init__(self, session: Session, head: DrawableHead, top: float) -> None:
         self.head, self.sequence = head, session.sequence
-        self.scale, self.top, self.colour = session.scale_of(head), top, session.colour
+        self.scale, self.top, self.colour = session.scale, top, session.colour
         whole = head_map(head, session.sequence)
         self.base = whole.without_sinks() if session.hides_sinks else whole
         self.map, self.grid, self.levels = cache(self.base.pooled), cache(self._grid), cache(self._levels)
         self.words = [tuple(map(token_label, text)) for text in self.base.texts]
-        least, *wider = (HALF, 2, TIGHT, 6, 8) if self.colour else (2, 3, TIGHT, 6, 8)
+        least, *wider = (HALF, 2, *_DECIMALS) if self.colour else (2, 3, *_DECIMALS)
         powers = range(max(self.base.weights.shape).bit_length(), -1, -1)
         self.sizes = [*((1 << power, least) for power in powers), *((1, width) for width in wider)]
 
@@ -134,12 +134,8 @@ class Picture:
             number = shown(weight, "weight", _DECIMALS[width])
             if level == FORBIDDEN:
                 number = TAKEN_SIGN if is_open else "0"
-            if width == TIGHT:  # 1.0 leaves a blank between numbers
-                number = number[: TIGHT - 1]
-            else:
-                sign = "" if self.colour or level < 0 else glyph(level)
-                number = f"{sign}{number}"[2 - width :] + " "
-            cells.append(cell(level, width, colour=self.colour, word=number))
+            sign = "" if self.colour or level < 0 else glyph(level)
+            cells.append(cell(level, width, colour=self.colour, word=f"{sign}{number} "[-width:]))
         return cells
 
     def thumbnail(self, lines: int, columns: int) -> Iterator[list[Cell]]:
@@ -202,13 +198,13 @@ class Matrix(Pane):
         """The keys, as tokens if they fit into cells, else some of the positions."""
         yield f"{'query':<{self._left}}", DIM
         cells, width, columns = self.owner.picture.map(self.factor), self.width, self.owner.columns
-        if width > TIGHT and cells.block == 1:
+        if width in _DECIMALS and cells.block == 1:
             for column in columns:
                 name = set_cell_size(words.fitted(cells.name(KEY, column), width - 1), width)
                 yield name, ACCENT if column == self.owner.at[KEY] else PLAIN
         else:
             places = [cells.place(KEY, column) for column in columns]
-            yield ticks(places, width, every=1 if width == TIGHT else _TICKS, begin=columns.start), DIM
+            yield ticks(places, width, every=_TICKS, begin=columns.start), DIM
 
     def _line(self, rows: range) -> Sequence[Cell]:
         """The name of a query, and the cells of its line."""
@@ -226,7 +222,8 @@ class Matrix(Pane):
         """The cell under the cursor, marked: in its colour among half blocks, by a frame around a number, else reversed."""
         if self.width == HALF:
             return "▀" if is_upper else "▄", _CURSOR
-        return (text, CURSOR) if self.width == TIGHT else (f"[{text[1:-1]}]", style + CURSOR)
+        begin = text[0] if text[0].isdigit() else "["
+        return f"{begin}{text[1:-1]}]", style + CURSOR
 
     def on_click(self, event: events.Click) -> None:
         """Goes to the cell under the mouse; beside the cells to the row."""
@@ -347,7 +344,7 @@ class HeadScreen(HeadsScreen):
                 numbers.insert(0, named("entropy with sinks" if hides_sinks else "entropy", nats))
             yield words.flowing(numbers, width, "  ")
         self.matrix.fit()  # it may be drawn later
-        cells, has_numbers = picture.map(self.matrix.factor), self.matrix.width >= TIGHT
+        cells, has_numbers = picture.map(self.matrix.factor), self.matrix.width in _DECIMALS
         shaded = [picture.grid(self.matrix.factor)]
         scale = Text.assemble(f"scale {scale_words(shaded)} ", swatches(shaded, colour=picture.colour))
         keys = first_names(map(str, base.sinks))
@@ -451,17 +448,13 @@ class HeadScreen(HeadsScreen):
         self._typed, self._found = typed, picture.matches(axis, typed, picture.base.place(axis, self.at[axis]))
         count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
         self.action_say(f"to a {_AXES[axis]}: {visible(typed)}  {count} · Tab other axis · Enter take · Esc go back")
-        self._go_to_match()
+        self.action_match(0)
 
-    def _go_to_match(self) -> None:
-        """Moves the cursor to the first match, if there is one."""
+    def action_match(self, step: int) -> None:
+        """Goes to the next or previous match, with 0 to the current one."""
+        if step and not self._found:
+            self.action_say("no search yet: press /")
+        self._found = self._found[step:] + self._found[:step]
         if self._found:
             self.at = self._moved(self._axis, self.picture.cell_of(self._axis, self._found[0]))
         self.draw()
-
-    def action_match(self, step: int) -> None:
-        """Goes to the next or previous match."""
-        if not self._found:
-            self.action_say("no search yet: press /")
-        self._found = self._found[step:] + self._found[:step]
-        self._go_to_match()

@@ -19,15 +19,16 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Footer
+from textual.widgets import Footer, Static
 
 from mhacli.io.memory import gc_paused
 from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, Statistic, words_of_type
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import ACCENT, CURSOR, DIM, KIND_SIGNS, PLAIN, type_sign
 from mhacli.render.checkpoint.header import texts_read
+from mhacli.render.heads.table import UNITS
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import Unit, shown
+from mhacli.text.numbers import shown
 from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Place, Session, places_ahead
 
@@ -117,9 +118,7 @@ class HeadsScreen(Screen[None]):
 
     def __init__(self, session: Session) -> None:
         super().__init__()
-        self.session, self.message = session, ""
-        self.footer = Footer(compact=True)
-        self.note = Words(lambda width: [Text(self.message)], id="note")
+        self.session, self.footer, self.note = session, Footer(compact=True), Static(id="note", markup=False)
         self.at, self.rows, self.columns = (0, 0), range(0), range(0)
         self.places: Collection[tuple[int, int]] = ()
 
@@ -143,7 +142,7 @@ class HeadsScreen(Screen[None]):
 
     def on_key(self, event: events.Key) -> None:
         """Clears the message."""
-        if self.message:
+        if self.note.display:
             self.action_say("")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -152,9 +151,8 @@ class HeadsScreen(Screen[None]):
 
     def action_say(self, message: str) -> None:
         """Shows a message in place of the keys until the next key."""
-        self.message = message
+        self.note.update(message)
         self.note.display, self.footer.display = bool(message), not message
-        self.note.refresh()
 
     def action_move(self, down: int, right: int, times: int = 1) -> None:
         """Moves the cursor by as many places in a direction, or as far as there are some."""
@@ -212,8 +210,7 @@ class HeadsScreen(Screen[None]):
 
     def action_scale(self) -> None:
         """Switches to the other scale."""
-        is_linear = self.session.scale_of(self.session.head) == "linear"
-        self.session.scale = "log" if is_linear else "linear"
+        self.session.scale = "log" if self.session.scale == "linear" else "linear"
         self.draw()
 
     def action_sinks(self) -> None:
@@ -247,6 +244,10 @@ def type_words(session: Session) -> Text:
 
 _LEAST = (9, 4)
 """The least columns and lines of a picture with its title and the gap beside it."""
+_HIGH, _ALL, _FEW = 30, 6, 2
+"""The lines of a screen with all statistics, and the least priority of those that such a screen and a lower one show."""
+_FRAME = 4
+"""The columns around the title of a picture."""
 _TOKENS = 100
 """The most tokens in the first line."""
 _PAUSE_S = 0.05
@@ -302,22 +303,26 @@ class Overview(HeadsScreen):
 
     def _pictures(self, width: int, height: int) -> tuple[str, Lines]:
         """The heads of the layer, as large as all fit side by side and below each other."""
-        places, name = [place for place in self.places if place[0] == self.at[0]], self.session.rows[self.at[0]]
+        of_layer, name = [place for place in self.places if place[0] == self.at[0]], self.session.rows[self.at[0]]
+        n_fit = (width // _LEAST[0]) * (height // _LEAST[1])
+        if not n_fit:
+            return "pictures", [[("pictures of the heads need a larger window", DIM)]]
+        part = window(0, n_fit, of_layer.index(self.at), len(of_layer))
+        places = of_layer[part.start : part.stop]
         sizes = {n: (width // n, height // -(-len(places) // n)) for n in range(len(places), 0, -1)}
         across = max(sizes, key=lambda n: min(sizes[n][0], 2 * sizes[n][1]))
-        lines: list[Iterable[Cell]] = []
-        if sizes[across][0] >= _LEAST[0] and sizes[across][1] >= _LEAST[1]:
-            blocks = [self._picture(place, *sizes[across]) for place in places]
-            for begin in range(0, len(places), across):
-                lines += map(chain.from_iterable, zip(*blocks[begin : begin + across], strict=True))
-        else:
-            lines.append([("pictures of the heads need a larger window", DIM)])
-        return f"layer {name}" if name else "pictures", lines
+        blocks, lines = [self._picture(place, *sizes[across]) for place in places], list[Iterable[Cell]]()
+        for begin in range(0, len(places), across):
+            lines += map(chain.from_iterable, zip(*blocks[begin : begin + across], strict=True))
+        more = f" · {len(places)} of {len(of_layer)} heads" if len(places) < len(of_layer) else ""
+        return (f"layer {name}" if name else "pictures") + more, lines
 
     def _picture(self, place: Place, width: int, height: int) -> Iterator[list[Cell]]:
         """The lines of a head: its title and picture; blank without its weights, or before numpy is imported."""
         kind = self.session.heads[place].statistics.kind
-        title = f"{place[1]} {type_sign(kind)[0]} {words_of_type(kind).name}"
+        word, number = words_of_type(kind), f"{place[1]} {type_sign(kind)[0]}"
+        titles = f"{number} {word.name}", f"{number} {word.short}"
+        title = next((title for title in titles if cell_len(title) < width - _FRAME), number)
         lines: list[list[Cell]] = [[title_line(title, width - 1, is_chosen=place == self.at)]]
         picture = self.session.picture(place) if "mhacli.viewer.head" in sys.modules else None
         if picture is not None:
@@ -330,15 +335,15 @@ class Overview(HeadsScreen):
         """The type of the head under the cursor, its statistics with uniform attention in parentheses, and what signs mean."""
         session, head, statistics = self.session, self.session.head, self.session.head.statistics
         yield Text(*title_line(f"{head.label} · numbers (if uniform)", width))
-        parts = [type_words(session)]
+        parts, least = [type_words(session)], _ALL if self.app.size.height >= _HIGH else _FEW
         for statistic in (*STATISTICS, *OF_REMOVAL):
             value, uniform = (_in_words(of, statistic) for of in (statistics, statistics.uniform))
-            if statistic.is_main and value:
+            if statistic.priority is not None and statistic.priority <= least and value:
                 name = statistic.words.name or statistic.words.heading
                 parts.append(named(name, value).append(f" ({uniform})" if uniform else "", "dim"))
         yield words.flowing(parts, width, "  ")
         hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
-        about = Text(f"pictures: {session.scale_of(head)}, one scale for all heads{hidden}", "dim")
+        about = Text(f"pictures: {session.scale}, one scale for all heads{hidden}", "dim")
         kinds = {each.statistics.kind for each in session.heads.values()}
         signs = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name}") for kind in KIND_SIGNS if kind in kinds]
         yield words.flowing([about, *signs], width, "  ")
@@ -356,7 +361,5 @@ class Overview(HeadsScreen):
 
 def _in_words(averages: Averages | None, statistic: Statistic) -> str:
     """A statistic with its unit; empty if it is not known."""
-    value = getattr(averages, statistic.field, None)
-    unit: Unit = "weight" if statistic.unit == "weight" else "fraction" if statistic.unit == "fraction" else "short"
-    number = shown(value, unit, 3 if unit == "weight" else None)
-    return "" if value is None else number + " nats" * (statistic.unit == "nats")
+    value, unit = getattr(averages, statistic.field, None), UNITS.get(statistic.unit, "short")
+    return "" if value is None else shown(value, unit) + " nats" * (unit == "nats")

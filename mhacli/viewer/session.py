@@ -26,7 +26,7 @@ class Session:
     that cannot be drawn. `fault` is why a picture could not be read."""
 
     def __init__(self, record: Record, *, colour: bool, scale: Scale | None, hides_sinks: bool, sequence: int) -> None:
-        self.record, self.colour, self.sequence, self.scale = record, colour, sequence, scale
+        self.record, self.colour, self.sequence = record, colour, sequence
         self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
         self.hides_sinks = hides_sinks and self.has_sinks
         self.rows = [short_name(layer, record.layers) for layer in record.layers] or [""]
@@ -35,6 +35,7 @@ class Session:
             view = record if layer is None else record.of_layer(row)
             for place, head in enumerate(view.heads):
                 self.heads[row, head.head] = DrawableHead(view, place, layer)
+        self.scale = scale_of(ViewOptions(map_scale=scale), [*self.heads.values()])
         self.place = next(iter(self.heads), (0, 0))
         self.fault: MhaError | None = None
         longest = max(len(text.tokens) for text in (*record.sequences, *record.keys))
@@ -56,10 +57,10 @@ class Session:
             if number in (None, place[1]) and (layers is None or names & {*layers}):
                 self.place = place
                 return
-        if number is not None or layers is not None:
-            of_layers = [f"{kind or 'layer'} {layer}" for kind, layer in layers or ()]
-            of_head = [] if number is None else [f"head {number}"]
-            raise UsageError(f"{', '.join(of_layers + of_head)} is not in the record")
+        chosen = [f"{kind or 'layer'} {layer}" for kind, layer in layers or ()]
+        chosen += [] if number is None else [f"head {number}"]
+        if chosen:
+            raise UsageError(f"{', '.join(chosen)} is not in the record")
 
     def picture(self, place: Place | None = None) -> Picture | None:
         """The picture of a head (None: of that under the cursor); None if the record lacks its weights."""
@@ -85,10 +86,6 @@ class Session:
         sequences = range(len(self.record.sequences))
         maps = (head_map(head, sequence) for head in self.heads.values() for sequence in sequences)
         return largest_of_maps(each.without_sinks() if hides_sinks else each for each in maps)
-
-    def scale_of(self, head: DrawableHead) -> Scale:
-        """The scale of a head's picture: the chosen one, or its default."""
-        return scale_of(ViewOptions(map_scale=self.scale), [head])
 
     def why_nothing(self) -> str:
         """Why a head cannot be drawn."""

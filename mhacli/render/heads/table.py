@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -40,7 +39,7 @@ HeadRow = tuple[HeadStatistics, str]
 """A head; with a name uniform attention over the keys of the head."""
 HeadKey = tuple[int, str, int]
 
-_UNITS: Mapping[str, Unit] = {"weight": "weight", "fraction": "fraction", "nats": "nats", "change": "number"}
+UNITS: Mapping[str, Unit] = {"weight": "weight", "fraction": "fraction", "nats": "nats", "change": "number"}
 _OF_TYPES = (
     f"The type with the largest excess over uniform attention, if that is at least {CERTAIN_ENOUGH}, and this excess. Beside "
     "uniform stands H/max, beside mixed the nearest type with its excess."
@@ -168,7 +167,7 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
 def _statistic_column(statistic: Statistic, options: ViewOptions, sink_tokens: int, sort: str) -> Column[HeadRow]:
     """The column of a statistic; bold where the statistic made the type of the head."""
     words, name = statistic.words, statistic.field
-    unit = _UNITS.get(statistic.unit, "short")
+    unit = UNITS.get(statistic.unit, "short")
     return Column(
         heading=words.heading.format(sink_tokens=sink_tokens),
         value=lambda row: getattr(_means(row), name, None),
@@ -202,6 +201,8 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
     places = {head_key(head): (view.arrays, place) for view in views for place, head in enumerate(view.heads)}
 
     def sparks(row: HeadRow) -> str:
+        import numpy as np  # not before the viewer's first screen
+
         arrays, place = places[head_key(row[0])]
         profiles = arrays["uniform_profile" if row[1] else "profile"]
         weights = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0).tolist()
