@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import torch
@@ -36,15 +35,14 @@ class Built:
     `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
     class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
     arguments, defaults included; `given` names those from the user, and `guesses` those that mha had to guess, with the reason
-    of each. `rebuild()` builds the target again. `file` is its source file, None if there is
-    none. `stage` reports when a call begins and ends, so that only calls have a time limit.
+    of each. `file` is its source file, None if there is none. `stage` reports when a call begins and ends, so that only calls
+    have a time limit.
     """
 
     name: str
     thing: Any
     call: Callable[..., Any]
     module: nn.Module | None
-    rebuild: Callable[[], Built]
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     given: frozenset[str] = frozenset()
     guesses: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -64,7 +62,7 @@ def load_built(request: TargetRequest, stage: Stage) -> Built:
 
 def build(thing: Any, request: TargetRequest) -> Built:
     """The target in eval mode on its device. A class or a factory function is called; another function or an instance is used
-    directly, and its `rebuild` returns a copy in its original state.
+    directly.
 
     Raises `MhaError` for a missing device, for missing or unknown arguments, for a target that cannot be built, and for an
     exception in its constructor.
@@ -89,8 +87,7 @@ def build(thing: Any, request: TargetRequest) -> Built:
             hint="--call-arg NAME=VALUE is passed to each call",
             code="argument",
         )
-    original = copied(thing)
-    return _built(thing, thing, request, lambda: build(copied(original), request))
+    return _built(thing, thing, request)
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
@@ -104,13 +101,13 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
     return all(parameter.name in given for parameter in signature_of(thing, *ROWS, "rest"))
 
 
-def _built(made: Any, shown: Any, request: TargetRequest, rebuild: Callable[[], Built]) -> Built:
+def _built(made: Any, shown: Any, request: TargetRequest) -> Built:
     """What is called, without a word on its arguments; `shown` is the class or the function that has its code."""
     module = made if isinstance(made, nn.Module) else None
     if module is not None:
         module = made = (module if request.device == "cpu" else module.to(request.device)).eval()
     call = made if callable(made) else made.forward
-    return Built(request.target, shown, call, module, rebuild, file=source_file(shown))
+    return Built(request.target, shown, call, module, file=source_file(shown))
 
 
 def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -> Built:
@@ -123,7 +120,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
             made = thing(**values)
         is_callable = not inspect.isclass(made) and (callable(made) or hasattr(made, "forward"))
         shown = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
-        built = _built(made, shown, request, partial(build, thing, request)) if is_callable else None
+        built = _built(made, shown, request) if is_callable else None
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:

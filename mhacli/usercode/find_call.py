@@ -66,7 +66,7 @@ def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both; with one mode if only whole
     texts have an output in the call of an example. Raises MhaError if no call works."""
-    first = with_independent_rows(_first_call(built, request, may_pool=request.example is not None), request.seed)
+    first = with_independent_rows(_first_call(built, request), request.seed)
     found = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
     modes, hiding = [], {form.parameter for mode in found for form in mode.forms if form.hides}
     for mode in found:
@@ -81,8 +81,8 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
 # ------------------------------------------------------------------------------------------------------- the first call
 
 
-def _first_call(built: Built, request: TargetRequest, *, may_pool: bool = False) -> UserAttention:
-    """The first call that gives an output of each token; else, if a module `may_pool`, the first that gives one of each text."""
+def _first_call(built: Built, request: TargetRequest) -> UserAttention:
+    """The first call that gives an output of each token; else, with an example, one of each text."""
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
@@ -94,7 +94,6 @@ def _first_call(built: Built, request: TargetRequest, *, may_pool: bool = False)
         lengths = _SHOWN_LENGTHS if like.is_resizable else (0,)
         candidates: Iterable[UserAttention] = (attention_of_example(like, length) for length in lengths)
     else:
-        _refuse_unknown(built, fixed)
         candidates = _usual_calls(like, causal=request.causal)
     tried: list[tuple[UserAttention, BaseException]] = []
     began = time.perf_counter()
@@ -105,9 +104,9 @@ def _first_call(built: Built, request: TargetRequest, *, may_pool: bool = False)
             tried.append((candidate, fault))
         if len(tried) >= 12 and time.perf_counter() - began > _MOST_S:
             break
-    for candidate, _ in tried if may_pool and built.module is not None else ():
+    for candidate, _ in tried if request.example is not None and built.module is not None else ():
         with suppress(Exception, SystemExit):
-            return _pooled(candidate, request.seed)
+            return with_output(candidate, request.seed, is_pooled=True)
     raise _call_error(built, request, tried)
 
 
@@ -117,16 +116,16 @@ def _inputs(attention: UserAttention, seed: int) -> Inputs:
     return rows if attention.ids is not None else rows.map(lambda tensor: _INPUT_SCALE * tensor)
 
 
-def _called(attention: UserAttention, seed: int) -> tuple[Inputs, Any]:
-    """Random inputs, and what a call with them returns."""
+def with_output(attention: UserAttention, seed: int, *, is_pooled: bool = False) -> UserAttention:
+    """The attention with the path of its output for each token, or of the first for each text. Raises what the call raises, and
+    ValueError without an output."""
     inputs = _inputs(attention, seed)
     with seeded(seed, attention.device):
-        return inputs, attention.result(inputs)
-
-
-def with_output(attention: UserAttention, seed: int) -> UserAttention:
-    """The attention with the path of its output. Raises what the call raises, and ValueError without an output."""
-    inputs, result = _called(attention, seed)
+        result = attention.result(inputs)
+    if is_pooled:
+        floats = [(path, out) for path, out in leaves(result) if out.is_floating_point() and out.ndim > 1]
+        path = next(path for path, out in floats if len(out) == len(inputs.queries))
+        return replace(attention, output=(path, OF_TEXTS))
     orders = [attention.axes] if attention.ids is None else [(*attention.axes, "width"), attention.axes]
     if attention.is_function and "head" in attention.axes:
         orders += [HEAD_AXES, ("batch", "row", "head", "width")]
@@ -138,15 +137,6 @@ def with_output(attention: UserAttention, seed: int) -> UserAttention:
             f"no output [{', '.join(attention.axes)}] for inputs {list(inputs.queries.shape)}, but {returned}"
         )
     return replace(attention, output=output)
-
-
-def _pooled(attention: UserAttention, seed: int) -> UserAttention:
-    """The attention with the first output that has a part for each text of a batch. Raises what the call raises, and
-    StopIteration without such an output."""
-    inputs, result = _called(attention, seed)
-    batch = len(inputs.queries)
-    paths = (path for path, out in leaves(result) if out.is_floating_point() and out.ndim > 1 and len(out) == batch)
-    return replace(attention, output=(next(paths), OF_TEXTS))
 
 
 def with_independent_rows(attention: UserAttention, seed: int) -> UserAttention:
@@ -551,21 +541,6 @@ def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
     return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
 
 
-def _refuse_unknown(built: Built, fixed: Mapping[str, Any]) -> None:
-    """Raises MhaError for required parameters of unknown role, and for a given parameter that does not exist."""
-    signature = signature_of(built.call)
-    names = [parameter.name for parameter in signature if parameter.role != "any"]
-    for name in fixed if len(names) == len(signature) else ():
-        if name not in names:
-            message = f"--call-arg {name}: {built.name} has no such parameter"
-            raise _refused(built, message, f"it has {', '.join(names) or 'none'}")
-    unknown = [p.name for p in signature if p.role == "unknown" and p.required and p.name not in fixed]
-    if unknown:
-        message = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
-        given = " ".join(f"--call-arg {name}=1" for name in unknown)
-        raise _refused(built, message, f"give {given}, or a whole call with --example")
-
-
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to give."""
     attention, fault = tried[0]
@@ -575,8 +550,16 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         return error  # no code of the call would mend it
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
+    unknown = [p.name for p in signature_of(built.call, "unknown") if p.required and p.name not in attention.fixed]
+    if unknown:
+        given = " ".join(f"--call-arg {name}=1" for name in unknown)
+        needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
+        return _refused(built, needed, f"give {given}, or a whole call with --example")
     ways = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
     hint = f"give a call that works with --example; {attention.example_text} was tried"
+    hint += (
+        f" with --call-arg {', '.join(name for name, _ in request.call_arguments)}" if request.call_arguments else ""
+    )
     for shape in ("torch.randn({}, T)", "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})"):
         vectors = ", ".join([shape.format(attention.sizes.d_in)] * len(attention.slots))
         with suppress(Exception, SystemExit), torch.no_grad():  # this one may not work either

@@ -235,9 +235,8 @@ def _attention_of_ids(
     made: dict[str, Any] = {p.name: partial(positions, "offset", 0) for p in others if p.role == "offset"}
     if decoder is not None:
         made[ids.name] = lambda sizes: source.expand(sizes.batch, -1)
-    built = Built(name, type(module), module, module, lambda: built)
     return UserAttention(
-        built,
+        Built(name, type(module), module, module),
         CallSizes(_BATCH, _LEAST, _LEAST),
         weight.dtype,
         weight.device,

@@ -165,7 +165,7 @@ def with_random_weights(
     subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool
 ) -> Examined:
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
-    module = subject.built.module
+    module = probed.subject.built.module  # without what earlier calls left in it
     if module is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.fixed}
         tensors = {
@@ -173,10 +173,7 @@ def with_random_weights(
         }
         weights = {name: value.detach().to("cpu", torch.float64) for name, value in tensors.items()}
         return Examined(subject, None, weights, probed, request, expects_causal)
-    if probed.keeps_state:
-        with suppress(Exception):  # the constructor may reject it
-            module = subject.built.rebuild().module or module
-    elif probed.is_random:
+    if probed.is_random:
         module, _ = with_dropout(module, 0.0)
     module = cast(randomised(module, request.of.seed), subject.dtype)
     subject = replace(subject.of(module, subject.dtype), is_forgetful=bool(probed.keeps_state))
