@@ -351,9 +351,7 @@ def parse_value(text: str) -> object:
 
 _D_HEAD: Final = 8
 """Even for rotary positions, and large enough to distinguish their column pairings."""
-_HEADS: Final = (5, 7, 3, 9, 15, 11, 13, 4, 6, 8, 12, 10, 16, 14, 20, 24, 32, 2, 1)
-_GROUPED_HEADS: Final = (15, 9, 21, 25, 35, 6, 12, 10, 20, 4, 8, 16, 18, 24, 32, 14, 2, 5, 7, 3, 1)
-"""Numbers with a divisor for kv heads come first."""
+_HEADS: Final = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18, 24, 32, 2, 1)
 
 
 def usual_values(
@@ -395,17 +393,18 @@ def usual_values(
 
 
 def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_grouped: bool) -> int:
-    """A number of heads: if possible at least three, odd, and different from the head width."""
+    """A number of heads: if possible at least three, odd, different from the head width, and with a divisor for kv heads where
+    heads are grouped."""
 
     def drawbacks(n_heads: int) -> tuple[bool, ...]:
         """The drawbacks of a number, the worst first."""
         head = width // n_heads if width else d_head or _D_HEAD
-        return head < 4 or n_heads < 3, n_heads in (head, n_kv_heads), head % 2 != 0
+        is_prime = all(n_heads % n for n in range(2, n_heads))
+        return head < 4 or n_heads < 3, is_grouped and is_prime, n_heads in (head, n_kv_heads), head % 2 != 0
 
     if width and d_head and width >= d_head:
         return width // d_head
-    choices = _GROUPED_HEADS if is_grouped or n_kv_heads else _HEADS
-    fitting = [n for n in choices if n % (n_kv_heads or 1) == 0 and (width or n) % n == 0]
+    fitting = [n for n in _HEADS if n % (n_kv_heads or 1) == 0 and (width or n) % n == 0]
     return min(fitting or [3 * (n_kv_heads or 1)], key=drawbacks)
 
 

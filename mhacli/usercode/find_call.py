@@ -258,7 +258,7 @@ def _layouts(
     equal += [same, stated(built.arguments, "context_length") or same]
     equal += [shape[-1] for shape in tables if shape[-1] == shape[-2]]
     lengths = [(batch, q_len, k_len)] if is_pair else []
-    for length in dict.fromkeys([*(n for n in equal if 1 < n <= _LONGEST), 8, 16]):
+    for length in dict.fromkeys(n for n in equal if 1 < n <= _LONGEST):
         lengths.append((batch + 1 if batch == length else batch, length, length))
     orders: tuple[AxisNames, ...] = _OF_HEADS if is_function else (ROW_AXES,)
     if not is_function and states.get("batch_first", True) is False:

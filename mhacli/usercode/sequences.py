@@ -54,14 +54,14 @@ Noted = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 class Sequences:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
-    `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder with
-    a decoder, whose ids these are. `masks` are forms that say which tokens are real, by name; `hides_padding`: they are surely
-    meant for it. `positions` takes the numbers of positions, of which the first is `first_position`. `cached` reads texts in
-    steps, None if it takes no cache.
+    `called` says how it is called with token ids. `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0
+    for vectors. `has_source`: it is an encoder with a decoder, whose ids these are. `masks` say which tokens are real,
+    by name; `hides_padding`: they are surely meant for it. `positions` takes the numbers of positions, of which the first is
+    `first_position`. `cached` reads texts in steps, None if it takes no cache.
     """
 
     attention: UserAttention
-    called: str
+    called: str = ""
     length: int = _LEAST
     n_ids: int = 0
     pad: int = 0
@@ -150,10 +150,8 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
     if attention.is_function:
         return None
     forms = attention.padding_forms
-    shape = f"{{}}, {_BATCH}" if attention.axes[0] == "row" else f"{_BATCH}, {{}}"
     sequences = Sequences(
         attention=attention,
-        called=f"{attention.built.name}([{shape}, {attention.sizes.d_in}])",
         masks={f"{form.parameter} ({form.kind}), in which True {form.true_means}s": form for form in forms},
         # beside a memory, one mask alone leaves padding in the other rows
         hides_padding=attention.n_rows == 1 and all(call_role(form.parameter) == "padding" for form in forms),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -98,9 +97,8 @@ def _is_file(location: str) -> bool:
 def _source_of(location: str) -> bytes:
     """The content of a Python file."""
     if not os.path.lexists(location):
-        others = {path.stem: str(path) for path in Path(location).parent.glob("*.py")}
-        near = [others[name] for name in difflib.get_close_matches(Path(location).stem, others)]
-        hint = f"did you mean {' or '.join(near)}?" if near else None
+        beside = first_names(sorted(map(str, Path(location).parent.glob("*.py"))), _MOST_LISTED)
+        hint = f"there is {beside}" if beside else None
         raise MhaError(f"{location} does not exist", hint=hint, code="unreadable", path=location)
     source = read_whole(location, MAX_SOURCE_BYTES)
     if not location.endswith(".py"):
@@ -142,8 +140,7 @@ def find_target(target: str) -> Any:
     holder = location
     for part in name.split("."):
         if not hasattr(thing, part):
-            names = _offered(thing)
-            listed = first_names(dict.fromkeys([*difflib.get_close_matches(part, names), *names]), _MOST_LISTED)
+            listed = first_names(_offered(thing), _MOST_LISTED)
             has = f"only {listed}" if listed else "and no class or function"
             path = getattr(thing, "__file__", None)
             raise MhaError(f"{holder} has no {part}, {has}", code="no-target", path=path)

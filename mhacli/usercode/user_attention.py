@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -33,10 +33,6 @@ HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
 OF_TEXTS: AxisNames = ("batch",)
 """The axes of an output that is of a whole text, whatever else it has."""
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
-_OUTPUT_NAMES = re.compile(
-    r"(attn|attention|self_attn|attention_)?_?"
-    r"(out|outputs?|result|context(_layer|_vec\w*)?|hidden_states?|last_hidden_state|logits|z|y|x)"
-)
 _DEEPEST = 3
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -504,16 +500,12 @@ def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:
-    """The path and the axes of the output: a tensor of floats with one of the orders of axes. Names of outputs are preferred,
-    then tensors not as wide as a pattern, then earlier orders."""
+    """The path and the axes of the output: the first tensor of floats with one of the orders of axes. Tensors not as wide as a
+    pattern are preferred, then earlier orders."""
     found = []
-    for path, tensor in leaves(result):
-        names = [key[0] if isinstance(key, tuple) else key for key in path if not isinstance(key, int)]
-        is_unnamed = bool(names) and _OUTPUT_NAMES.fullmatch(names[-1].lower()) is None
-        for number, axes in enumerate(orders):
-            if tensor.is_floating_point() and _fits(tensor.shape, axes, sizes):
-                rank = (is_unnamed, tensor.shape[-1] == sizes.k_len, number)
-                found.append((rank, path, axes))
+    for (number, axes), (path, tensor) in product(enumerate(orders), leaves(result)):
+        if tensor.is_floating_point() and _fits(tensor.shape, axes, sizes):
+            found.append(((tensor.shape[-1] == sizes.k_len, number), path, axes))
     best = min(found, key=lambda each: each[0], default=None)
     return best and best[1:]
 
