@@ -17,9 +17,10 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, first_names
 from mhacli.record.record import Argument
-from mhacli.usercode.process import Stage, exception_text, no_stage, shown_path, user_code_error
+from mhacli.usercode.process import Stage, no_stage, shown_path, user_code_error
 from mhacli.usercode.roles import ROWS, Role, role_of, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
@@ -67,14 +68,7 @@ def build(thing: Any, request: TargetRequest) -> Built:
     Raises `MhaError` for a missing device, for missing or unknown arguments, for a target that cannot be built, and for an
     exception in its constructor.
     """
-    try:
-        torch.empty(0, device=request.device)
-    except Exception as fault:  # torch raises a different class for each reason
-        raise MhaError(
-            f"--device {request.device}: there is no such device here: {exception_text(fault)}",
-            hint="--device cpu works everywhere",
-            code="no-device",
-        ) from fault
+    choose_device(request.device)
     given = {name: parse_value(text) for name, text in request.arguments}
     defined = [vars(base) for base in thing.__mro__ if base is not nn.Module] if inspect.isclass(thing) else []
     if defined and not any(name in names for names in defined for name in ("forward", "__call__")):

@@ -82,7 +82,7 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
 
 
 def _first_call(built: Built, request: TargetRequest) -> UserAttention:
-    """The first call that gives an output of each token; else, with an example, one of each text."""
+    """The first call that gives an output."""
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
@@ -104,9 +104,6 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
             tried.append((candidate, fault))
         if len(tried) >= 12 and time.perf_counter() - began > _MOST_S:
             break
-    for candidate, _ in tried if request.example is not None and built.module is not None else ():
-        with suppress(Exception, SystemExit):
-            return with_output(candidate, request.seed, is_pooled=True)
     raise _call_error(built, request, tried)
 
 
@@ -116,23 +113,22 @@ def _inputs(attention: UserAttention, seed: int) -> Inputs:
     return rows if attention.ids is not None else rows.map(lambda tensor: _INPUT_SCALE * tensor)
 
 
-def with_output(attention: UserAttention, seed: int, *, is_pooled: bool = False) -> UserAttention:
-    """The attention with the path of its output for each token, or of the first for each text. Raises what the call raises, and
-    ValueError without an output."""
+def with_output(attention: UserAttention, seed: int) -> UserAttention:
+    """The attention with the path of its output for each token, or else, if an example shows the call, of the first for
+    each text. Raises what the call raises, and ValueError without an output."""
     inputs = _inputs(attention, seed)
     with seeded(seed, attention.device):
         result = attention.result(inputs)
-    if is_pooled:
-        floats = [(path, out) for path, out in leaves(result) if out.is_floating_point() and out.ndim > 1]
-        path = next(path for path, out in floats if len(out) == len(inputs.queries))
-        return replace(attention, output=(path, OF_TEXTS))
     orders = [attention.axes] if attention.ids is None else [(*attention.axes, "width"), attention.axes]
     if attention.is_function and "head" in attention.axes:
         orders += [HEAD_AXES, ("batch", "row", "head", "width")]
     output = output_in(result, orders, attention.sizes_of(inputs))
+    floats = [(path, tensor) for path, tensor in leaves(result) if tensor.is_floating_point()]
+    if output is None and attention.example is not None and attention.ids is None:
+        batch = len(inputs.queries)
+        output = next(((path, OF_TEXTS) for path, out in floats if out.ndim > 1 and len(out) == batch), None)
     if output is None:
-        shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
-        returned = ", ".join(shapes[:4]) or type(result).__name__
+        returned = ", ".join(str(list(tensor.shape)) for _, tensor in floats[:4]) or type(result).__name__
         raise ValueError(
             f"no output [{', '.join(attention.axes)}] for inputs {list(inputs.queries.shape)}, but {returned}"
         )
