@@ -6,8 +6,9 @@ of them are visible. What is right gives the last rows of one call with the whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -95,24 +96,10 @@ def _handed_on_oddly(calls: Calls) -> list[int]:
     return [token for call in calls[-2::-2] for token in range(*call)]
 
 
-def _all(calls: Calls) -> range:
-    return range(calls[-1][1])
-
-
-def _place_in_call(calls: Calls) -> list[int]:
-    return [place for first, end in calls for place in range(end - first)]
-
-
-def _rotated_again(calls: Calls) -> list[int]:
-    return [token * (len(calls) - number) for number, call in enumerate(calls) for token in range(*call)]
-
-
-def _shifted(calls: Calls) -> list[int]:
-    return [token + (number > 0) for number, call in enumerate(calls) for token in range(*call)]
-
-
-def _open(calls: Calls) -> int:
-    return calls[-1][1]
+def _at(position: Callable[[int, int, int], int], calls: Calls) -> list[int]:
+    """The position of each token, of its place in the text, the first place in its call, and the number of later calls."""
+    n_calls = len(calls) - 1
+    return [position(token, call[0], n_calls - n) for n, call in enumerate(calls) for token in range(*call)]
 
 
 def _of_chunks(calls: Calls) -> int:
@@ -121,34 +108,37 @@ def _of_chunks(calls: Calls) -> int:
     return 0 if end - start > 1 else end
 
 
-_FORMS: Mapping[str, Mapping[str, Mapping[str, Callable[[Calls], Any]]]] = {
-    "cache-order": {
-        "new rows stand before the cached ones": {"keys": _new_first, "values": _new_first},
-        "new keys stand before the cached ones": {"keys": _new_first},
-        "new values stand before the cached ones": {"values": _new_first},
-        "the rows of every step are written over the first rows of the cache": {
-            "keys": _over_the_first,
-            "values": _over_the_first,
-        },
-        "the keys of every step are written over the first rows of the cache": {"keys": _over_the_first},
-        "the values of every step are written over the first rows of the cache": {"values": _over_the_first},
-        "only the rows of the step before are kept": {"keys": _last_two_calls, "values": _last_two_calls},
-        "cached keys and values are exchanged whenever they are handed on": {"exchanged": _handed_on_oddly},
-        "all keys are read as values, and values as keys, as soon as there is a cache": {"exchanged": _all},
-    },
-    "cache-position": {
-        "a step is rotated as if it began at position 0": {"query_at": _place_in_call, "key_at": _place_in_call},
-        "the keys of a step are rotated as if it began at position 0, its queries are not": {"key_at": _place_in_call},
-        "cached keys, rotated already, are rotated again in every step": {"key_at": _rotated_again},
-        "a step stands one position too far to the right": {"query_at": _shifted, "key_at": _shifted},
-    },
-    "cache-mask": {
-        "the causal mask of a step puts its first query at the first key": {"diagonal": lambda calls: 0},
-        "the causal mask of a step of several tokens puts its first query at the first key": {"diagonal": _of_chunks},
-        "nothing keeps the tokens of a step from attending to the later ones of it": {"diagonal": _open},
-    },
-}
-CACHE_MISTAKES = [CacheMistake(code, *form) for code, forms in _FORMS.items() for form in forms.items()]
+_FROM_0 = partial(_at, lambda token, first, n_later: token - first)
+_AGAIN = partial(_at, lambda token, first, n_later: token * (n_later + 1))
+_SHIFTED = partial(_at, lambda token, first, n_later: token + (first > 0))
+
+
+def _mistakes() -> Iterator[tuple[str, str, Mapping[str, Callable[[Calls], Any]]]]:
+    for rows, fields in (("rows", ("keys", "values")), ("keys", ("keys",)), ("values", ("values",))):
+        first, over = (dict.fromkeys(fields, change) for change in (_new_first, _over_the_first))
+        yield "cache-order", f"new {rows} stand before the cached ones", first
+        yield "cache-order", f"the {rows} of every step are written over the first ones of the cache", over
+    kept = "only the rows of the step before are kept"
+    yield "cache-order", kept, {"keys": _last_two_calls, "values": _last_two_calls}
+    handed = "cached keys and values are exchanged whenever they are handed on"
+    yield "cache-order", handed, {"exchanged": _handed_on_oddly}
+    read = "all keys are read as values, and values as keys, as soon as there is a cache"
+    yield "cache-order", read, {"exchanged": lambda calls: range(calls[-1][1])}
+    began = "a step is rotated as if it began at position 0"
+    yield "cache-position", began, {"query_at": _FROM_0, "key_at": _FROM_0}
+    yield "cache-position", "the keys of a step are rotated as if it began at position 0", {"key_at": _FROM_0}
+    again = "cached keys, rotated already, are rotated again in every step"
+    yield "cache-position", again, {"key_at": _AGAIN}
+    shifted = "a step stands one position too far to the right"
+    yield "cache-position", shifted, {"query_at": _SHIFTED, "key_at": _SHIFTED}
+    top_left = "the causal mask of a step puts its first query at the first key"
+    yield "cache-mask", top_left, {"diagonal": lambda calls: 0}
+    yield "cache-mask", f"{top_left}, if it has several tokens", {"diagonal": _of_chunks}
+    unmasked = "nothing keeps the tokens of a step from attending to the later ones of it"
+    yield "cache-mask", unmasked, {"diagonal": lambda calls: calls[-1][1]}
+
+
+CACHE_MISTAKES = [CacheMistake(*mistake) for mistake in _mistakes()]
 """The mistakes that are tried, in this order."""
 UNMASKED = CACHE_MISTAKES[-1]
 """The one that leaves steps of one token right."""

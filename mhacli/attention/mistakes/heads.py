@@ -2,49 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import stages
-from mhacli.attention.mistakes.stages import Forms, ReferenceInputs, ReferenceLayer, inputs_of, mistake, require
+from mhacli.attention.mistakes.stages import Forms, ReferenceInputs, ReferenceLayer, inputs_of, mistakes, require
 
 # -------------------------------------------------------------------------------------------------------------------- splitting
 
 
-@mistake("split-without-transpose", "split")
-def split_without_transpose() -> Forms:
-    """Vectors split into heads by a reshape without a transpose, for some of q, k and v."""
-
-    def split(letters: str, layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
-        if role not in letters:
-            return stages.split(layer, rows, n_heads, role)
-        return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
-
-    yield "q, k and v are split into heads by a reshape alone", partial(split, "qkv"), ("q", "k", "v")
-    for letters in ("v", "qk", "kv", "q", "qv", "k"):
-        verb = "is" if len(letters) == 1 else "are"
-        yield (
-            f"{' and '.join(letters)} {verb} split into heads by a reshape alone",
-            partial(split, letters),
-            tuple(letters),
-        )
+def split_alone(letters: str, layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+    """Some of q, k and v reshaped to heads without a transpose."""
+    if role not in letters:
+        return stages.split(layer, rows, n_heads, role)
+    return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
 
 
-@mistake("split-without-transpose", "project", form="fused", site="q")
-def fused_without_transpose() -> Forms:
-    """A fused projection reshaped to axes in the wrong order: `b` batch, `3` queries, keys and values, `h` heads, `t` tokens,
-    `d` columns."""
+def batch_moved(letters: str, layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+    """Heads of some of q, k and v in the order head, batch instead of batch, head."""
+    heads = stages.split(layer, rows, n_heads, role)
+    return heads.transpose(0, 1).reshape(heads.shape) if role in letters else heads
 
-    def project(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
-        require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
-        fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
-        sizes = {"b": fused.shape[0], "3": 3, "h": layer.n_heads, "t": fused.shape[1], "d": -1}
-        reshaped = fused.reshape([sizes[axis] for axis in order])
-        return [part.flatten(2) for part in reshaped.permute([order.index(axis) for axis in "3bthd"])]
 
+def heads_last(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+    """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each other."""
+    require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
+    return rows.reshape(*rows.shape[:2], n_heads, -1)
+
+
+def whole_values(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+    """Whole value vectors for every head."""
+    return rows[:, None] if role == "v" else stages.split(layer, rows, n_heads, role)
+
+
+@mistakes("split")
+def splitting() -> Forms:
+    """Heads of other columns or tokens."""
+    for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
+        sentence = f"a reshape alone splits {', '.join(letters)} into heads"
+        yield "split-without-transpose", sentence, partial(split_alone, letters), tuple(letters)
+    for letters in ("q", "k", "v", "qk", "qv", "kv"):
+        sentence = f"the planes of {', '.join(letters)} lie head after head, those of the others batch after batch"
+        yield "split-batch-moved", sentence, partial(batch_moved, letters), tuple(letters)
+    attended = "[batch, length, head, d_head] is attended over its heads"
+    as_it_is = {"split": heads_last, "merge": lambda layer, z: z.flatten(2)}
+    yield "attention-over-heads", attended, as_it_is
+    moved = {"split": heads_last, "merge": lambda layer, z: z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)}
+    yield "attention-over-heads", f"{attended}, and transposed all the same when they are joined", moved
+    yield "value-not-split", "each head weighs the whole rows of v", whole_values, ("z",)
+
+
+def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
+    """A fused projection reshaped to axes in another order: `b` batch, `3` queries, keys and values, `h` heads, `t` tokens, `d`
+    columns."""
+    require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
+    whole = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
+    sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
+    reshaped = whole.reshape([sizes[axis] for axis in order])
+    return [part.flatten(2) for part in reshaped.permute([order.index(axis) for axis in "3bthd"])]
+
+
+@mistakes("project")
+def splitting_fused() -> Forms:
+    """A fused projection reshaped to axes in the wrong order."""
     for order, axes in (
         ("b3htd", "batch, 3, head, length, d_head"),
         ("3bhtd", "3, batch, head, length, d_head"),
@@ -53,113 +76,51 @@ def fused_without_transpose() -> Forms:
         ("bht3d", "batch, head, length, 3 · d_head"),
         ("bh3td", "batch, head, 3, length, d_head"),
     ):
-        yield f"the fused projection is reshaped to [{axes}]", partial(project, order)
-
-
-@mistake("split-batch-moved", "split")
-def split_batch_moved() -> Forms:
-    """Heads in the order head, batch instead of batch, head, for some of q, k and v."""
-
-    def split(letters: str, layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
-        heads = stages.split(layer, rows, n_heads, role)
-        return heads.transpose(0, 1).reshape(heads.shape) if role in letters else heads
-
-    for letters in ("q", "k", "v", "qk", "qv", "kv"):
-        planes = f"the planes of {' and '.join(letters)} lie head after head, those of the others batch after batch"
-        yield planes, partial(split, letters), tuple(letters)
+        sentence = f"the fused projection is reshaped to [{axes}]"
+        yield "split-without-transpose, fused", sentence, partial(fused, order), ("q",)
 
 
 # ----------------------------------------------------------------------------------------------------------------------- merging
 
 
-def merged_as(order: str) -> Callable[..., Tensor]:
+def merged_as(order: str, layer: ReferenceLayer, z: Tensor) -> Tensor:
     """Heads merged with the axes in this order: `b` batch, `h` heads, `t` tokens, `d` columns."""
-
-    def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
-        return z.permute(["bhtd".index(axis) for axis in order]).reshape(z.shape[0], z.shape[2], -1)
-
-    return merge
+    return z.permute(["bhtd".index(axis) for axis in order]).reshape(z.shape[0], z.shape[2], -1)
 
 
-def read_as_rows(*orders: str) -> Forms:
-    """Heads merged with the axes in each of these orders."""
-    names = {"b": "batch", "h": "head", "t": "query", "d": "column"}
-    for order in orders:
-        axes = ", ".join(names[axis] for axis in order)
-        yield f"the heads are read as rows in the order {axes}", merged_as(order)
+def heads_first(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Planes of batch and head read in the order head, batch."""
+    return stages.merge(layer, z.reshape(z.shape[1], z.shape[0], *z.shape[2:]).transpose(0, 1))
 
 
-@mistake("merge-without-transpose", "merge")
-def merge_without_transpose() -> Forms:
-    """Heads before tokens."""
-    yield "[batch, head, query, d_v] is reshaped to [batch, query, head·d_v] without a transpose", merged_as("bhtd")
-
-
-@mistake("merge-axis-order", "merge")
-def merge_axis_order() -> Forms:
-    """The axes of each sequence in another order."""
-    yield from read_as_rows("bhdt", "btdh", "bdht", "bdth")
-
-
-@mistake("merge-batch-moved", "merge")
-def merge_batch_moved() -> Forms:
-    """Planes of batch and head in the other order, or the batch behind another axis."""
-
-    def read(layer: ReferenceLayer, z: Tensor) -> Tensor:
-        return stages.merge(layer, z.reshape(z.shape[1], z.shape[0], *z.shape[2:]).transpose(0, 1))
-
-    def laid(layer: ReferenceLayer, z: Tensor) -> Tensor:
-        return stages.merge(layer, z.transpose(0, 1).reshape(z.shape))
-
-    yield "[batch · head, query, d_v] is read as [head, batch, query, d_v]", read
-    yield "[head · batch, query, d_v] is read as [batch, head, query, d_v]", laid
-    yield from read_as_rows("hbtd", "htbd", "tbhd", "thbd")
-
-
-@mistake("attention-over-heads", "split")
-def attention_over_heads() -> Forms:
-    """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each other."""
-
-    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
-        require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
-        return rows.reshape(*rows.shape[:2], n_heads, -1)
-
-    def merge_transposed(layer: ReferenceLayer, z: Tensor) -> Tensor:
-        return z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)
-
-    as_it_is: Mapping[str, Callable[..., Tensor]] = {"split": split, "merge": lambda layer, z: z.flatten(2)}
-    transposed: Mapping[str, Callable[..., Tensor]] = {"split": split, "merge": merge_transposed}
-    attended = "[batch, length, head, d_head] is attended over its heads"
-    yield attended, as_it_is
-    yield f"{attended}, and transposed all the same when they are joined", transposed
-
-
-@mistake("value-not-split", "split", site="z")
-def value_not_split() -> Forms:
-    """Whole value vectors for every head."""
-
-    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
-        return rows[:, None] if role == "v" else stages.split(layer, rows, n_heads, role)
-
-    yield "each head weighs the whole rows of v", split
-
-
-def joined(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
+def one_for_all(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
     """One head for all, repeated to the width of the output projection if necessary."""
     out = None if layer.weights is None else layer.weights.out
     return head if out is None or out.weight.shape[1] == head.shape[-1] else head.repeat(1, 1, z.shape[1])
 
 
-@mistake("heads-averaged", "merge")
-def heads_averaged() -> Forms:
-    """The mean head."""
-    yield "the heads are averaged instead of joined", lambda layer, z: joined(layer, z, z.mean(dim=1))
-
-
-@mistake("heads-summed", "merge")
-def heads_summed() -> Forms:
-    """The sum of all heads."""
-    yield "the heads are added up instead of joined", lambda layer, z: joined(layer, z, z.sum(dim=1))
+@mistakes("merge")
+def merging() -> Forms:
+    """Heads that are joined in another order, or not at all."""
+    names = {"b": "batch", "h": "head", "t": "query", "d": "column"}
+    for code, *orders in (
+        ("merge-without-transpose", "bhtd"),
+        ("merge-axis-order", "bhdt", "btdh", "bdht", "bdth"),
+        ("merge-batch-moved", "hbtd", "htbd", "tbhd", "thbd"),
+    ):
+        for order in orders:
+            axes = ", ".join(names[axis] for axis in order)
+            yield code, f"the heads are read as rows in the order {axes}", partial(merged_as, order)
+    yield "merge-batch-moved", "[batch · head, query, d_v] is read as [head, batch, query, d_v]", heads_first
+    averaged = "the heads are averaged instead of joined"
+    yield "heads-averaged", averaged, lambda layer, z: one_for_all(layer, z, z.mean(dim=1))
+    yield (
+        "heads-summed",
+        "the heads are added up instead of joined",
+        lambda layer, z: one_for_all(layer, z, z.sum(dim=1)),
+    )
+    repeated = "the output of head 0 is repeated for every head"
+    yield "head-repeated", repeated, lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))
 
 
 # --------------------------------------------------------------------------------------------------------------------- sharing
@@ -175,78 +136,41 @@ def first_for_all(heads: Tensor, n_heads: int) -> Tensor:
     return heads[:, :1].expand(-1, n_heads, -1, -1)
 
 
-def last_for_all(heads: Tensor, n_heads: int) -> Tensor:
-    """The last head for every query head."""
-    return heads[:, -1:].expand(-1, n_heads, -1, -1)
-
-
-_ONE_HEAD = (("0", first_for_all), ("n_heads − 1", last_for_all))
-
-
-def shared_as(head_choice: Callable[[Tensor, int], Tensor], letters: str = "kv") -> Callable[..., Tensor]:
+def shared_as(choice: Callable[..., Tensor], letters: str, layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
     """Keys, values or both of another kv head for each query head."""
-
-    def repeat_kv(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
-        return head_choice(heads, layer.n_heads) if role in letters else stages.repeat_kv(layer, heads, role)
-
-    return repeat_kv
+    return choice(heads, layer.n_heads) if role in letters else stages.repeat_kv(layer, heads, role)
 
 
-@mistake("gqa-tiled", "repeat_kv", at=(r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\("))
-def gqa_tiled() -> Forms:
+@mistakes("repeat_kv", at=(r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\("))
+def tiling() -> Forms:
     """KV heads of other groups."""
-    yield "kv heads are tiled, head h reading kv head h mod n_kv_heads", shared_as(tiled)
-    for name, site in (("keys", "qk"), ("values", "z")):
-        heads = f"the heads of the {name} alone are tiled, head h reading kv head h mod n_kv_heads"
-        yield heads, shared_as(tiled, name[0]), (site,)
+    for letters, words, site in (
+        ("kv", "kv heads", "qk"),
+        ("k", "the heads of the keys alone", "qk"),
+        ("v", "the heads of the values alone", "z"),
+    ):
+        sentence = f"{words} are tiled, head h reading kv head h mod n_kv_heads"
+        yield "gqa-tiled", sentence, partial(shared_as, tiled, letters), (site,)
 
 
-@mistake("head-repeated", "merge")
-def head_repeated() -> Forms:
-    """Head 0 in place of all heads."""
-    yield "the output of head 0 is repeated for every head", lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))
+@mistakes("repeat_kv")
+def sharing() -> Forms:
+    """One kv head for all."""
+    yield "kv-head-shared-by-all", "every query head reads kv head 0", partial(shared_as, first_for_all, "kv")
+    yield "value-of-one-head", "every head reads the values of head 0", partial(shared_as, first_for_all, "v"), ("z",)
+    yield "key-of-one-head", "every head reads the keys of head 0", partial(shared_as, first_for_all, "k")
 
 
-@mistake("kv-head-shared-by-all", "repeat_kv")
-def kv_head_shared_by_all() -> Forms:
-    """KV head 0 in place of all kv heads."""
-    yield "every query head reads kv head 0", shared_as(first_for_all)
+@mistakes("products")
+def sharing_queries() -> Forms:
+    """The queries of one head."""
+    yield "query-of-one-head", "every head reads the queries of head 0", lambda layer, q, k: q[:, :1] @ k.mT
 
 
-@mistake("value-of-one-head", "repeat_kv", site="z")
-def value_of_one_head() -> Forms:
-    """The values of one head."""
-    for name, choice in _ONE_HEAD:
-        yield f"every head reads the values of head {name}", shared_as(choice, "v")
-
-
-@mistake("key-of-one-head", "repeat_kv", site="qk")
-def key_of_one_head() -> Forms:
-    """The keys of one head."""
-    for name, choice in _ONE_HEAD:
-        yield f"every head reads the keys of head {name}", shared_as(choice, "k")
-
-
-@mistake("query-of-one-head", "products")
-def query_of_one_head() -> Forms:
-    """Products of one head's queries with all keys."""
-
-    def products(choice: Callable[[Tensor, int], Tensor], layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
-        return choice(q, q.shape[1]) @ k.mT
-
-    for name, choice in _ONE_HEAD:
-        yield f"every head reads the queries of head {name}", partial(products, choice)
-
-
-@mistake("pattern-of-one-head", "value_weights", site="z")
-def pattern_of_one_head() -> Forms:
+@mistakes("value_weights")
+def sharing_patterns() -> Forms:
     """One pattern for all heads."""
-
-    def first(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-        return pattern[:, :1].expand_as(pattern)
-
-    def mean(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-        return pattern.mean(dim=1, keepdim=True).expand_as(pattern)
-
-    yield "every head weighs by the pattern of head 0", first
-    yield "every head weighs by the mean of all patterns", mean
+    first = "every head weighs by the pattern of head 0"
+    yield "pattern-of-one-head", first, lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern), ("z",)
+    mean = "every head weighs by the mean of all patterns"
+    yield "pattern-of-one-head", mean, lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern), ("z",)

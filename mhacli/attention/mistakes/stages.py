@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.core import Tap, no_tap, per_query_head
-from mhacli.record.glossary import Word, words_of
 
 Pairing = Literal["half", "interleaved"]
 
@@ -343,11 +342,9 @@ def inputs_of(layer: ReferenceLayer) -> tuple[Projection, Projection, Projection
     return layer.weights.q, layer.weights.k, layer.weights.v
 
 
-Replacement = Callable[..., Any] | Mapping[str, Callable[..., Any]]
-"""What stands in place of the stage of a mistake, or of several stages by name."""
-Forms = Iterator[tuple[str, Replacement] | tuple[str, Replacement, tuple[str, ...]]]
-"""The forms of a mistake: each completes the sentence "matches exactly if …", and gives the wrong stage. A third element are the
-sites that this form changes, where they are not those of the mistake."""
+Forms = Iterator[tuple[Any, ...]]
+"""Mistakes of a stage: each with its name, a sentence that completes "matches exactly if …", and the wrong stage, or several by
+name. A fourth element are the sites that it changes, where they are not those of the stage."""
 
 _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show only with a mask."""
@@ -360,10 +357,10 @@ _SITES: Mapping[str, str] = {
 """The site that each stage computes."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Mistake:
-    """One form of a mistake of the catalogue. `code` is stable; its words stand in record/mistakes.toml, under `code, form` if it
-    has words of its own.
+    """One form of a mistake of the catalogue. Its `name` is that of its words in record/mistakes.toml: its code, which is stable,
+    and after a comma its form, if that has words of its own.
 
     `stages` are the wrong stages by name, the first of which is `stage`. Its source line is the first that matches a regular
     expression of `at`, the likelier first, else the one that computes a site of `sites`. `needs` are facts without which it may
@@ -372,16 +369,20 @@ class Mistake:
     of further inputs that show it. `may_be_nan`: it may leave only NaN.
     """
 
-    code: str
+    name: str
     stage: str
     description: str
     stages: Mapping[str, Callable[..., Any]]
     sites: tuple[str, ...]
-    form: str = ""
     at: tuple[str, ...] = ()
-    needs: frozenset[str] = frozenset()
+    needs: tuple[str, ...] = ()
     shown_by: Literal["", "large", "windows"] = ""
     may_be_nan: bool = False
+
+    @property
+    def code(self) -> str:
+        """The code that reports name."""
+        return self.name.partition(",")[0]
 
     @property
     def is_shown_by_masks(self) -> bool:
@@ -401,33 +402,17 @@ MISTAKES: list[Mistake] = []
 """Every form of every mistake, the likelier first within a stage."""
 
 
-def mistake(
-    code: str, stage: str, *, site: str = "", needs: tuple[str, ...] = (), **more: Any
-) -> Callable[[Callable[[], Forms]], Callable[[], Forms]]:
-    """Adds a mistake of a stage to the catalogue: the decorated function yields its forms."""
+def mistakes(stage: str, **more: Any) -> Callable[[Callable[[], Forms]], Callable[[], Forms]]:
+    """Adds the mistakes of a stage that the decorated function yields to the catalogue; `more` are further fields of all."""
 
     def add(forms: Callable[[], Forms]) -> Callable[[], Forms]:
-        for description, wrong, *sites in forms():
-            MISTAKES.append(
-                Mistake(
-                    code=code,
-                    stage=stage,
-                    description=description,
-                    stages=wrong if isinstance(wrong, Mapping) else {stage: wrong},
-                    sites=sites[0] if sites else (site or _SITES[stage],),
-                    needs=frozenset(needs),
-                    **more,
-                )
-            )
+        for name, description, wrong, *sites in forms():
+            stages = wrong if isinstance(wrong, Mapping) else {stage: wrong}
+            changed = sites[0] if sites else (_SITES[stage],)
+            MISTAKES.append(Mistake(name, stage, description, stages, changed, **more))
         return forms
 
     return add
-
-
-def words_of_mistake(code: str, form: str = "") -> Word:
-    """The message, the effect and the fix of a mistake."""
-    words = words_of("mistakes", "mistake")
-    return words.get(f"{code}, {form}") or words[code]
 
 
 def stages_with(mistakes: Iterable[Mistake]) -> Stages:

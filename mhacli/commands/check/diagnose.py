@@ -235,7 +235,7 @@ def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:
         "unpacked": in_order or (in_order is None and order is None),
     }
     facts = {name for name, is_known in known.items() if is_known}
-    possible = [each for each in MISTAKES if each.needs <= facts and each.is_possible_in(candidate.layer)]
+    possible = [each for each in MISTAKES if facts.issuperset(each.needs) and each.is_possible_in(candidate.layer)]
     return [each for each in possible if not (examined.request.not_causal and each.stage == "causal_rule")]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes.stages import words_of_mistake
 from mhacli.commands.check.candidates import counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.inputs import Examined, InputCase, make_case
@@ -20,6 +19,7 @@ from mhacli.commands.check.probes import with_dropout
 from mhacli.commands.check.recording import Run, run_of, run_of_case
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
+from mhacli.record.glossary import words_of
 from mhacli.text.numbers import shown
 from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
 from mhacli.usercode.process import SourceLine
@@ -35,12 +35,12 @@ def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]
     return (*proven, *(finding for finding in _measured(diagnosis, examined) if finding.code not in codes))
 
 
-def finding_of(code: str, evidence: str, line: SourceLine, *, form: str = "", **more: Any) -> Finding:
-    """The finding for a mistake at a line, with the words of its form, or with `more` in place of them."""
-    words = words_of_mistake(code, form)
+def finding_of(mistake: str, evidence: str, line: SourceLine, **more: Any) -> Finding:
+    """The finding for a mistake of this name in record/mistakes.toml, with its words, or with `more` in place of them."""
+    words = words_of("mistakes", "mistake")[mistake]
     fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
     fields = {"message": words.explanation, "fix": fix, "effect": words.effect, **line._asdict()}
-    return Finding(code=code, evidence=evidence, **{**fields, **more})
+    return Finding(code=mistake.partition(",")[0], evidence=evidence, **{**fields, **more})
 
 
 def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any]]:
@@ -66,7 +66,7 @@ def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         names = _user_names(line, run, examined, cases[0], diagnosis)
         if mistake.stage == "project":
             names |= names_on(line, mistake.sites[0][0])
-        finding = finding_of(mistake.code, "\n".join(lines), line, form=mistake.form, together_with=codes, **proof)
+        finding = finding_of(mistake.name, "\n".join(lines), line, together_with=codes, **proof)
         yield replace(finding, fix=in_user_names(finding.fix, names))
 
 
@@ -139,7 +139,7 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         mistake = diagnosis.shown
         line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).lines_for(mistake.at, mistake.sites, built)[0]
         evidence = f"the weighted values match if {mistake.description}; what is done with them is not understood"
-        yield finding_of(mistake.code, evidence, line, form=mistake.form)
+        yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
         run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
     for code, evidence in _measured_codes(diagnosis, examined):
