@@ -24,8 +24,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mhacli.errors import MhaError
 
@@ -57,13 +58,13 @@ def run_in_child(
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called when a stage begins. Raises the
     job's `MhaError`, and an `MhaError` that names the stage if it exceeds `time_limit_s` or if the child ends early.
     """
-    process, messages = _started({"job": job, "request": request, "time_limit_s": time_limit_s})
+    process = _started({"job": job, "request": request, "time_limit_s": time_limit_s})
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(process, printed), daemon=True)
     printing.start()
     stage, dump, kind = _LOADING, "", ""
     content: Any = None
-    with process, messages:
+    with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
         try:
             for line in messages:
                 if not line.startswith(b'["'):  # of a stack dump
@@ -92,35 +93,25 @@ def run_in_child(
     raise MhaError(**content["error"])
 
 
-def _started(sent: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """The child process, with its request sent, and its messages. Its stdin stays open as long as this process lives."""
-    reading, writing = os.pipe()
-    messages = os.fdopen(reading, "rb")
+def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+    """The child process, with its request sent. Its stdin stays open as long as this process lives; its stdout has its messages,
+    and its stderr all that the code prints."""
+    command = [sys.executable, "-P", "-u", "-c", _PROGRAM]  # the working directory is not on its path
+    pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", _PROGRAM, str(writing)],  # the working directory is not on its path
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[writing],
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     except OSError as fault:
-        messages.close()
         raise MhaError(f"could not start a process to run the code: {fault.strerror}") from fault
-    finally:
-        os.close(writing)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the child has ended, which its messages show
         process.stdin.write(json.dumps(sent).encode() + b"\n")
-    return process, messages
+    return process
 
 
 def _keep_end(process: subprocess.Popen[bytes], printed: bytearray) -> None:
     """Reads what a process prints, and keeps the end of it: one byte more than is shown, if there was more."""
-    assert process.stdout is not None
-    while chunk := process.stdout.read(KEPT_BYTES):
+    assert process.stderr is not None
+    while chunk := process.stderr.read(KEPT_BYTES):
         printed += chunk
         del printed[: -KEPT_BYTES - 1]
 
@@ -154,8 +145,8 @@ _TIMES_A_CALL = 10
 
 def main() -> None:
     """Runs the job that the parent sends, then exits without waiting for threads of the user's code."""
-    messages = os.fdopen(int(sys.argv.pop()), "wb")
-    os.set_inheritable(messages.fileno(), False)
+    messages = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     os.register_at_fork(after_in_child=messages.close)  # the parent reads on until this process ends
     sent = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(os.dup(0),), daemon=True).start()
