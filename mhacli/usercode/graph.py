@@ -8,7 +8,6 @@ so recorded values stay intact; other outputs are not copied, and views share me
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import os
 import re
@@ -24,7 +23,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, get_testing_overrides
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -49,16 +48,15 @@ T = TypeVar("T")
 class Operation:
     """One call of a torch function inside the user's attention.
 
-    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `inputs` and `output` are tensors; `arguments`
-    are the other arguments, by name if known, else by position ("0", "1", …). `at` is the line of user code that made the call,
-    empty for a call from other code.
+    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `arguments` are the arguments that are no
+    tensors, by name or by position ("0", "1", …). `at` is the line of user code that made the call, empty for a call from other
+    code.
 
-    `sources` are the operations that made the inputs, and `readers` those that read the output. A tensor from outside has an
+    `sources` are the operations that made its tensors, and `readers` those that read the output. A tensor from outside has an
     operation too, without a name. `site` is what the operation makes, such as `q`, `live` whether that depends on the inputs.
     """
 
     name: str
-    inputs: tuple[Tensor, ...]
     output: Tensor
     arguments: Mapping[str, Any] = field(default_factory=dict)
     at: SourceLine = field(default_factory=SourceLine)
@@ -148,14 +146,14 @@ class _Watcher(TorchFunctionMode):
                 hint="a loop over queries and keys runs fewer operations on a shorter text",
                 code="too-large",
             )
-        sources = tuple(self.makers.setdefault(each, Operation("", (), each)) for each in inputs)
+        sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
         for number, output in enumerate(outputs):
             is_same = bool(inputs) and output.dtype == inputs[0].dtype and output.is_set_to(inputs[0])
             if is_same and not writes_into_input(name):  # dropout in eval mode, `contiguous` on a contiguous tensor
                 self.makers[output] = sources[0]
                 continue
             numbered = {**arguments, "output": number} if several else arguments
-            operation = Operation(name, tuple(inputs), output, numbered, line, sources)
+            operation = Operation(name, output, numbered, line, sources)
             self.operations.append(operation)
             self.makers[output] = operation
             self.holders.setdefault(address_of(output), []).append(operation)
@@ -196,57 +194,29 @@ _ENTERED: Final = FunctionType(
 """`multi_head_attention_forward` that always runs its own body, instead of passing the whole call to the mode."""
 
 
-# -------------------------------------------------------------------------------------------------- names and arguments
-
-
-_ALIASES: Mapping[str, str] = {
-    "__rmatmul__": "matmul", "__radd__": "add", "__iadd__": "add_", "__rmul__": "mul", "__imul__": "mul_",
-    "__rsub__": "sub", "__isub__": "sub_", "__truediv__": "div", "__rdiv__": "div", "__rtruediv__": "div",
-    "__itruediv__": "div_", "__idiv__": "div_", "__rpow__": "pow", "__ipow__": "pow_", "__floordiv__": "floor_divide",
-    "__rfloordiv__": "floor_divide", "__invert__": "logical_not", "bitwise_not": "logical_not", "__and__": "logical_and",
-    "bitwise_and": "logical_and", "__or__": "logical_or", "bitwise_or": "logical_or", "multiply": "mul", "divide": "div",
-    "true_divide": "div", "subtract": "sub", "negative": "neg", "swapaxes": "transpose", "swapdims": "transpose",
-    "concat": "cat", "concatenate": "cat", "moveaxis": "movedim", "T": "transpose", "mT": "transpose", "H": "transpose",
-    "mH": "transpose", "t": "transpose", "view_as": "view", "reshape_as": "reshape", "expand_as": "expand",
-    "data": "detach", "absolute": "abs",
+_OPERATOR = re.compile(r"(?:__(r|i(?!nvert))?)?(.+?)(?:__)?")
+"""A name in torch, or that of a Python operator: `__rsub__` is `sub` with swapped operands, `__isub__` writes into the first."""
+_NAMES: Mapping[str, str] = {
+    "truediv": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "concat": "cat", "concatenate": "cat",
 }  # fmt: skip
-"""Aliases in torch and Python. On bool tensors `~`, `&` and `|` are logical operators."""
-_REVERSED = ("__rmatmul__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__")
-"""Operators with swapped arguments."""
-
-
-@lru_cache(maxsize=4096)
-def _parameters(function: Any) -> tuple[str, ...]:
-    """The names of a torch function's parameters, which torch lists for functions without a signature; empty if unknown."""
-    try:
-        signature = inspect.signature(get_testing_overrides().get(function, function))
-    except (TypeError, ValueError):
-        return ()
-    return tuple("input" if name == "self" else name for name in signature.parameters if name != "out")
 
 
 def _called(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, list[Tensor], dict[str, Any]]:
-    """The name of a called function, its tensors, and its other arguments by name.
+    """The name of a called function, its tensors, and its other arguments by name or position.
 
-    `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an underscore; `x[…] = y` is `setitem`; `x.T`,
-    `x.mT` and `x.t()` are `transpose`. An argument of unknown name is named by its position. For operators with a number on the
-    left, such as `1 - x`, the number is `input`.
+    `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an underscore; `x[…] = y` is `setitem`, and a
+    property such as `x.T` has its own name.
     """
-    names, name = _parameters(func), str(getattr(func, "__name__", func))
-    if name in _REVERSED:
+    name = str(getattr(func, "__name__", func))
+    kind, name = _OPERATOR.fullmatch(func.__self__.__name__ if name == "__get__" else name).groups()  # type: ignore[union-attr]
+    name = _NAMES.get(name, name)
+    if kind == "r" and name not in ("add", "mul"):
         args = args[::-1]
-    last = len(names) - 1
-    if len(args) > len(names) > 1 and all(type(number) is int for number in args[last:]):
-        args = (*args[:last], tuple(args[last:]))  # a shape as separate numbers
-    named = {names[n] if n < len(names) else str(n): value for n, value in enumerate(args)}
-    named |= {"dim" if key == "axis" else key: value for key, value in keywords.items()}
-    arguments = {key: named[key] for key in (*names, *named) if key in named and key not in ("out", "_stacklevel")}
+    arguments = {**{str(n): value for n, value in enumerate(args)}, **keywords}
+    arguments.pop("out", None)
     inputs = [leaf for leaf in tree_leaves(list(arguments.values())) if isinstance(leaf, Tensor)]
     others = {key: value for key, value in arguments.items() if not any(map(torch.is_tensor, tree_leaves(value)))}
-    if name == "__get__":  # a property, such as x.T
-        name = str(getattr(func.__self__, "__name__", name))
-        others |= {"dim0": -2, "dim1": -1} if name in ("T", "mT", "H", "mH") else {}
-    return _ALIASES.get(name, name.removeprefix("__").removesuffix("__")), inputs, others
+    return name + "_" * (kind == "i"), inputs, others
 
 
 # --------------------------------------------------------------------------------------------------------- the graph
@@ -286,7 +256,8 @@ def weights_of(operation: Operation) -> dict[str, Tensor]:
     fixed = [source for source in operation.sources if not source.live]
     readers = [operation, *(each for source in fixed for each in source.upstream())]
     read = [source for reader in readers for source in reader.sources]
-    return {leaf.site: leaf.output for leaf in read if leaf.output.requires_grad and leaf.site != _UNNAMED}
+    leaves = [leaf for leaf in read if not leaf.name and leaf.site != _UNNAMED]
+    return {leaf.site: leaf.output for leaf in leaves if leaf.output.requires_grad}
 
 
 # ------------------------------------------------------------------------------------------------------------- recording
@@ -340,41 +311,43 @@ def _name_sites(graph: Graph) -> None:
             operands = zip(_ROLES, operation.sources, strict=False)
             graph.attentions.append({role: source for role, source in operands if source.name} | {"z": operation})
         elif operation.name in SOFTMAXES and operation.live:
-            graph.attentions.append(_around_softmax(graph, operation))
-    _name_operands(graph)
+            graph.attentions += filter(None, [_around_softmax(graph, operation)])
+    leads: dict[Operation, dict[str, None]] = {}
     for attention in graph.attentions:
-        sites = [site for site in ("scores", "qk", "pattern", "z") if site in attention]
-        for site in sites:
-            attention[site].site = site
-        for site in sites:
-            _name_before(attention[site], site)
+        for site, operation in attention.items():
+            if site not in _ROLES or not operation.projects:
+                operation.site = operation.site or site
+            for each in operation.upstream():
+                leads.setdefault(each, {})[site] = None
+    for operation, sites in leads.items():
+        letters = "".join(role for role in _ROLES if role in sites)
+        if operation.projects:
+            operation.site = letters if letters in ("qkv", "kv", "qv") else f"{letters}_proj"
+        elif not operation.site:
+            operation.site = f"{letters or next(iter(sites))}.{operation.name}"
     _name_outputs(graph)
     for operation in graph.operations:
         operation.site = operation.site or operation.name
 
 
 def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
-    """The operations of the sites around a softmax. Without a product before or after it, the sites there are unknown."""
+    """The operations of the sites around a softmax; none unless there is a product before it and another after it."""
     _, qk = _up_to_product(softmax, lambda operation: operation.live_sources)
     after, z = _up_to_product(softmax, lambda operation: operation.readers)
-    found: dict[str, Operation] = {}
-    if qk is not None:
-        q, k = qk.live_sources[-2:]
-        if (_letter(q), _letter(k)) == ("k", "q"):
-            graph.swapped.add(qk)
-            q, k = k, q
-        if is_transpose(k):
-            k.site = "kᵀ"
-            k = k.sources[0]
-        found |= {"q": q, "k": k, "qk": qk, "scores": softmax.live_sources[0]}
-    if z is not None:
-        pattern, v = z.live_sources[-2:]
-        if pattern not in after:
-            pattern, v = v, pattern
-        found |= {"pattern": pattern, "v": v, "z": z}
-    elif qk is not None:
-        found["pattern"] = softmax
-    return {site: operation for site, operation in found.items() if operation.name}
+    if qk is None or z is None:
+        return {}
+    q, k = qk.live_sources[-2:]
+    if (_letter(q), _letter(k)) == ("k", "q"):
+        graph.swapped.add(qk)
+        q, k = k, q
+    if is_transpose(k):
+        k.site = "kᵀ"
+        k = k.sources[0]
+    pattern, v = z.live_sources[-2:]
+    if pattern not in after:
+        pattern, v = v, pattern
+    sites = {"q": q, "k": k, "qk": qk, "scores": softmax.live_sources[0], "pattern": pattern, "v": v, "z": z}
+    return {site: operation for site, operation in sites.items() if operation.name}
 
 
 def _up_to_product(
@@ -400,52 +373,19 @@ def _letter(operand: Operation) -> str:
 
 def is_transpose(operation: Operation) -> bool:
     """Whether an operation swaps the last two axes."""
-    n, arguments = operation.output.ndim, operation.arguments
-    if operation.name == "permute":
-        dims = arguments.get("dims", arguments.get("dim", ()))
-        return [int(dim) % n for dim in dims] == [*range(n - 2), n - 1, n - 2]
-    swapped = (arguments.get("dim0", -1), arguments.get("dim1", -2))
-    return operation.name == "transpose" and n > 1 and {int(dim) % n for dim in swapped} == {n - 2, n - 1}
-
-
-def _name_operands(graph: Graph) -> None:
-    """Names the operands of the products, and the operations from the projections to them."""
-    roles: dict[Operation, str] = {}
-    for attention in graph.attentions:
-        for role in set(_ROLES) & set(attention):
-            if not attention[role].projects:
-                attention[role].site = attention[role].site or role
-            for operation in attention[role].upstream():
-                roles[operation] = "".join(letter for letter in _ROLES if letter in (role, *roles.get(operation, "")))
-    for operation, letters in roles.items():
-        if operation.projects:
-            operation.site = letters if letters in ("qkv", "kv", "qv") else f"{letters}_proj"
-        elif not operation.site:
-            operation.site = f"{letters}.{operation.name}"
-
-
-def _name_before(operation: Operation, site: str) -> None:
-    """Names what leads to a site, back to what has a name."""
-    for source in operation.live_sources:
-        if not source.site:
-            source.site = f"{site}.{source.name}"
-            _name_before(source, site)
+    before, after = (operation.sources or (operation,))[0].output, operation.output
+    return before.ndim > 1 and before.dtype == after.dtype and after.is_set_to(before.mT)
 
 
 def _name_outputs(graph: Graph) -> None:
     """Names the operations that join the heads and project them, and the others after z."""
-    found = [attention["z"] for attention in graph.attentions if "z" in attention]
-    for operation in found:
-        found += [reader for reader in operation.readers if reader not in found and not reader.site]
-    below = [operation for operation in graph.operations if operation in found and not operation.site]
-    out = next((operation for operation in below if operation.projects), None)
-    for operation in below:
-        is_after = out is not None and below.index(operation) > below.index(out)
-        operation.site = f"{'out' if is_after else 'z'}.{operation.name}"
-    if out is None:
-        return
-    out.site = "out"
-    joined = out.live_sources[0]
-    if joined in below:
-        joined.site = "concat"
-        graph.attentions[-1]["concat"] = joined
+    site, ends = "z", [graph.operations.index(attention["z"]) for attention in graph.attentions]
+    for operation in graph.operations[max(ends) + 1 :] if ends else ():
+        if operation.projects and site == "z":
+            operation.site = site = "out"
+            joined = operation.live_sources[0]
+            if joined.site.startswith("z."):
+                joined.site = "concat"
+                graph.attentions[-1]["concat"] = joined
+        elif operation.live and not operation.site:
+            operation.site = f"{site}.{operation.name}"

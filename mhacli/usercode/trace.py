@@ -107,16 +107,12 @@ def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, in
         sizes["d_model"] = width
         if keys is not None and keys.shape[-1] != width:
             sizes["d_context"] = keys.shape[-1]
-    attentions = [attention for attention in graph.attentions if "z" in attention]
-    if not attentions:
+    if not graph.attentions:
         return sizes
-    z = attentions[0]["z"]
-    product = attentions[0].get("qk", z)
-    d_v = d_head = z.output.shape[-1]
-    if product is not z or z.name == KERNEL:
-        d_head = product.live_sources[0].output.shape[-1]
-    sizes.setdefault("d_head", d_head)
-    products = [attention.get("qk", attention["z"]).output for attention in attentions]
+    z = graph.attentions[0]["z"]
+    product, d_v = graph.attentions[0].get("qk", z), z.output.shape[-1]
+    sizes.setdefault("d_head", product.live_sources[0].output.shape[-1])
+    products = [attention.get("qk", attention["z"]).output for attention in graph.attentions]
     n_numbers = sum(tensor.numel() for tensor in products if tensor.shape == product.output.shape)
     n_rows = batch * n_queries * (d_v if product is z else n_keys)
     sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
@@ -156,7 +152,7 @@ def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Ste
     """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
     words."""
     names = _names_by_size(sizes)
-    given = [Operation("", (), tensor, site=name) for name, tensor in graph.given.items()]
+    given = [Operation("", tensor, site=name) for name, tensor in graph.given.items()]
     axes = {operation: _axes_of(operation.output, names, operation.site) for operation in given}
     axes |= _axes(graph, names, has_context=sizes["query"] != sizes["key"])
     groups: dict[object, list[Operation]] = {}
@@ -199,8 +195,8 @@ def _step(
 def _view_of(operation: Operation) -> str | None:
     """The site of the first input that shares memory with the output, or of the tensor that is written in place."""
     is_in_place, address = writes_into_input(operation.name), address_of(operation.output)
-    pairs = zip(operation.sources, operation.inputs, strict=True)
-    return next((source.site for source, tensor in pairs if is_in_place or address_of(tensor) == address != 0), None)
+    sources = [source for source in operation.sources if is_in_place or address_of(source.output) == address != 0]
+    return sources[0].site if sources else None
 
 
 def _meaning(site: str, axes: Sequence[str]) -> str:
@@ -295,7 +291,7 @@ def _formula(operation: Operation, axes: Sequence[str]) -> str:
     if part is not None:
         return f"part {int(part) + 1} of {', '.join(names[:3])}, by {bare}"
     if bare in _SIGNS:
-        left = arguments.pop("input", None)
+        left = arguments.pop("0", None)
         return f" {_SIGNS[bare]} ".join([*([] if left is None else [left]), *names, *arguments.values()])
     more = [] if len(names) <= 3 else [f"… {len(names) - 3} more"]
     given = [text if name.isdigit() else f"{name}={text}" for name, text in arguments.items()]
@@ -332,10 +328,8 @@ def _remark(operation: Operation, axes_of: Mapping[Operation, tuple[str, ...]]) 
 
 def _softmax_axis(operation: Operation, axes: Sequence[str]) -> str:
     """The axis of a softmax."""
-    dim = operation.arguments.get("dim")
-    if dim is None:  # torch's legacy default
-        dim = 0 if operation.output.ndim in (0, 1, 3) else 1
-    return axes[dim] if isinstance(dim, int) and -len(axes) <= dim < len(axes) else str(dim)
+    dim = operation.arguments.get("dim", operation.arguments.get("1"))
+    return axes[dim] if isinstance(dim, int) and axes else str(dim)
 
 
 def _exchanged(before: Sequence[str], after: Sequence[str]) -> tuple[str, str] | None:
@@ -368,8 +362,8 @@ _PER_NUMBER: Mapping[str, int] = {
 def _flops(operation: Operation) -> int:
     """Floating-point operations, 2 for a multiply-add, 1 otherwise; 0 if unknown."""
     n_out, name = operation.output.numel(), operation.name.rstrip("_")
-    inputs = operation.inputs
-    letters = re.sub("[ ,]|->.*", "", str(operation.arguments.get("equation", ".")))
+    inputs = [source.output for source in operation.sources]
+    letters = re.sub("[ ,]|->.*", "", str(operation.arguments.get("0", ".")))
     if name == "einsum" and "." not in letters:
         lengths = [length for tensor in inputs for length in tensor.shape]
         return 2 * prod(dict(zip(letters, lengths, strict=True)).values())

@@ -1,7 +1,7 @@
 """The catalogue of mistakes: wrong stages of attention.
 
-`mha check` puts one entry after another into the reference until the outputs match. A new mistake is a line of the function of its
-stage, in the file of its part, and a line in record/mistakes.toml.
+`mha check` puts one entry after another into the reference until the outputs match. A new mistake is a line in the
+function of its stage, in the file of its part, and a line in record/mistakes.toml.
 """
 
 from __future__ import annotations

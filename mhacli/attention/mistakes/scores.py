@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -86,26 +85,19 @@ def scale_after_softmax() -> Forms:
 # --------------------------------------------------------------------------------------------------------------------- the cap
 
 
-def capped_after_mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
-    """Scores capped after the mask, −c where masked."""
-    c = layer.softcap
-    require(c is not None)
-    masked = scores if keep is None else scores.masked_fill(~keep, -math.inf)
-    return c * torch.tanh(masked / c), False  # type: ignore[operator]
-
-
-@mistakes("cap", shown_by="large")
+@mistakes("mask", shown_by="large")
 def cap_after_mask() -> Forms:
-    """Masked scores above −∞."""
-    yield "softcap-after-mask", "masked scores are capped like the others", capped_after_mask, ("scores",)
+    """−c where masked."""
+    capped = "masked scores are capped like the others"
+    yield "softcap-after-mask", capped, lambda layer, scores, keep: scores.masked_fill(~keep, -layer.softcap)
 
 
 @mistakes("cap")
 def cap() -> Forms:
     """Scores that are not capped, or capped to ±1."""
     capped = "tanh(score / c) stands without the factor c"
-    yield "softcap-not-scaled-back", capped, lambda layer, scores, keep: (torch.tanh(scores / layer.softcap), True)
-    yield "softcap-missing", "the scores are not capped", lambda layer, scores, keep: (scores, True)
+    yield "softcap-not-scaled-back", capped, lambda layer, scores: torch.tanh(scores / layer.softcap)
+    yield "softcap-missing", "the scores are not capped", lambda layer, scores: scores
 
 
 # ------------------------------------------------------------------------------------------------------------------- bias

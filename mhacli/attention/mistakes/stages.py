@@ -145,10 +145,10 @@ def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
     return qk * (d_head**-0.5 if layer.scale is None else layer.scale)
 
 
-def cap(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
-    """The softcapped scores, and whether they still need the mask."""
+def cap(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """The softcapped scores."""
     c = layer.softcap
-    return scores if c is None else c * torch.tanh(scores / c), True
+    return scores if c is None else c * torch.tanh(scores / c)
 
 
 def add_bias(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
@@ -280,10 +280,10 @@ def attend_and_merge(
     q, k, v = qkv
     qk = stages["products"](layer, q, stages["repeat_kv"](layer, k, "k"))
     tap("qk", qk)
-    scaled, is_unmasked = stages["cap"](layer, stages["scale"](layer, qk, q.shape[-1]), keep)
+    scaled = stages["cap"](layer, stages["scale"](layer, qk, q.shape[-1]))
     tap("scaled", scaled)
     scaled = scaled if bias is None else stages["add_bias"](layer, scaled, bias)
-    scores = scaled if keep is None or not is_unmasked else stages["mask"](layer, scaled, keep)
+    scores = scaled if keep is None else stages["mask"](layer, scaled, keep)
     tap("scores", scores)
     pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, keep)
     tap("pattern", pattern)

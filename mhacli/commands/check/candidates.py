@@ -243,7 +243,7 @@ def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
         if not added.is_floating_point():
             continue
         if op.name == KERNEL:
-            shape = torch.Size((*op.inputs[0].shape[:-1], op.inputs[1].shape[-2]))
+            shape = torch.Size((*op.sources[0].output.shape[:-1], op.sources[1].output.shape[-2]))
         bias = run.as_scores(added, shape)
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
@@ -272,7 +272,7 @@ def _in_order(run: Run, bias: Tensor) -> Tensor:
     for op in run.operations:  # a learned table with heads last, reshaped to heads first without a transpose
         if op.name not in ("view", "reshape") or op.live or not _is_learned(op):
             continue
-        table, reshaped = op.inputs[0].shape, op.output.shape
+        table, reshaped = op.sources[0].output.shape, op.output.shape
         if table[-1] == n_heads and table != reshaped and reshaped[-3:] == bias.shape[1:]:
             return bias[0].reshape(*lengths, n_heads).permute(2, 0, 1)[None]
     return bias[:1]
@@ -476,7 +476,7 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
     made = [rows for each in made for rows in (each, each.transpose(0, 1)) if rows.shape == out.shape]
     name, activation = last.name.rstrip("_"), None
     if name in _ACTIVATIONS:
-        out, activation = _as_rows(last.inputs[0]), getattr(F, name)
+        out, activation = _as_rows(last.sources[0].output), getattr(F, name)
     children = [] if module is None else [*module.modules()][1:]
     norms_of_module = [_of_rows(child) for child in children if is_norm(child)]
     first = next((norm for norm in norms_of_module if _is_among(_applied(norm, x), made)), None)

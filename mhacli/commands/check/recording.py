@@ -29,9 +29,6 @@ from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import Inputs, UserAttention
 
 SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
-_SHAPING = (
-    "view", "reshape", "unflatten", "flatten", "transpose", "permute", "swapaxes", "cat", "stack", "contiguous",
-)  # fmt: skip
 NO_NUMBER = 1e30
 """What stands for hidden scores, infinity and NaN where numbers are compared."""
 
@@ -98,7 +95,8 @@ class Run:
         """Distinct finite numbers below a bound in masking operations, such as the value for masked scores."""
         masking = [op for op in self.operations if op.name.rstrip("_") in MASKING]
         numbers = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
-        numbers += [t.item() for op in masking for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
+        made = [source.output for op in masking for source in op.sources]
+        numbers += [tensor.item() for tensor in made if tensor.numel() == 1 and tensor.is_floating_point()]
         return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value < bound))
 
     # ------------------------------------------------------------------------------------------ the sites of a layer in it
@@ -152,7 +150,7 @@ class Run:
         producers = [op for op in self.producers(site) if op.at.line is not None]
         preferred = []
         if site in ("q", "k", "v", "concat"):
-            preferred = [op for op in producers if op.name in _SHAPING]
+            preferred = [op for op in producers if not {*producers}.isdisjoint(op.sources)]
         elif site.endswith("_proj"):
             preferred = [op for op in producers if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}]
         return next(iter(preferred or producers), None)
@@ -194,7 +192,8 @@ class Run:
         last_shared = next((site for site in reversed(before) if site != "scaled"), None)
         producer = self._producer(before[-1]) if before else None
         later = [] if producer is None else self.operations[self.operations.index(producer) + 1 :]
-        operation = next((op for op in later if op.at.line is not None and op.name not in _SHAPING), producer)
+        same = self.producers(before[-1]) if before else []
+        operation = next((op for op in later if op.at.line is not None and op not in same), producer)
         line = SourceLine() if operation is None else operation.at
         return FirstDifference("scores" if missing == "scaled" else missing, last_shared, *line)
 
