@@ -150,7 +150,7 @@ class Run:
         producers = [op for op in self.producers(site) if op.at.line is not None]
         preferred = []
         if site in ("q", "k", "v", "concat"):
-            preferred = [op for op in producers if not {*producers}.isdisjoint(op.sources)]
+            preferred = [op for op in producers if not (op.projects or op.is_product)]
         elif site.endswith("_proj"):
             preferred = [op for op in producers if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}]
         return next(iter(preferred or producers), None)
