@@ -192,8 +192,8 @@ class Run:
         last_shared = next((site for site in reversed(before) if site != "scaled"), None)
         producer = self._producer(before[-1]) if before else None
         later = [] if producer is None else self.operations[self.operations.index(producer) + 1 :]
-        same = self.producers(before[-1]) if before else []
-        operation = next((op for op in later if op.at.line is not None and op not in same), producer)
+        shared = [op for site in before for op in self.producers(site)]
+        operation = next((op for op in later if op.at.line is not None and op not in shared), producer)
         line = SourceLine() if operation is None else operation.at
         return FirstDifference("scores" if missing == "scaled" else missing, last_shared, *line)
 
