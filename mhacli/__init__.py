@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
     from mhacli.commands.bench.measure import bench
     from mhacli.commands.check.run import check
-    from mhacli.commands.diff.run import diff
+    from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
     from mhacli.commands.effect.in_memory import effects, heads, removed
     from mhacli.errors import MhaError
@@ -29,7 +29,7 @@ _MODULES = {
     "Record": "mhacli.record.record",
     "bench": "mhacli.commands.bench.measure",
     "check": "mhacli.commands.check.run",
-    "diff": "mhacli.commands.diff.run",
+    "diff": "mhacli.commands.diff.compare",
     "doctor": "mhacli.commands.doctor.run",
     "effects": "mhacli.commands.effect.in_memory",
     "heads": "mhacli.commands.effect.in_memory",

@@ -6,7 +6,7 @@ import codecs
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -180,6 +180,19 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
             bar.update(task, completed=fraction, description=visible(step), refresh=True)
 
         yield report_progress
+
+
+@contextmanager
+def stages(usual: int) -> Iterator[Callable[..., None]]:
+    """A callback that reports the stages of a job, of which there are usually so many, in a progress bar."""
+    begun: list[str] = []
+    with progress(has_time_left=False) as report_progress:
+
+        def stage(text: str, *, limited: bool = True) -> None:
+            begun.append(text)
+            report_progress(len(begun) / (len(begun) + usual), text)
+
+        yield stage
 
 
 def read_key(prompt: str) -> str:

@@ -349,8 +349,42 @@ _NO_MEMORY = ("allocate memory", "out of memory")
 
 def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
     """The outputs of one pass of a model without a KV cache. Raises `MhaError` as `run_model` does."""
-    without = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-    return dict(run_model(model, lambda: model(**keywords, **without)))
+    return dict(forward_of(model, keywords)())
+
+
+def forward_of(model: Any, inputs: Any) -> Callable[[], Any]:
+    """A call of a model without a KV cache, on its device, with keywords, positional arguments or one tensor. A model that takes
+    other keywords than those of transformers gets the ids alone. Raises `UsageError` if it cannot take the inputs, and the call
+    raises `MhaError` as `run_model` does."""
+    device, dtype, taken = device_of(model), dtype_of(model), inspect.signature(model.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    given = dict(inputs) if isinstance(inputs, Mapping) else {}
+    needed = [name for name, value in given.items() if _matters(name, value)]
+    unknown = [] if takes_any else [name for name in given if name not in taken]
+    if needed == ["input_ids"] == unknown[:1]:
+        args, given = (given["input_ids"],), {}
+    elif any(name in needed for name in unknown):
+        message = f"{type(model).__name__} does not take {', '.join(unknown)}"
+        raise UsageError(message, hint=f"it takes {', '.join(taken)}")
+    given = {name: value for name, value in given.items() if name not in unknown}
+    if ("use_cache" in taken or takes_any) and hasattr(getattr(model, "config", None), "use_cache"):
+        given.setdefault("use_cache", False)
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+    args, given = tuple(map(moved, args)), {name: moved(value) for name, value in given.items()}
+    return lambda: run_model(model, lambda: model(*args, **given))
+
+
+def _matters(name: str, value: Any) -> bool:
+    """Whether a keyword changes what is computed: not a mask without padding, nor a choice of what is returned."""
+    if isinstance(value, Tensor):
+        return not (name == "attention_mask" and bool(value.all()))
+    return name not in ("use_cache", "return_dict") and value is not None
 
 
 def run_model(model: Any, run: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mhacli.cli.console import leave_deleted_folder, progress
+from mhacli.cli.console import leave_deleted_folder, stages
 from mhacli.cli.output import (
     COLOUR,
     REPORT,
@@ -47,13 +47,7 @@ def check(
     leave_deleted_folder()
     from mhacli.commands.check.run import examine_in_child
 
-    with progress() as report_progress:
-        stages: list[str] = []
-
-        def on_stage(stage: str) -> None:
-            stages.append(stage)
-            report_progress(len(stages) / (len(stages) + _USUAL_STAGES), stage)
-
+    with stages(_USUAL_STAGES) as on_stage:
         examination = replace(examine_in_child(request, on_stage=on_stage), command=record_command())
     print_report(
         output,

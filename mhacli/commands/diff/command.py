@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mhacli.cli.console import loading_torch, note, progress, show_activity
+from mhacli.cli.console import loading_torch, note, show_activity, stages
 from mhacli.cli.output import COLOUR, REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
 from mhacli.commands.diff.request import DiffRequest
-from mhacli.commands.diff.result import ModelDiff
+from mhacli.commands.diff.result import Diff
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.data import load_json
 from mhacli.models.folder import is_hub_id
@@ -27,6 +27,7 @@ _TOLERANCE = (
 _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
 _HEADS = f"{HEADS_SHOWN} (default: those that changed most)"
 _SEQUENCES = f"{SEQUENCES_SHOWN} (default: where a head changed most)"
+_USUAL_STAGES = 4
 _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
 
 
@@ -54,14 +55,13 @@ def diff(
     is_read = bool(source.typed or source.text or source.file)
     kinds = _kinds(request, is_saved=output.save is not None, has_text=is_read or request.ids is not None)
     require_writable(output.files, force=output.force)
-    found: Any
     if "record" in kinds:
-        from mhacli.commands.diff.run import diff as compare
+        from mhacli.commands.diff.compare import diff as compare
         from mhacli.commands.diff.view import require_drawable
 
         with show_activity("comparing"):
             found = compare(request.a, request.b or "", tolerance=tolerance)
-        require_drawable((found.a, found.b), options)
+        require_drawable(found, options)
     else:
         if tolerance is not None:
             raise UsageError("--tolerance is for two records: what counts between models is measured")
@@ -75,18 +75,17 @@ def diff(
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
             return
-        found = ModelDiff(document)
+        found = Diff(document)
     print_report(
         output,
         view=lambda screen: found.view(screen, replace(options, view=view)),
         json=lambda: found.to_dict(record_command()),
-        csv=found.rows,
+        csv=lambda: [*found.rows()],
         name="mha diff",
         command=record_command(),
     )
-    if "record" in kinds:
-        require_agreement(found.a, request.a)
-        require_agreement(found.b, request.b or "")
+    for record, name in zip(found.records or (), (request.a, request.b or ""), strict=False):
+        require_agreement(record, name)
     if found.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"
         hint = "compare two records of the same command, both with --model or both without"
@@ -125,13 +124,7 @@ def _of_models(request: DiffRequest, kinds: list[str]) -> Any:
         if side.kind == "checkpoint":
             local_checkpoint(side.settings)
     job = "mhacli.commands.diff.models:diff_request"
-    with progress(has_time_left=False) as report_progress:
-        stages: list[str] = []
-
-        def stage(text: str, *, limited: bool = True) -> None:
-            stages.append(text)
-            report_progress(len(stages) / (len(stages) + 4), text)
-
+    with stages(_USUAL_STAGES) as stage:
         if "code" in kinds:
             from mhacli.usercode import process
 

@@ -1,4 +1,4 @@
-"""Compares two records: texts, layer by layer sites and heads, effects, settings. A is the reference; differences are B − A.
+"""`mhacli.diff`; and two records compared: texts, layer by layer sites and heads, effects, settings. Differences are B − A.
 
 Dictionaries are parts of the JSON document as they are. Non-finite numbers are None.
 """
@@ -6,8 +6,9 @@ Dictionaries are parts of the JSON document as they are. Non-finite numbers are 
 from __future__ import annotations
 
 import math
+import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -17,257 +18,232 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace as changed
 
-from mhacli.commands.diff.result import SCHEMA
-from mhacli.io.data import Array, finite, plain
-from mhacli.record.exports import Shown
-from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
+from mhacli.commands.diff.result import SCHEMA, Diff
+from mhacli.errors import UsageError
+from mhacli.io.data import Array, finite
+from mhacli.record.checks import TOLERANCES
+from mhacli.record.effect import Effect
+from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, Step
+from mhacli.record.storage import load
 from mhacli.sites import SITES
 from mhacli.text.align import align, pairs
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence
 
-_STATISTICS_OF_ROWS = (
-    "max_score", "lse", "corner", "top_shares", "map", "received", "profile", "span_mass", "sink", "distance",
-    "participation", "entropy",
-)  # fmt: skip
-"""Statistics of scores and patterns in records, which are not sites of the computation."""
-_MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
-_FOLLOWED_BY = {"qk": _MASK, "scores": _STATISTICS_OF_ROWS[:2], "pattern": _STATISTICS_OF_ROWS[2:]}
+_OF_QUERIES, _OF_KEYS, _CELLS = ("batch", "head", "query"), ("batch", "head", "key"), ("batch", "head", "query", "key")
+_OF_STEPS, _OF_SPANS = ("batch", "head", "step"), ("batch", "head", "span", "spans")
+_OF_BLOCKS = ("batch", "head", "query block", "key block")
+_MASK = {
+    "visible": _OF_QUERIES, "uniform_map": _OF_BLOCKS, "uniform_received": _OF_KEYS, "uniform_profile": _OF_STEPS,
+    "uniform_span_mass": _OF_SPANS, "allowed": _CELLS,
+}  # fmt: skip
+_STATISTICS = {
+    "max_score": _OF_QUERIES, "lse": _OF_QUERIES, "corner": ("batch", "head", "corner query", "corner key"),
+    "top_shares": ("batch", "head", "asked query", "rank"), "map": _OF_BLOCKS, "received": _OF_KEYS, "profile": _OF_STEPS,
+    "span_mass": _OF_SPANS, "sink": _OF_QUERIES, "distance": _OF_QUERIES, "participation": _OF_QUERIES, "entropy": _OF_QUERIES,
+}  # fmt: skip
+"""The arrays of a record that are no sites of the computation, with their axes: of its mask, of scores and of patterns."""
+_FOLLOWED_BY = {"qk": [*_MASK], "scores": [*_STATISTICS][:2], "pattern": [*_STATISTICS][2:]}
 _ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
 """Every array by name in the order of execution: the mask before the scores, and statistics after the pattern."""
-_AXES = {
-    **dict.fromkeys((*PER_QUERY, "visible"), ("batch", "head", "query")),
-    **dict.fromkeys(("received", "uniform_received"), ("batch", "head", "key")),
-    **dict.fromkeys(("map", "uniform_map"), ("batch", "head", "query block", "key block")),
-    **dict.fromkeys(("profile", "uniform_profile"), ("batch", "head", "step")),
-    **dict.fromkeys(("span_mass", "uniform_span_mass"), ("batch", "head", "span", "spans")),
-    "top_shares": ("batch", "head", "asked query", "rank"),
-    "corner": ("batch", "head", "corner query", "corner key"),
-    "allowed": ("batch", "head", "query", "key"),
-}
+_AXES = _MASK | _STATISTICS
 _MATCHED = {axis for axes in _AXES.values() for axis in axes}
 _MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "corner query": "kept"}
 """Axes of statistics, and the field of the summary that says for what their cells stand."""
 
 
-@dataclass(frozen=True, repr=False)
-class RecordDiff(Shown):
-    """All differences of two records, whose labels are `names`. `tolerance` is relative; `dtype` is the dtype from which it
-    follows, None if the user set it."""
+def diff(a: Any, b: Any, inputs: Any = None, *, tolerance: float | None = None) -> Diff:
+    """The differences of `b` from `a`, as `mha diff` prints them. Each is a record or the path of one, or each is a model in
+    memory, and both compute `inputs`: keywords, positional arguments, or a tensor.
 
-    a: Record
-    b: Record
-    names: tuple[str, str]
-    tolerance: float
-    dtype: str | None
+    `tolerance`, of records, is relative to the largest number of a site. 0 demands equal bits; None takes the tolerance of the
+    coarser dtype. Raises `MhaError` for a file that is no record, and for models that cannot be compared.
+    """
+    are_models = [hasattr(each, "named_modules") for each in (a, b)]
+    if inputs is not None or any(are_models):
+        if inputs is None or not all(are_models) or tolerance is not None:
+            raise UsageError(
+                "mhacli.diff compares two records, or two models over inputs",
+                hint="mhacli.diff(model_a, model_b, inputs), or mhacli.diff(record_a, record_b, tolerance=…)",
+            )
+        from mhacli.commands.diff.models import diff_modules
 
-    def __repr__(self) -> str:
-        """The verdict in a sentence."""
-        return f"<RecordDiff: {self.summary}>"
+        return diff_modules(a, b, inputs)
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
+    given = {"the first record": a, "the second record": b}
+    names = [name if isinstance(record, Record) else os.fspath(record) for name, record in given.items()]
+    a, b = (record if isinstance(record, Record) else load(record) for record in given.values())
+    dtype = None
+    if tolerance is None:
+        dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
+        dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
+        tolerance = TOLERANCES[dtype].runs
+    return record_diff(a, b, (names[0], names[1]), tolerance, dtype)
 
-    def view(self, screen: Any, options: Any = None) -> Any:
-        """What `mha diff` prints on a screen."""
-        from mhacli.commands.diff.view import diff_view
-        from mhacli.render.base.options import ViewOptions
 
-        return diff_view(self, options or ViewOptions(), screen)
+def record_diff(a: Record, b: Record, names: tuple[str, str], tolerance: float, dtype: str | None) -> Diff:
+    """All differences of two named records. `tolerance` is relative; `dtype` is that from which it follows, None if the user set
+    it."""
+    of_a, of_b = _layers(a), _layers(b)
+    layers = [LayerDifference(each, *of_a[each], *of_b[each], tolerance) for each in of_a if each in of_b]
+    texts, effects = _texts(a, b), _effects(a, b, tolerance)
+    # the first site in the order of execution; a statistic if no site of its layer differs
+    sites = [
+        (layer, site) for layer in layers for site in sorted(layer.sites, key=lambda site: site.site in _STATISTICS)
+    ]
+    first_site = next(({"layer": layer.label, "site": site.site} for layer, site in sites if site.departs), None)
+    where = None
+    if len(a.sequences) != len(b.sequences) or not all(text["is_same"] for text in texts):
+        where = "tokens"
+    elif any(text["n_other_ids"] for text in texts):
+        where = "ids"
+    elif first_site is not None:
+        where = "site"
+    elif effects and (effects["changes"] or not effects["n_compared"]):
+        where = "effects"
+    is_known = any(site.status in ("identical", "within") for _, site in sites)
+    verdict = "differ" if where else "agree" if is_known else "nothing"
+    at = first_site if first_site and where == "site" else {"layer": "", "site": None}
+    d = Diff({
+        "schema": SCHEMA,
+        "command": [],
+        "verdict": verdict,
+        "summary": "",
+        "said": "",
+        "a": without_surrogates(names[0]),
+        "b": without_surrogates(names[1]),
+        "tolerance": {"relative": tolerance, "of_dtype": dtype},
+        "first": where and {"where": where, **at},
+        "first_site": first_site,
+        "settings": _settings(a, b, layers),
+        "n_sequences": [len(a.sequences), len(b.sequences)],
+        "texts": texts,
+        "layers": [{"layer": each.label, "sites": each.sites, "heads": each.heads, **each.only} for each in layers],
+        **_alone(*([label for label in labels if label] for labels in (of_a, of_b))),
+        "effects": effects,
+    })  # fmt: skip
+    d.records, d.layers = (a, b), layers
+    d["summary"] = d["said"] = _summary(d)
+    return d
 
-    @cached_property
-    def layers(self) -> list[LayerDifference]:
-        """The layers that both records have."""
-        of_a, of_b = _layers(self.a), _layers(self.b)
-        return [LayerDifference(each, *of_a[each], *of_b[each], self.tolerance) for each in of_a if each in of_b]
 
-    @cached_property
-    def only(self) -> dict[str, list[str]]:
-        """The labels of the layers in A alone, and in B alone."""
-        return _alone(*([label for label in _layers(record) if label] for record in (self.a, self.b)))
+def _summary(d: Diff) -> str:
+    """The result in a sentence: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
+    if d.verdict == "nothing":
+        return "nothing can be compared: the records have no layer, site or step in common"
+    layers, first_site, where = d.layers, d["first_site"], d["first"] and d["first"]["where"]
+    n_changed, n_heads = (sum(len(getattr(each, name)) for each in layers) for name in ("heads", "head_pairs"))
+    parts = [f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"] if n_heads else []
+    parts += [changed_effects(d["effects"])] if d["effects"] else []
+    words = "the effects"
+    if first_site is not None:
+        words = f"{first_site['layer']} {'the mask' if first_site['site'] == 'allowed' else first_site['site']}".strip()
+    if where is None:
+        known = ("identical", "within", "beyond")
+        n = sum(site.seen != "shape" and site.status in known for layer in layers for site in layer.sites)
+        parts.insert(0, f"no difference in {n} site{'s' * (n != 1)}" if n else "no difference")
+    elif where in ("tokens", "ids"):
+        parts.append(f"the first difference is in the {'ids of the ' if where == 'ids' else ''}tokens")
+        parts += [f"the first numbers that differ are in {words}"] if first_site else []
+    else:
+        parts.append(f"the first difference is in {words}")
+    return "; ".join(parts)
 
-    @cached_property
-    def texts(self) -> list[dict[str, Any]]:
-        """The aligned texts that both have, paired by number."""
-        families = [("texts", self.a.sequences, self.b.sequences)]
-        if self.a.context is not None or self.b.context is not None:
-            families.append(("context", self.a.keys, self.b.keys))
-        texts = []
-        for family, of_a, of_b in families:
-            for number, (x, y) in enumerate(zip(of_a, of_b, strict=False)):
-                texts.append({"family": family, "sequence": number} | _aligned(x, y))
-        return texts
 
-    @cached_property
-    def settings(self) -> list[dict[str, Any]]:
-        """The settings that differ, with the labels of the layers concerned."""
-        sides = [("", _settings_of(self.a), _settings_of(self.b))]
-        for layer in self.layers:
-            if layer.inspected_a is not None:
-                both = (msgspec.to_builtins(each) for each in (layer.inspected_a, layer.inspected_b))
-                sides.append((layer.label, *both))
-        labels: dict[tuple[str, str, str], list[str]] = {}
-        for label, of_a, of_b in sides:
-            for name in of_a | of_b:
-                before, after = _word(of_a.get(name)), _word(of_b.get(name))
-                if before != after and name not in _NO_SETTINGS:
-                    labels.setdefault((name, before, after), []).extend([label] if label else [])
-        return [{"name": name, "a": x, "b": y, "layers": concerned} for (name, x, y), concerned in labels.items()]
+def _texts(a: Record, b: Record) -> list[dict[str, Any]]:
+    """The aligned texts that both have, paired by number."""
+    families = {"texts": (a.sequences, b.sequences)}
+    if a.context is not None or b.context is not None:
+        families["context"] = (a.keys, b.keys)
+    return [
+        {"family": family, "sequence": number, **_aligned(*pair)}
+        for family, sides in families.items()
+        for number, pair in enumerate(zip(*sides, strict=False))
+    ]
 
-    @cached_property
-    def effects(self) -> dict[str, Any] | None:
-        """The effects of B against those of A, of `n_compared` removals; None unless both have proven effects. Heads match by
-        number, edges by tokens. The tolerance is relative to the largest effect; what is within the noise is no difference."""
-        a, b = self.a, self.b
-        if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
-            return None
-        metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
-        texts, context = (
-            {None: None, **dict(pairs(x[0].tokens, y[0].tokens)[::-1].T.tolist())}
-            for x, y in ((a.sequences, b.sequences), (a.keys, b.keys))
-        )
-        parts = attrgetter("removed", "kind", "layer", "head", "heads", "kinds", "spans")
-        of_a = {(*parts(effect), effect.query, effect.key): effect for effect in a.effects}
-        of_b = {}
-        for effect in b.effects:  # tokens that A lacks stay apart
-            queries = context if effect.kind == "encoder" else texts
-            keys = context if effect.kind in ("encoder", "cross") else texts
-            query, key = queries.get(effect.query, "only B"), keys.get(effect.key, ("only B", effect.key))
-            of_b[*parts(effect), query, key] = effect
-        both = [(effect, of_b[key]) for key, effect in of_a.items() if key in of_b]
-        largest = max((abs(getattr(effect, metric)) for pair in both for effect in pair), default=0.0)
-        least = max(self.tolerance * largest, a.effect.floor + b.effect.floor) if self.tolerance else 0.0
-        changes = [{"a": x, "b": y, "change": getattr(y, metric) - getattr(x, metric)} for x, y in both]
-        changes = [change for change in changes if abs(change["change"]) > least]
-        return {
-            "metric": metric,
-            "tolerance": least,
-            "n_compared": len(both),
-            "changes": sorted(changes, key=lambda change: -abs(change["change"])),
-            "only_a": [effect for key, effect in of_a.items() if key not in of_b],
-            "only_b": [effect for key, effect in of_b.items() if key not in of_a],
-        }
 
-    @property
-    def first_site(self) -> tuple[LayerDifference, Difference] | None:
-        """The first site that differs, in the order of execution, with its layer; a statistic if no site of the layer does."""
-        ordered = (
-            (each, sorted(each.sites, key=lambda site: site.site in _STATISTICS_OF_ROWS)) for each in self.layers
-        )
-        return next(((layer, site) for layer, sites in ordered for site in sites if site.departs), None)
+def _settings(a: Record, b: Record, layers: Sequence[LayerDifference]) -> list[dict[str, Any]]:
+    """The settings that differ, with the labels of the layers concerned."""
+    sides = [("", _settings_of(a), _settings_of(b))]
+    for layer in layers if a.model is not None else ():
+        sides.append((layer.label, msgspec.to_builtins(layer.inspected_a), msgspec.to_builtins(layer.inspected_b)))
+    labels: dict[tuple[str, str, str], list[str]] = {}
+    for label, of_a, of_b in sides:
+        for name in of_a | of_b:
+            before, after = _word(of_a.get(name)), _word(of_b.get(name))
+            if before != after and name not in _NO_SETTINGS:
+                labels.setdefault((name, before, after), []).extend([label] if label else [])
+    return [{"name": name, "a": x, "b": y, "layers": concerned} for (name, x, y), concerned in labels.items()]
 
-    @property
-    def first(self) -> Literal["tokens", "ids", "site", "effects"] | None:
-        """Where the records differ first, with inputs before numbers; None if they agree."""
-        if len(self.a.sequences) != len(self.b.sequences) or not all(text["is_same"] for text in self.texts):
-            return "tokens"
-        if any(text["n_other_ids"] for text in self.texts):
-            return "ids"
-        if self.first_site is not None:
-            return "site"
-        has_others = self.effects and (self.effects["changes"] or not self.effects["n_compared"])
-        return "effects" if has_others else None
 
-    @property
-    def verdict(self) -> Literal["agree", "differ", "nothing"]:
-        """Whether the records agree in everything that both hold; `nothing` if they have nothing in common."""
-        is_known = any(site.status in ("identical", "within") for layer in self.layers for site in layer.sites)
-        if self.first is not None:
-            return "differ"
-        return "agree" if is_known else "nothing"
+def _effects(a: Record, b: Record, tolerance: float) -> dict[str, Any] | None:
+    """The effects of B against those of A, of `n_compared` removals; None unless both have proven effects. Heads match by
+    number, edges by tokens. The tolerance is relative to the largest effect; what is within the noise is no difference."""
+    if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
+        return None
+    metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
+    texts, context = (
+        dict(pairs(x[0].tokens, y[0].tokens)[::-1].T.tolist())
+        for x, y in ((a.sequences, b.sequences), (a.keys, b.keys))
+    )
 
-    @property
-    def summary(self) -> str:
-        """The result in a sentence: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
-        if self.verdict == "nothing":
-            return "nothing can be compared: the records have no layer, site or step in common"
-        n_changed, n_heads = (sum(len(getattr(each, name)) for each in self.layers) for name in ("heads", "head_pairs"))
-        parts = [f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"] if n_heads else []
-        parts += [self.changed_effects] if self.effects else []
-        if self.first is None:
-            sites = [site for layer in self.layers for site in layer.sites if site.seen != "shape"]
-            n_sites = sum(site.status not in ("shape", "skipped") for site in sites)
-            where = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
-            return "; ".join([f"no difference{where}", *parts])
-        words = "the effects"
-        if self.first_site is not None:
-            layer, site = self.first_site
-            words = f"{layer.label} {'the mask' if site.site == 'allowed' else site.site}".strip()
-        if self.first in ("tokens", "ids"):
-            parts.append(f"the first difference is in the {'ids of the ' if self.first == 'ids' else ''}tokens")
-            return "; ".join([*parts, *([f"the first numbers that differ are in {words}"] if self.first_site else [])])
-        return "; ".join([*parts, f"the first difference is in {words}"])
+    def in_a(effect: Effect) -> Effect:
+        """An effect with the positions of its tokens in A, negative ones of tokens that A lacks."""
+        if effect.query is None or effect.key is None:
+            return effect
+        queries = context if effect.kind == "encoder" else texts
+        keys = context if effect.kind in ("encoder", "cross") else texts
+        query, key = effect.query, effect.key
+        return changed(effect, query=queries.get(query, -1 - query), key=keys.get(key, -1 - key))
 
-    @property
-    def changed_effects(self) -> str:
-        """The number of changed effects, if there are `effects`: `3 of 72 effects changed`."""
-        assert self.effects is not None
-        changes, n = self.effects["changes"], self.effects["n_compared"]
-        if not n:
-            return "no removal is in both, so no effects can be compared"
-        return f"{len(changes) or 'none'} of {n} effect{'s' * (n != 1)} changed"
+    parts = attrgetter("removed", "kind", "layer", "head", "heads", "kinds", "spans", "query", "key")
+    of_a = {parts(effect): effect for effect in a.effects}
+    of_b = {parts(in_a(effect)): effect for effect in b.effects}
+    both = [(effect, of_b[key]) for key, effect in of_a.items() if key in of_b]
+    largest = max((abs(getattr(effect, metric)) for pair in both for effect in pair), default=0.0)
+    least = max(tolerance * largest, a.effect.floor + b.effect.floor) if tolerance else 0.0
+    changes = [{"a": x, "b": y, "change": getattr(y, metric) - getattr(x, metric)} for x, y in both]
+    changes = [change for change in changes if abs(change["change"]) > least]
+    return {
+        "metric": metric,
+        "tolerance": least,
+        "n_compared": len(both),
+        "changes": sorted(changes, key=lambda change: -abs(change["change"])),
+        "only_a": [effect for key, effect in of_a.items() if key not in of_b],
+        "only_b": [effect for key, effect in of_b.items() if key not in of_a],
+    }
 
-    def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
-        """The document that `mha diff --json` prints, of this `command`."""
-        site = self.first_site and {"layer": self.first_site[0].label, "site": self.first_site[1].site}
-        at = site if site and self.first == "site" else {"layer": "", "site": None}
-        return plain({  # type: ignore[no-any-return]
-            "schema": SCHEMA,
-            "command": [*command],
-            "verdict": self.verdict,
-            "summary": self.summary,
-            "said": self.summary,
-            "a": without_surrogates(self.names[0]),
-            "b": without_surrogates(self.names[1]),
-            "tolerance": {"relative": self.tolerance, "of_dtype": self.dtype},
-            "first": self.first and {"where": self.first, **at},
-            "first_site": site,
-            "settings": self.settings,
-            "n_sequences": [len(self.a.sequences), len(self.b.sequences)],
-            "texts": self.texts,
-            "layers": [
-                {"layer": each.label, "sites": each.sites, "heads": each.heads, **each.only} for each in self.layers
-            ],
-            **self.only,
-            "effects": self.effects,
-        })  # fmt: skip
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: a site of a layer, or a statistic of a head, under the names of the document."""
-        rows: list[dict[str, Any]] = []
-        for layer in self.to_dict()["layers"]:
-            named = {"layer": layer["layer"]}
-            rows += [
-                named | {name: site[name] for name in site if name not in ("heads", "told")} for site in layer["sites"]
-            ]
-            for head in layer["heads"]:
-                of_head = named | {"head": head["head"]}
-                rows += [of_head | {"statistic": each.pop("name")} | each for each in head["statistics"]]
-        return rows
+def changed_effects(effects: Mapping[str, Any]) -> str:
+    """The number of changed effects: `3 of 72 effects changed`."""
+    changes, n = effects["changes"], effects["n_compared"]
+    if not n:
+        return "no removal is in both, so no effects can be compared"
+    return f"{len(changes) or 'none'} of {n} effect{'s' * (n != 1)} changed"
 
 
 def _aligned(x: TokenSequence, y: TokenSequence) -> dict[str, Any]:
     """Runs of equal tokens of a text of A and one of B (`matches`), some with other ids, and the tokens between (`changes`)."""
     parts, is_exact = align(x.tokens, y.tokens)
-    matches, changes, n_other_ids, n_replaced = [], [], 0, 0
-    for i, j, is_equal in parts:
-        if is_equal:
-            matches.append({"a": i.start, "b": j.start, "length": len(i)})
-            n_other_ids += sum(x.ids[m] != y.ids[n] for m, n in zip(i, j, strict=True))
-            continue
-        change: dict[str, Any] = {"change": "only B" if not i else "only A" if not j else "replaced"}
+    equal = [(i, j) for i, j, is_equal in parts if is_equal]
+    others = [(i, j) for i, j, is_equal in parts if not is_equal]
+    changes: list[dict[str, Any]] = []
+    for i, j in others:
+        changes.append({"change": "only B" if not i else "only A" if not j else "replaced"})
         for side, text, places in (("a", x, i), ("b", y, j)):
             tokens = [without_surrogates(text.tokens[n]) for n in places]
-            change |= {f"{side}_begin": places.start, f"{side}_end": places.stop, side: tokens}
-        changes.append(change)
-        n_replaced += len(i) if j else 0
+            changes[-1] |= {f"{side}_begin": places.start, f"{side}_end": places.stop, side: tokens}
     return {
         "n_a": len(x.tokens),
         "n_b": len(y.tokens),
-        "matches": matches,
-        "n_other_ids": n_other_ids,
+        "matches": [{"a": i.start, "b": j.start, "length": len(i)} for i, j in equal],
+        "n_other_ids": sum(x.ids[m] != y.ids[n] for i, j in equal for m, n in zip(i, j, strict=True)),
         "exact": is_exact,
-        "n_aligned": sum(match["length"] for match in matches),
-        "is_same": not changes,
-        "n_replaced": n_replaced,
+        "n_aligned": sum(len(i) for i, _ in equal),
+        "is_same": not others,
+        "n_replaced": sum(len(i) for i, j in others if j),
         "changes": changes,
     }
 
@@ -395,15 +371,12 @@ class LayerDifference:
         is_decoded = self.a.decoding is not None or self.b.decoding is not None
         a, b = ({step.site: step for step in record.trace if not is_decoded} for record in (self.a, self.b))
         of_code = [name for name in a | b if self.is_code or name not in _ORDER]
-        sites = []
-        for name in dict.fromkeys((*of_code, *_ORDER)):
-            if (name in self.a.arrays and name in self.b.arrays) or (name in a and name in b):
-                sites.append(_compared_site(self, name, a.get(name), b.get(name)))
-            elif self.is_code and name in a | b:
-                shape_a, shape_b = (side[name].shape if name in side else None for side in (a, b))
-                why = f"only {'A' if name in a else 'B'} has it"
-                sites.append(Difference(name, "shape", "shape", (a | b)[name].axes, shape_a, shape_b, why=why))
-        return sites
+        of_one = a | b if self.is_code else {}
+        return [
+            _compared_site(self, name, a.get(name), b.get(name))
+            for name in dict.fromkeys((*of_code, *_ORDER))
+            if (name in self.a.arrays and name in self.b.arrays) or (name in a and name in b) or name in of_one
+        ]
 
     @property
     def is_code(self) -> bool:
@@ -450,17 +423,17 @@ def change_of(a: float | None, b: float | None) -> float:
 
 
 def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | None) -> Difference:
-    """The comparison of a site that both have: of all numbers if both are known, else of extremes and moments, or of shapes."""
+    """The comparison of a site: of all numbers if both are known, else of extremes and moments, or of shapes."""
     (axes, shape_a, x), (axes_b, shape_b, y) = _tensor(layer.a, name, a), _tensor(layer.b, name, b)
     is_array = name in layer.a.arrays and name in layer.b.arrays
-    row = Difference(name, "array" if is_array else "shape", "identical", axes, shape_a, shape_b)
-    why = _other_shape(layer, name, dict(zip(axes, shape_a, strict=True)), dict(zip(axes_b, shape_b, strict=True)))
+    is_mask = name in ("visible", "allowed")  # a count or a mask is the same, or it is not
     is_same = shape_a == shape_b and layer.has_same_tokens
     values = [step.values for step in (a, b) if step is not None and step.values is not None]
+    row = Difference(name, "array" if is_array else "shape", "identical", axes or axes_b, shape_a, shape_b)
+    why = _other_shape(layer, row, axes_b)
     if why:
         row = changed(row, status="shape", why=why)
     elif x is not None and y is not None and axes == axes_b and (is_array or is_same):
-        is_mask = name in ("visible", "allowed")  # a count or a mask is the same, or it is not
         found = _compared(_cells(layer, name, axes, (x, y)), 0.0 if is_mask else layer.tolerance)
         row = changed(row, seen="array" if is_array else "numbers", **found)
         if not row.n_cells:
@@ -479,29 +452,38 @@ def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | 
     return row
 
 
-def _other_shape(layer: LayerDifference, name: str, a: dict[str, int], b: dict[str, int]) -> str:
-    """Why two shapes differ, empty if they do not. Padding decides whether sequences share positions, so a batch is excused."""
-    if [axis for axis in a if axis != "batch"] != [axis for axis in b if axis != "batch"]:
-        return f"axes {' '.join(a)} against {' '.join(b)}"
+def _other_shape(layer: LayerDifference, row: Difference, axes_b: tuple[str, ...]) -> str:
+    """Why two shapes differ, empty if they do not. Padding decides whether sequences have positions in common, so a batch is
+    excused."""
+    if row.shape_a is None or row.shape_b is None:
+        return f"only {'B' if row.shape_a is None else 'A'} has it"
+    if [axis for axis in row.axes if axis != "batch"] != [axis for axis in axes_b if axis != "batch"]:
+        return f"axes {' '.join(row.axes)} against {' '.join(axes_b)}"
     excused = {"batch"} if layer.is_code else _MATCHED
+    a, b = dict(zip(row.axes, row.shape_a, strict=True)), dict(zip(axes_b, row.shape_b, strict=True))
     sizes = {axis: (n, b[axis]) for axis, n in a.items() if axis not in excused}
-    if "head" in a and name not in FOR_ALL_HEADS:
+    if "head" in a and row.site not in FOR_ALL_HEADS:
         sizes = {"head": (layer.a.config.n_heads, layer.b.config.n_heads)} | sizes
     return next((f"{axis} {n} against {m}" for axis, (n, m) in sizes.items() if n != m), "")
 
 
-def _tensor(record: Record, name: str, step: Step | None) -> tuple[tuple[str, ...], tuple[int, ...], Array | None]:
-    """The axes of a site, its shape, and its numbers if the record has them as an array or in a step of its trace."""
-    if step is None or name in record.arrays:
+def _tensor(
+    record: Record, name: str, step: Step | None
+) -> tuple[tuple[str, ...], tuple[int, ...] | None, Array | None]:
+    """The axes of a site, its shape, and its numbers, if the record has them as an array or in a step of its trace."""
+    if name in record.arrays:
         return _AXES.get(name) or SITES[name].axes_for(record.dims), record.arrays[name].shape, record.arrays[name]
+    if step is None:
+        return (), None, None
     numbers = None if step.values is None else step.values.numbers
     return step.axes, step.shape, None if numbers is None else np.array(numbers, float).reshape(step.shape)
 
 
-_Places = Sequence[tuple[str, Array]]
-"""Along each axis, the indices `[2, cells]` that correspond in A and in B; an axis without a name stands for all heads."""
-_Cells = tuple[int, int | None, _Places, Array, Array, Array]
-"""The sequence and the head of some cells, their places, the numbers of both records there, and which of them count."""
+_Axis = tuple[str, Array, Array]
+"""The cells along an axis that correspond in A and in B, `[2, cells]`: their places, as they are named, and their indices in the
+arrays. An axis without a name stands for all heads."""
+_Cells = tuple[int, int | None, Sequence[_Axis], Array, Array, Array]
+"""The sequence and the head of some cells, their axes, the numbers of both records there, and which of them count."""
 
 
 def _cells(layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple[Array, Array]) -> Iterator[_Cells]:
@@ -515,45 +497,40 @@ def _cells(layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple
     for sequence in range(len(layer.places["query"]) if "batch" in axes else 1):
         for head in heads:
             sizes = zip(axes, arrays[0].shape, strict=True)
-            places = [_place(layer, axis, n, sequence, head) for axis, n in sizes]
-            x, y = (_chosen(record, arrays[side], places, side) for side, record in enumerate(records))
+            matched = [_axis(layer, axis, n, sequence, head) for axis, n in sizes]
+            x, y = (_chosen(array, matched, side) for side, array in enumerate(arrays))
             counted = np.ones(1, bool)
             if has_masks:  # scores of masked cells have no meaning
-                a, b = (_chosen(record, record.arrays["allowed"], places, side) for side, record in enumerate(records))
+                a, b = (_chosen(record.arrays["allowed"], matched, side) for side, record in enumerate(records))
                 counted = a & b
-            yield sequence, head, places, x, y, counted
+            yield sequence, head, matched, x, y, counted
 
 
-def _place(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | None) -> tuple[str, Array]:
-    """The indices along an axis that correspond: of tokens, of the one sequence and head, or of all cells of the same meaning."""
-    is_same = True
+def _axis(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | None) -> _Axis:
+    """What corresponds along an axis: tokens, the one sequence and head, or all cells of the same meaning."""
+    records, is_same = (layer.a, layer.b), True
     if axis == "batch":
-        return "sequence", np.array([[sequence]] * 2)
+        places = np.full((2, 1), sequence)
+        return "sequence", places, places
     if axis == "head" and not layer.is_code:
-        return "" if head is None else "head", np.array([[head or 0]] * 2)
+        indices = [[0 if head is None else heads_of(record).index(head)] for record in records]
+        return "" if head is None else "head", np.full((2, 1), head or 0), np.array(indices)
     if axis in ("query", "key") and not layer.is_code:
-        return axis, layer.places[axis][sequence]
+        first = [record.first_query(sequence) if axis == "query" else record.first_key(sequence) for record in records]
+        places = layer.places[axis][sequence]
+        return axis, places, places + np.array(first)[:, None]
     if axis == "span":
         is_same = [span.name for span in layer.a.spans] == [span.name for span in layer.b.spans]
     elif axis in _MADE_OF:
-        a, b = (getattr(record.survey, _MADE_OF[axis], None) for record in (layer.a, layer.b))
+        a, b = (getattr(record.survey, _MADE_OF[axis], None) for record in records)
         is_same = a == b and (layer.has_same_tokens or axis == "step")
-    return axis, np.tile(np.arange(n if is_same else 0), (2, 1))
+    places = np.tile(np.arange(n if is_same else 0), (2, 1))
+    return axis, places, places
 
 
-def _chosen(record: Record, array: Array, places: _Places, side: int) -> Array:
-    """The numbers of an array at the places of a side, behind padding; one row may stand for all heads."""
-    indices, sequence = list[Any](), 0
-    for axis, both in places:
-        index = both[side].tolist()
-        if axis == "sequence":
-            (sequence,) = index
-        elif axis == "head" and record.module is None:
-            index = [min(heads_of(record).index(head), array.shape[1] - 1) for head in index]
-        elif axis in ("query", "key"):
-            first = record.first_query(sequence) if axis == "query" else record.first_key(sequence)
-            index = [place + first for place in index]
-        indices.append(index)
+def _chosen(array: Array, axes: Sequence[_Axis], side: int) -> Array:
+    """The numbers of the array of a side; one row may stand for all heads."""
+    indices = [np.minimum(of[side], n - 1) for (_, _, of), n in zip(axes, array.shape, strict=True)]
     return array[np.ix_(*indices)]
 
 
@@ -567,7 +544,7 @@ def _compared(pieces: Iterable[_Cells], tolerance: float) -> dict[str, Any]:
     counts, largest, magnitude, worst, is_identical = np.zeros(5, int), 0.0, 0.0, 0.0, True
     at: dict[str, list[Any]] | None = None
     heads: dict[int, tuple[float, int]] = {}
-    for sequence, head, places, a, b, counted in pieces:
+    for sequence, head, axes, a, b, counted in pieces:
         index = np.flatnonzero(np.broadcast_to(counted, a.shape))
         x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (a, b))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -582,7 +559,7 @@ def _compared(pieces: Iterable[_Cells], tolerance: float) -> dict[str, Any]:
         gap = float(gaps.max(initial=0.0))
         if gap > worst:
             worst, place = gap, np.unravel_index(index[gaps.argmax()], a.shape)
-            found = [(axis, *both[:, n].tolist()) for (axis, both), n in zip(places, place, strict=False) if axis]
+            found = [(axis, *places[:, n].tolist()) for (axis, places, _), n in zip(axes, place, strict=False) if axis]
             at = dict(zip(("axes", "a", "b"), map(list, zip(*found, strict=True)), strict=True)) if found else None
         if head is not None:  # of equal gaps, the first sequence
             heads[head] = max(heads.get(head, (-1.0, 0)), (gap, -sequence))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import itertools
 import json
 import shutil
@@ -17,18 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.commands.diff.request import DiffRequest, Side
-from mhacli.commands.diff.result import ModelDiff, model_diff
+from mhacli.commands.diff.result import Diff, model_diff
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.data import decode
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.compare import Comparison, Computed, compare, compute, load_places, save_places
 from mhacli.models.folder import Checkpoint
-from mhacli.models.layer_names import dtype_of, most_positions, n_vocabulary_of
+from mhacli.models.layer_names import most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, find, load_model, load_tokenizer
 from mhacli.models.passes import require_open
 from mhacli.models.places import OF_CALLS, Forward, Place
-from mhacli.models.run import make_texts, run_model
+from mhacli.models.run import forward_of, make_texts, run_model
 from mhacli.run import Run, require_room
 from mhacli.settings import pairs
 from mhacli.text.numbers import shown
@@ -42,7 +41,7 @@ Inputs = dict[str, Any]
 _KEYWORDS = ("input_ids", "decoder_input_ids")
 
 
-def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> ModelDiff:
+def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
     """The differences of two models in memory over `inputs`: keywords, positional arguments, or one tensor."""
     for model in (a, b):
         require_open(model, "mhacli.diff")
@@ -126,8 +125,12 @@ def _computed(
         _require_room(found, max(len(rows[0]) for rows in inputs.values()))
         stage(f"loading {side.word}", limited=False)
         model = load_model(found, side.settings, "predict", allow_nonfinite=True).model
-        if side.attn is not None:
-            _choose_attention(model, side.attn)
+        try:
+            if side.attn is not None:
+                model.set_attn_implementation(side.attn)
+        except (ValueError, ImportError) as fault:
+            line = str(fault).partition("\n")[0]
+            raise UsageError(f"--attn {side.attn} does not work with {type(model).__name__}: {line:.200}") from fault
         forward = forward_of(model, tensors)
     else:
         model, forward = _built(side, tensors, stage)
@@ -165,19 +168,9 @@ def _require_room(found: Loaded, length: int) -> None:
         raise MhaError(message, hint="TMPDIR names another folder; a shorter text needs less", code="too-large")
 
 
-def _choose_attention(model: Any, name: str) -> None:
-    """Has a model use an implementation of attention. Raises `UsageError` if it cannot."""
-    try:
-        model.set_attn_implementation(name)
-    except (ValueError, ImportError) as fault:
-        line = str(fault).partition("\n")[0]
-        raise UsageError(f"--attn {name} does not work with {type(model).__name__}: {line:.200}") from fault
-
-
 def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.Module, Forward]:
     """A model that code builds, and its call."""
-    settings = side.settings
-    device = "cpu" if settings.device == "auto" else settings.device
+    settings, device = side.settings, "cpu" if side.settings.device == "auto" else side.settings.device
     made = load_built(TargetRequest(side.word, arguments=pairs(side.arg, "arg"), device=device), stage)
     if made.module is None:
         raise MhaError(f"{side.word} gives no torch.nn.Module", code="no-target")
@@ -207,35 +200,3 @@ def _mapped(model: nn.Module, words: Sequence[str], first: Computed | None) -> d
         if n == 0:
             raise UsageError(f"--map {word[:100]}: no module is named {name}")
     return mapped
-
-
-def forward_of(model: nn.Module, inputs: Any) -> Forward:
-    """A call of a model with inputs, on its device, without a cache. Keywords that it does not take are those of another library:
-    then it gets the ids alone. Raises `UsageError` if it cannot take them."""
-    device, taken = device_of(model), inspect.signature(model.forward).parameters
-    given: dict[str, Any] = dict(inputs) if isinstance(inputs, Mapping) else {}
-    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    others = given.keys() - taken.keys()
-    if others and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-        needed = [name for name in given if name != "input_ids" and _matters(name, given[name])]
-        if needed or "input_ids" not in given:
-            names = ", ".join(needed or sorted(others))
-            raise UsageError(f"{type(model).__name__} does not take {names}", hint=f"it takes {', '.join(taken)}")
-        args, given = (given["input_ids"],), {}
-    if "use_cache" in taken and hasattr(getattr(model, "config", None), "use_cache"):
-        given.setdefault("use_cache", False)
-
-    def moved(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.to(device, dtype_of(model)) if value.is_floating_point() else value.to(device)
-
-    args, given = tuple(map(moved, args)), {name: moved(value) for name, value in given.items()}
-    return lambda: run_model(model, lambda: model(*args, **given))
-
-
-def _matters(name: str, value: Any) -> bool:
-    """Whether a keyword changes what is computed: not a mask without padding, nor a choice of what is returned."""
-    if isinstance(value, Tensor):
-        return not (name == "attention_mask" and bool(value.all()))
-    return name not in ("use_cache", "return_dict") and value is not None

@@ -11,19 +11,7 @@ from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.folder import is_hub_id
 from mhacli.record.storage import is_scan
-from mhacli.settings import (
-    ARG,
-    MAX_LENGTH,
-    MAX_TOKENS,
-    MOST_TOKENS,
-    Config,
-    Dtype,
-    ModelSettings,
-    example_call,
-    index_list,
-    like,
-    setting,
-)
+from mhacli.settings import ARG, Computation, Config, Dtype, ModelSettings, example_call, index_list, like, setting
 from mhacli.usercode.target import require_readable
 
 PLACES = "mha.places/1"
@@ -93,8 +81,7 @@ class DiffRequest:
     example_b: str | None = _call(None, _MODELS, "The call of the code of B.")
     tokenizer: str | None = setting(None, _READ, _TOKENIZER, default="that of the checkpoints")
     ids: tuple[int, ...] | None = setting(None, _READ, _IDS, parse=index_list, metavar="LIST", excludes=_TEXTS)
-    max_tokens: int | None = setting(
-        None, _READ, "Use only the first N tokens.", MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
+    max_tokens: int | None = like(Computation, "max_tokens", _READ)
     map: tuple[str, ...] = setting((), _MODELS, _MAP, metavar="LEFT=RIGHT", many=True)
     one_at_a_time: bool = setting(False, _MODELS, "Hold one model in memory at a time.")
     # fmt: on

@@ -1,16 +1,19 @@
-"""The differences of two models as data: the document of `mha diff`, with the first place that parts and its cause in words."""
+"""The result of `mha diff` as data; and of two models the first place that parts, with its cause in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli.io.data import plain
 from mhacli.record.exports import Shown
 
 if TYPE_CHECKING:
+    from mhacli.commands.diff.compare import LayerDifference
     from mhacli.models.compare import Comparison
+    from mhacli.record.record import Record
+    from mhacli.render.base.options import Screen, ViewOptions
 
 SCHEMA = "mha.diff/1"
 Row = Mapping[str, Any]
@@ -48,43 +51,62 @@ CAUSES: Mapping[tuple[str, str], str] = {
 _NAMES = {"q_rotated": "q as rotated", "k_rotated": "k as rotated", "output_norm": "norm of the output"}
 
 
-class ModelDiff(dict[str, Any], Shown):
-    """The document that `mha diff --json` prints for two models, which also shows itself as the command does."""
+class Diff(dict[str, Any], Shown):
+    """The document that `mha diff --json` prints, which also shows itself as the command does. Of two `records` it has structs in
+    place of JSON objects, and `layers` are the layers that both have."""
 
-    __slots__ = ()
+    records: tuple[Record, Record] | None = None
+    layers: Sequence[LayerDifference] = ()
 
     def __repr__(self) -> str:
         """The result in a sentence."""
-        return f"<ModelDiff: {self['summary']}>"
+        return f"<Diff: {self.summary}>"
 
     @property
-    def verdict(self) -> Literal["agree", "differ"]:
-        """Whether they are equal up to rounding."""
-        return "differ" if self["first"] or self["ids"] else "agree"
+    def verdict(self) -> Literal["agree", "differ", "nothing"]:
+        """Whether the two are equal up to rounding in everything that both have; `nothing` if that is nothing."""
+        return self["verdict"]  # type: ignore[no-any-return]
 
-    def view(self, screen: Any, options: Any = None) -> Any:
+    @property
+    def summary(self) -> str:
+        """The result in a sentence."""
+        return self["summary"]  # type: ignore[no-any-return]
+
+    def view(self, screen: Screen, options: ViewOptions | None = None) -> Any:
         """What `mha diff` prints on a screen."""
-        from mhacli.commands.diff.model_view import model_diff_view
+        from mhacli.commands.diff.view import diff_view
 
-        return model_diff_view(self, screen, everything=options is not None and options.everything)
+        return diff_view(self, screen, options)
 
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document, of this `command`."""
-        return {**self, "command": [*command]}
+        return plain({**self, "command": [*command]})  # type: ignore[no-any-return]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: a place that was compared."""
-        return [{name: value for name, value in place.items() if name != "heads"} for place in self["places"]]
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of `--csv`, under the names of the document: a place; or a site of a layer, or a statistic of a head."""
+        document = self.to_dict()
+        for place in document.get("places", ()):
+            yield {name: value for name, value in place.items() if name != "heads"}
+        for layer in document.get("layers", ()):
+            for site in layer["sites"]:
+                values = {name: value for name, value in site.items() if name not in ("heads", "told")}
+                yield {"layer": layer["layer"], **values}
+            for head in layer["heads"]:
+                for row in head["statistics"]:
+                    of_head = {"layer": layer["layer"], "head": head["head"], "statistic": row["name"]}
+                    yield of_head | {"a": row["a"], "b": row["b"]}
 
 
-def model_diff(found: Comparison, names: tuple[str, str]) -> ModelDiff:
+def model_diff(found: Comparison, names: tuple[str, str]) -> Diff:
     """The document of a comparison of two models, which are named."""
-    d = ModelDiff(schema=SCHEMA, kind="models", command=[], a=names[0], b=names[1], **plain(vars(found)))
+    d = Diff(schema=SCHEMA, kind="models", command=[], a=names[0], b=names[1], **plain(vars(found)))
     d["first"] = next((place for place in d["places"] if place["beyond"] and not place["healed"]), None)
-    return ModelDiff(d, verdict=d.verdict, summary=_summary(d))
+    d["verdict"] = "differ" if d["first"] or d["ids"] else "agree"
+    d["summary"] = _summary(d)
+    return d
 
 
-def _summary(d: ModelDiff) -> str:
+def _summary(d: Diff) -> str:
     """The result in a sentence: where the two part, how far, and what may be its cause."""
     first, places = d["first"], d["places"]
     if d["ids"] is not None:
@@ -117,7 +139,7 @@ def where(place: Row) -> str:
     return ", ".join(words) + (f" ({site})" if site != part else "")
 
 
-def _narrowed(d: ModelDiff, first: Row) -> str:
+def _narrowed(d: Diff, first: Row) -> str:
     """What is equal before the first place, and what therefore differs: its cause, or what could not be compared before it."""
     places, part, of_first = d["places"], first["part"], (first["layer"], first["stack"])
     if first is places[0] and part != "embedding":

@@ -1,9 +1,10 @@
-"""The terminal view of a comparison: settings, tokens, sites, effects, heads, maps, and the verdict last."""
+"""The terminal views of a comparison. Of two records: settings, tokens, sites, effects, heads, maps, and the verdict last. Of two
+models: where they part in a sentence, a grid of blocks × places that shows where it grows, and the places."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +12,22 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.compare import Difference, LayerDifference, RecordDiff, change_of, heads_of
+from mhacli.commands.diff.compare import Difference, LayerDifference, change_of, changed_effects, heads_of
+from mhacli.commands.diff.result import CAUSES, Diff, Row, where
 from mhacli.errors import UsageError, first_names
 from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
-from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Table, column, fields
+from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import count_of, fitted, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen
-from mhacli.render.base.selection import DrawableHead, drawable_heads, scale_of
+from mhacli.render.base.selection import DrawableHead, chosen_layers, drawable_heads, scale_of
 from mhacli.render.base.terminal import table
 from mhacli.render.checkpoint.effect import number_column, removal_name, removal_words
-from mhacli.render.heads.head_map import HeadMap, grid_of, head_map, largest_of_maps
+from mhacli.render.heads.head_map import grid_of, head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import shown
+from mhacli.text.numbers import Unit, shown
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OF_WEIGHT = {row.field for row in STATISTICS if row.is_change and row.unit == "weight"}
@@ -36,44 +37,44 @@ _LEAST = 8
 """The fewest columns of a map beside others."""
 
 
-def require_drawable(records: Sequence[Record], options: ViewOptions) -> None:
+def require_drawable(d: Diff, options: ViewOptions) -> None:
     """Raises `UsageError` for a head, layer or sequence that one of the records lacks."""
-    for record in records:
+    for record in d.records or ():
         chosen(options.sequences, len(record.sequences), 1, False, "sequence")
         if record.model is None and options.layers is not None:
             raise UsageError("--layer works only with records of a checkpoint", hint="leave --layer out")
         drawable_heads(record, options)
 
 
-def diff_view(d: RecordDiff, options: ViewOptions, screen: Screen) -> RenderableType:
+def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> RenderableType:
     """The complete output of `mha diff`. `require_drawable` must accept the options."""
-    layers = d.layers
-    if options.layers is not None:
-        of_a = [(layer, layer.inspected_a) for layer in d.layers if layer.inspected_a is not None]
-        layers = [layer for layer, each in of_a if {(None, each.layer), (each.kind, each.layer)} & {*options.layers}]
-    layers = layers or d.layers
+    options = options or ViewOptions()
+    if d.records is None:
+        return _model_view(d, screen, options)
+    wanted = [each.inspected for each in chosen_layers(d.records[0], options)]
+    layers = [layer for layer in d.layers if layer.inspected_a in wanted] or d.layers
     sections = (
         _settings(d, options),
-        *(_text(text, options, screen) for text in d.texts if not text["is_same"] or text["n_other_ids"]),
+        *(_text(text, options, screen) for text in d["texts"] if not text["is_same"] or text["n_other_ids"]),
         _sites(d, layers, options, screen),
         _effects(d, options, screen),
         _heads(layers, options, screen),
         *_maps(layers, options, screen),
     )
     lines = [line for section in map(list, sections) if section for line in (*section, Text())]
-    rule = f"numbers agree if |B − A| ≤ {d.tolerance:.3g} × the site's largest (--tolerance)"
+    rule = f"numbers agree if |B − A| ≤ {d['tolerance']['relative']:.3g} × the site's largest (--tolerance)"
     return Group(*lines, Text(rule, style="dim"), Text(visible(d.summary), style=_COLOURS[d.verdict]))
 
 
-def _settings(d: RecordDiff, options: ViewOptions) -> Iterator[Text]:
+def _settings(d: Diff, options: ViewOptions) -> Iterator[Text]:
     """The names, and the settings that differ; the commands only if nothing else differs, since they repeat the rest."""
-    yield Text(f"A = {visible(d.names[0])} · B = {visible(d.names[1])}", style="bold")
-    n_a, n_b = len(d.a.sequences), len(d.b.sequences)
+    yield Text(f"A = {visible(d['a'])} · B = {visible(d['b'])}", style="bold")
+    n_a, n_b = d["n_sequences"]
     if n_a != n_b:
         yield Text(f"A has {count_of(n_a, 'sequence')} and B has {n_b}: the first {min(n_a, n_b)} are compared")
-    others = [row for row in d.settings if row["name"] != "command"]
-    is_alone = not others and all(text["is_same"] for text in d.texts)
-    for row in d.settings if is_alone or options.everything else others:
+    others = [row for row in d["settings"] if row["name"] != "command"]
+    is_alone = not others and all(text["is_same"] for text in d["texts"])
+    for row in d["settings"] if is_alone or options.everything else others:
         of_layers = f" ({first_names(row['layers'], 1)})" if row["layers"] else ""
         yield Text(visible(f"{row['name']}{of_layers}: {row['a']} → {row['b']}"))
 
@@ -87,10 +88,16 @@ def _text(text: dict[str, Any], options: ViewOptions, screen: Screen) -> Iterato
     for change in text["changes"]:
         before, after = (" ".join(map(token_label, change[side])) or "–" for side in "ab")
         rows.append({"position": change["a_begin"], "A": before, "B": after})
-    columns = fields({"position": "id", "A": "word", "B": "word"})
-    changes = Table(columns=columns, rows=rows, most=None if options.everything else 12)
     yield Text(f"{text['family'].replace('texts', 'sequence')} {text['sequence']}: {words}")
-    yield from table(changes, screen.width) if changes.rows else ()
+    yield from _listed({"position": "id", "A": "word", "B": "word"}, rows, 12, options, screen)
+
+
+def _listed(
+    units: Mapping[str, Unit], rows: Sequence[Row], most: int, options: ViewOptions, screen: Screen, title: str = ""
+) -> Iterator[RenderableType]:
+    """Rows under fields of these units: the first of them, or all on request. Nothing without rows."""
+    listed = Table(columns=fields(units), rows=rows, title=title, most=None if options.everything else most)
+    yield from table(listed, screen.width) if rows else ()
 
 
 def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
@@ -104,7 +111,7 @@ def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
 
 
 def _sites(
-    d: RecordDiff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
+    d: Diff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The sites of a layer that differ, or the first of each of several layers; with `everything` all sites."""
     is_brief, rows = len(layers) > 1 and not options.everything, []
@@ -128,7 +135,7 @@ def _sites(
         yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
     elif not layers:
         yield Text("the records have no layer in common", style="yellow")
-    yield from _alone("only in", *d.only.values())
+    yield from _alone("only in", d["only_a"], d["only_b"])
     for layer in () if is_brief else layers:
         yield from _alone(f"{layer.label} only in".lstrip(), *(map(_site_name, names) for names in layer.only.values()))
 
@@ -171,20 +178,22 @@ def _place(layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_
 # ---------------------------------------------------------------------------------------------------- effects and heads
 
 
-def _effects(d: RecordDiff, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
+def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The effects that changed; empty unless both records have effects."""
-    if d.effects is None:
+    effects = d["effects"]
+    if d.records is None or effects is None:
         return
-    number, rows = number_column(d.effects["metric"]), []
-    for change in d.effects["changes"]:
+    number, rows = number_column(effects["metric"]), []
+    for change in effects["changes"]:
         before, after = number.value(change["a"]), number.value(change["b"])
-        rows.append({"removed": removal_words(change["a"], d.a), "A": before, "B": after, "B − A": change["change"]})
-    columns = fields({"removed": "word", "A": number.unit, "B": number.unit, "B − A": "change"})
-    title = f"{d.changed_effects}, the largest difference of {number.heading} first"
-    changes = Table(columns=columns, rows=rows, title=title, most=None if options.everything else 7)
-    yield from table(changes, screen.width) if rows else ()
-    sides = ((d.effects["only_a"], d.a), (d.effects["only_b"], d.b))
-    yield from _alone("removed only in", *([removal_name(each, of) for each in effects] for effects, of in sides))
+        rows.append(
+            {"removed": removal_words(change["a"], d.records[0]), "A": before, "B": after, "B − A": change["change"]}
+        )
+    units: dict[str, Unit] = {"removed": "word", "A": number.unit, "B": number.unit, "B − A": "change"}
+    title = f"{changed_effects(effects)}, the largest difference of {number.heading} first"
+    yield from _listed(units, rows, 7, options, screen, title)
+    sides = zip((effects["only_a"], effects["only_b"]), d.records, strict=True)
+    yield from _alone("removed only in", *([removal_name(each, of) for each in removed] for removed, of in sides))
 
 
 def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
@@ -202,10 +211,9 @@ def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Scre
             rows.append({**about, "statistic": names[row["name"]].name, "A": row["a"], "B": row["b"]})
         if not changes:
             rows.append({**about, "statistic": None, "A": None, "B": None})
-    columns = fields({"head": "word", "type": "word", "statistic": "word", "A": "number", "B": "number"})
+    units: dict[str, Unit] = {"head": "word", "type": "word", "statistic": "word", "A": "number", "B": "number"}
     title = f"{count_of(len(heads), 'head')} changed, the largest change first"
-    listed = Table(columns=columns, rows=rows, title=title, most=None if options.everything else 4)
-    yield from table(listed, screen.width) if heads else ()
+    yield from _listed(units, rows, 4, options, screen, title)
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
@@ -251,27 +259,95 @@ def _map(
     if is_other or not a.weights.size:
         yield Text(f"{title}: not drawn side by side: the records hold maps of other tokens", style="dim")
         return
-    largest = _largest_change(a, b)
+    largest = _change(*(grid_of(each, "", scale="linear") for each in (a, b))).top
     most, side_by_side = len(a.weights) if options.everything else 40, screen.width // 3 - _LABEL - 2
     n_columns = side_by_side if side_by_side >= min(len(a.keys), _LEAST) else screen.width - _LABEL - 2
     a, b = (each.fitting(most, n_columns) for each in (a, b))
     scale, top, digits = scale_of(options, heads), largest_of_maps((a, b)), options.precision
-    of_a = grid_of(a, "A", scale=scale, top=top, digits=digits)
     meaning = f"each cell {a.block} × {a.block} tokens" if a.block > 1 else ""
-    of_a = replace(of_a, rows=[fitted(name, _LABEL) for name in of_a.rows], has_all_rows=True, meaning=meaning)
-    of_b = replace(of_a, values=np.where(b.is_open, b.weights, 0.0), allowed=b.is_open, title="B")
-    change, top = of_b.values - of_a.values, _largest_change(a, b)
-    difference = replace(of_a, values=change, allowed=a.is_open | b.is_open, title="B − A", scale="change", top=top)
+    panels = [grid_of(each, name, scale=scale, top=top, digits=digits) for each, name in ((a, "A"), (b, "B"))]
+    names = [fitted(name, _LABEL) for name in panels[0].rows]
+    of_a, of_b = (replace(panel, rows=names, has_all_rows=True, meaning=meaning) for panel in panels)
+    panels = [of_a, of_b, _change(of_a, of_b)]
     yield Text(f"{title} · largest change {shown(largest, 'number')}{more}", style="bold")
-    yield from grids([of_a, of_b, difference], screen, everything=options.everything, in_one_row=not options.everything)
+    yield from grids(panels, screen, everything=options.everything, in_one_row=not options.everything)
 
 
-def _largest_change(a: HeadMap, b: HeadMap) -> float:
-    """The largest change of a cell; a hidden one counts as zero."""
-    change = np.where(b.is_open, b.weights, 0.0) - np.where(a.is_open, a.weights, 0.0)
-    return float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
+def _change(of_a: Grid, of_b: Grid) -> Grid:
+    """B − A, up to the largest change; a hidden cell counts as zero."""
+    change = of_b.values - of_a.values
+    top = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
+    return replace(of_a, values=change, allowed=of_a.allowed | of_b.allowed, title="B − A", scale="change", top=top)
 
 
 def _common(x: Sequence[str], y: Sequence[str], places: Array) -> tuple[str, ...]:
     """The tokens that correspond, where they differ as `cat|dog`."""
     return tuple("|".join(dict.fromkeys((x[i], y[j]))) for i, j in places.T.tolist())
+
+
+# --------------------------------------------------------------------------------------------------------- two models
+
+
+_MOST_UNMATCHED, _OF_INFINITE = 6, 1e12
+_SHORT = {"scores": "score", "residual": "sum", "q_rotated": "q′", "k_rotated": "k′", "output_norm": "norm"}
+
+
+def _model_view(d: Diff, screen: Screen, options: ViewOptions) -> RenderableType:
+    """The complete output for two models."""
+    sides = [" ".join([d[side], *d["dtypes"][n : n + 1]]) for n, side in enumerate("ab")]
+    return Group(
+        Text(visible(d["summary"]), style="bold green" if d["verdict"] == "agree" else "bold red"),
+        Text(visible(f"A = {sides[0]} · B = {sides[1]}"), style="bold"),
+        *(Text(visible(note), style="yellow") for note in d["notes"]),
+        Text(),
+        *_model_grid(d, screen),
+        *_model_places(d, screen, options),
+    )
+
+
+def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
+    """The blocks in rows, their places in columns, shaded by how far differences are above rounding."""
+    cells: dict[str, dict[tuple[str, str], float]] = {}
+    for place in d["places"]:
+        if place["layer"] is not None:
+            of_layer = cells.setdefault(f"{place['stack'] or ''} {place['layer']}".strip(), {})
+            ratio = _OF_INFINITE if place["relative"] is None else place["relative"] / place["rounding"]
+            of_layer[place["part"], place["site"]] = math.log10(max(1.0, ratio))
+    if not cells:
+        return
+    columns = [key for key in CAUSES if any(key in of_layer for of_layer in cells.values())]
+    values = np.array([[of_layer.get(key, math.nan) for key in columns] for of_layer in cells.values()])
+    names = ["mlp" if key == ("mlp", "output") else _SHORT.get(key[1], key[1].replace("_", " ")) for key in columns]
+    grid = Grid(
+        title="how far each place is beyond rounding",
+        values=np.nan_to_num(values),
+        allowed=~np.isnan(values),
+        rows=[*cells],
+        columns=["out" if name == "output" else name for name in names],
+        top=max(1.0, float(np.nanmax(values))),
+        corner="layer ",
+        unit="number",
+        meaning=f"powers of ten of relative difference ÷ rounding; beyond rounding from {math.log10(d['times_rounding']):.1f} on",
+    )
+    yield from grids([grid], screen, form="shades")
+    yield Text()
+
+
+def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[RenderableType]:
+    """The first place and those outside of blocks, with `everything` all places; and what is unmatched."""
+    places, unmatched = d["places"], d["unmatched"]
+    rows = [place for place in places if options.everything or place["layer"] is None or place == d["first"]]
+    columns: list[Column[Row]] = [
+        Column(heading="place", value=where, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=34),
+        Column(heading="relative", value=lambda row: row["relative"], unit="error"),
+        Column(heading="rounding", value=lambda row: row["rounding"], unit="error"),
+        Column(heading="largest", value=lambda row: row["largest"], unit="number", drop=1),
+        Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
+    ]
+    more = [f"{len(places) - len(rows)} more places (--all)"] if len(places) > len(rows) else []
+    yield from table(Table(columns=columns, rows=rows), screen.width, *more) if places else ()
+    some = unmatched if options.everything else unmatched[:_MOST_UNMATCHED]
+    for place in some:
+        yield Text(f"not compared: {where(place)}: {visible(place['why'])}", style="dim")
+    if len(some) < len(unmatched):
+        yield Text(f"not compared: {len(unmatched) - len(some)} more (--all)", style="dim")
