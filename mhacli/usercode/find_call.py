@@ -81,16 +81,21 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
 # ------------------------------------------------------------------------------------------------------- the first call
 
 
-def _first_call(built: Built, request: TargetRequest) -> UserAttention:
-    """The first call that gives an output."""
+def plain_call(built: Built, request: TargetRequest) -> UserAttention:
+    """The target with what is known of its call before one is tried."""
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
-    device, sizes = torch.device(request.device), CallSizes(1, 1, 1)
-    like = UserAttention(built, sizes, dtype, device, fixed=fixed, is_forgetful=is_small)
-    if request.example is not None:
-        like = replace(like, example=example_of(request.example, built))
+    device, example = torch.device(request.device), request.example
+    like = UserAttention(built, CallSizes(1, 1, 1), dtype, device, fixed=fixed, is_forgetful=is_small)
+    return like if example is None else replace(like, example=example_of(example, built))
+
+
+def _first_call(built: Built, request: TargetRequest) -> UserAttention:
+    """The first call that gives an output."""
+    like = plain_call(built, request)
+    if like.example is not None:
         lengths = _SHOWN_LENGTHS if like.is_resizable else (0,)
         candidates: Iterable[UserAttention] = (attention_of_example(like, length) for length in lengths)
     else:

@@ -23,11 +23,13 @@ from mhacli.usercode.find_call import (
     attention_of_example,
     forms_of,
     hides,
+    plain_call,
     positions,
     with_independent_rows,
     with_output,
 )
 from mhacli.usercode.roles import MASKS, CallParameter, call_role, called_function, signature_of
+from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.user_attention import (
     OF_IDS,
     ROW_AXES,
@@ -173,85 +175,69 @@ _CAUSAL_MASKS = {
 
 
 def sequences_of_ids(
-    name: str,
-    module: nn.Module,
-    *,
-    fixed: Mapping[str, Any],
-    length: int | None,
-    means: str | None = None,
-    example: Callable[..., Any] | None = None,
+    built: Built, request: TargetRequest, length: int | None, *, means: str | None = None
 ) -> Sequences | None:
     """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it has no
-    embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated; `example` is a
-    call that works."""
-    parameters = signature_of(module)
-    decoder = next((p.name for p in parameters[1:] if p.name in _DECODER and p.name not in fixed), None)
-    named = {p.role: p.name for p in reversed(parameters[1:]) if p.name not in fixed}
-    attention = _attention_of_ids(name, module, parameters, fixed, decoder)
-    called = f"{name.rpartition(':')[2]}({decoder or 'ids'} [{{}}]"
-    if attention is not None and example is not None:
-        attention = replace(attention, example=example)
-        try:
-            attention = attention_of_example(attention, _SHOWN * attention.is_resizable)
-        except MhaError:  # it gives no ids
-            return None
-        if not attention.is_resizable:
-            length, called = attention.sizes.q_len, f"{called}, the only length that the example gives"
-    found, note = (None, "") if attention is None else _first_of_ids(attention, parameters)
+    embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated."""
+    like, modules = plain_call(built, request), [] if built.module is None else [*built.module.modules()]
+    tables = [part.num_embeddings for part in modules if isinstance(part, nn.Embedding)]
+    parameters = [p for p in signature_of(built.call) if p.name not in like.fixed]
+    if not tables or not parameters:
+        return None
+    ids, *others = parameters
+    decoder = next((p.name for p in others if p.name in _DECODER), None)
+    named = {p.role: p.name for p in reversed(others)}
+    attention = replace(
+        like,
+        sizes=CallSizes(_BATCH, _LEAST, _LEAST),
+        slots=(CallParameter(decoder or ids.name, "x", True, decoder is None),),
+        axes=OF_IDS,
+        ids=torch.arange(min(tables), device=like.device),
+        fixed={**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **like.fixed},
+        made={} if decoder is None else {ids.name: partial(_source, like.device)},
+        is_forgetful=False,
+    )
+    found, note = _first_of_ids(attention, others)
     table = None if found is None else _table_of(found)
     if found is None or table is None:
         return None
     attention = with_independent_rows(found, 0)
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
+    only = "" if attention.is_resizable else ", the only length that the example gives"
     mask = _mask_of_padding(attention, decoder, means)
-    pads = [getattr(getattr(module, "config", None), "pad_token_id", None), table.padding_idx]
+    pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), table.padding_idx]
     ordinary = [i for i in range(table.num_embeddings) if i not in pads]
     return Sequences(
-        attention=replace(attention, ids=torch.tensor(ordinary, device=attention.device)),
-        called=f"{called.format(shape)}{note})",
+        attention=replace(attention, ids=torch.tensor(ordinary, device=like.device)),
+        called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note})",
         n_ids=table.num_embeddings,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < table.num_embeddings), 0),
         has_source=decoder is not None,
         masks={} if mask is None else {f"{mask.parameter}, in which True {mask.true_means}s": mask},
         positions=named.get("positions") if decoder is None else None,
-        first_position=_first_position(module),
+        first_position=_first_position(modules[0]),
         cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
-    ).at_longest(length)
+    ).at_longest(length if attention.is_resizable else attention.sizes.q_len)
 
 
-def _attention_of_ids(
-    name: str, module: nn.Module, parameters: Sequence[CallParameter], fixed: Mapping[str, Any], decoder: str | None
-) -> UserAttention | None:
-    """A module that takes ids `[batch, token]`, or those of a decoder, beside a constant text of its encoder. None without an
-    embedding."""
-    tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-    if not tables or not parameters:
-        return None
-    ids, *others = (p for p in parameters if p.name not in fixed)
-    weight = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    source = torch.tensor([1, 0, 1], device=weight.device)
-    made: dict[str, Any] = {p.name: partial(positions, "offset", 0) for p in others if p.role == "offset"}
-    if decoder is not None:
-        made[ids.name] = lambda sizes: source.expand(sizes.batch, -1)
-    return UserAttention(
-        Built(name, type(module), module, module),
-        CallSizes(_BATCH, _LEAST, _LEAST),
-        weight.dtype,
-        weight.device,
-        (CallParameter(decoder or ids.name, "x", True, decoder is None),),
-        OF_IDS,
-        torch.arange(min(tables), device=weight.device),
-        {**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **fixed},
-        made,
-    )
+def _source(device: torch.device, sizes: CallSizes) -> Tensor:
+    """The ids that the encoder beside a decoder reads for each text."""
+    return torch.tensor([1, 0, 1], device=device).expand(sizes.batch, -1)
 
 
-def _first_of_ids(attention: UserAttention, parameters: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:
-    """The first call that gives an output of each token, and its mask in words: with the ids for its targets too where that
-    helps, else with what its output layer reads. A mask that it needs is causal, of several meanings of it the first that hides
-    the last token."""
-    others = [p for p in parameters if p.name not in attention.fixed and attention.example is None]
+def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:
+    """The first call that gives an output of each token, and its mask in words: as an example shows it, or with the ids for its
+    targets too where that helps, else with what its output layer reads. A mask that it needs is causal, of several meanings of it
+    the first that hides the last token."""
+    if attention.example is not None:
+        try:
+            shown = attention_of_example(attention, _SHOWN * attention.is_resizable)
+        except MhaError:  # it gives no ids
+            return None, ""
+        attention, others = replace(shown, made={}), ()
     masks = [p.name for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
+    made = {p.name: partial(positions, "offset", 0) for p in others if p.role == "offset"}
+    attention = replace(attention, made={**attention.made, **made})
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in _TARGETS]
     found: list[tuple[UserAttention, str]] = []
     for meaning, form in _CAUSAL_MASKS.items() if masks else [("", None)]:

@@ -51,8 +51,10 @@ from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import TokenSequence
+from mhacli.usercode.build import Built
 from mhacli.usercode.process import Stage
 from mhacli.usercode.sequences import Sequences, sequences_of_ids
+from mhacli.usercode.target import TargetRequest
 
 CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
@@ -218,7 +220,8 @@ def _sequences_of(loaded: Loaded, inputs: ModelInputs, length: int | None) -> Se
     first = replace(inputs, sequences=inputs.sequences[:1], context=inputs.context and inputs.context[:1])
     made = make_inputs(loaded.model, first, "right", loaded.pad_id)
     guarded("the model", loaded.source, lambda: outputs_of(loaded.model, made.keywords))
-    found = sequences_of_ids(loaded.source, loaded.model, fixed={}, length=length)
+    built = Built(loaded.source, type(loaded.model), loaded.model, loaded.model)
+    found = sequences_of_ids(built, TargetRequest(loaded.source, device=str(device_of(loaded.model))), length)
     if found is None:
         raise UsageError(f"it is not known how {type(loaded.model).__name__} reads text")
     return replace(found, pad=loaded.pad_id)

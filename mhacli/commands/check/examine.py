@@ -37,8 +37,8 @@ from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
 from mhacli.models.layers import as_attention
-from mhacli.usercode.build import arguments_of, copied, load_built, parse_value
-from mhacli.usercode.find_call import example_of, find_modes
+from mhacli.usercode.build import arguments_of, copied, load_built
+from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.process import Stage, exception_text
 from mhacli.usercode.sequences import sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
@@ -81,14 +81,9 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         return _of_behaviour(ask_checkpoint(name if module is None else module, request, stage), name)
     model = None
     if module is not None:
-        model = sequences_of_ids(
-            request.of.target,
-            with_zeros_drawn(module, request.seed),
-            fixed={name: parse_value(text) for name, text in request.of.call_arguments},
-            length=request.length,
-            means=request.mask_means,
-            example=None if request.example is None else example_of(request.example, built),
-        )
+        drawn = with_zeros_drawn(module, request.seed)
+        asked = replace(built, call=drawn, module=drawn)
+        model = sequences_of_ids(asked, request.of, request.length, means=request.mask_means)
     if model is not None:
         with one_thread() if _n_parameters(model.module) < _SMALL else nullcontext():
             claim = True if model.has_source and request.states_causal is None else request.states_causal
