@@ -106,7 +106,7 @@ class Viewer(App[None]):
     #pictures, #body { height: 1fr; }
     #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 28; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
     #body Pane { width: 1fr; height: 100%; }
-    .-wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
+    .-wide #body { grid-size: 2 3; grid-columns: 5fr 3fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .-wide #body Matrix { row-span: 3; }
     .-flat #pictures, .-flat #list, .-flat #query, .-flat #key, .-flat #numbers { display: none; }
     .-flat #about { height: 1; }

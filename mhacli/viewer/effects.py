@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from rich.cells import cell_len
@@ -15,7 +15,7 @@ from mhacli.render.base.grids import cell, levels, scale_words, swatches
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint import effect as view
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import Cell, HeadsScreen, Lines, Pane, Words, named, title_line, wrapped
+from mhacli.viewer.heads import Cell, HeadsScreen, Lines, Pane, Row, Words, named, title_line, wrapped
 from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session
 
@@ -30,16 +30,11 @@ class EffectsScreen(HeadsScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        assert session.record.effect is not None, "the key is for records with effects"
-        self.summary, self.largest = session.record.effect, view.largest_change(session.record)
+        record = session.record
+        assert record.effect is not None, "the key is for records with effects"
+        self.summary, self.largest = record.effect, view.largest_change(record)
         self.places = self.removals = dict[tuple[int, int], Effect]()
-        self.lines: list[tuple[str, Sequence[Cell]]] = []
-        effects = Pane(self._effects, id="effects")
-        self.panes = effects, Words(self._numbers, id="numbers")
-
-    def on_mount(self) -> None:
-        """Takes the removals, with the cursor on the one with the largest change."""
-        record = self.session.record
+        self.lines = list[Row]()
         joint = [effect for effect in record.effects if effect.removed in ("heads", "spans")]
         rows = [*view.effect_rows(record)]
         rows += [view.EffectRow(view.removal_name(effect, record), (effect,)) for effect in joint]
@@ -49,7 +44,9 @@ class EffectsScreen(HeadsScreen):
                 effects = {(len(self.lines), place - line.start): row.effects[place] for place in line}
                 self.removals |= {at: effect for at, effect in effects.items() if effect}
                 self.lines.append((row.name, [self._cell(row.effects[place], tokens[place]) for place in line]))
-        self.panes[0].styles.height = 2 + len(self.lines)
+        board = Pane(self._effects, id="effects")
+        board.styles.height = 2 + len(self.lines)
+        self.panes = board, Words(self._numbers, id="numbers")
         self.action_largest(0)
 
     def _cell(self, effect: Effect | None, token: str) -> Cell:
@@ -65,6 +62,10 @@ class EffectsScreen(HeadsScreen):
         n_heads = max((1 + at[1] for at, effect in self.removals.items() if effect.removed == "head"), default=0)
         headings = [f"{head:>{_NUMBER}}" for head in range(n_heads)]
         return "effects", self.lines_of(self.lines, headings, width, height) if self.lines else []
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether an action is not one on pictures of heads."""
+        return action not in ("scale", "sinks", "sequence")
 
     def above(self, width: int) -> Iterable[Text]:
         """The answer, and what was measured and removed."""

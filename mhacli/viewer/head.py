@@ -174,8 +174,7 @@ class Matrix(Pane):
         self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
         lines, room = max(1, height - 2), max(1, width - self._left)
         fits = picture.largest(lines, room)
-        least = min(fits, picture.sizes.index((1, picture.sizes[0][1])))
-        self.zoomed = max(least, min(len(picture.sizes) - 1, fits + self.zoomed)) - fits
+        self.zoomed = max(0, min(len(picture.sizes) - 1, fits + self.zoomed)) - fits
         self.factor, self.width = picture.sizes[fits + self.zoomed]
         n_rows, n_columns = picture.levels(self.factor).shape
         row, column = (place // self.factor for place in on.at)
@@ -198,7 +197,7 @@ class Matrix(Pane):
         """The keys, as tokens if they fit into cells, else some of the positions."""
         yield f"{'query':<{self._left}}", DIM
         cells, width, columns = self.owner.picture.map(self.factor), self.width, self.owner.columns
-        if width in _DECIMALS and cells.block == 1:
+        if width in _DECIMALS:
             for column in columns:
                 name = set_cell_size(words.fitted(cells.name(KEY, column), width - 1), width)
                 yield name, ACCENT if column == self.owner.at[KEY] else PLAIN

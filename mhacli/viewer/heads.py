@@ -36,6 +36,8 @@ from mhacli.viewer.session import Place, Session, places_ahead
 
 Cell = tuple[str, Style]
 Lines = Iterable[Iterable[Cell]]
+Row = tuple[str, Sequence[Cell]]
+"""The name of a row, and its cells."""
 
 
 class Words(Widget):
@@ -177,9 +179,7 @@ class HeadsScreen(Screen[None]):
         """Moves up a few rows, or left with shift."""
         self.action_move(-int(not event.shift), -int(event.shift), _WHEEL)
 
-    def lines_of(
-        self, rows: Sequence[tuple[str, Sequence[Cell]]], headings: Sequence[str], width: int, height: int
-    ) -> Lines:
+    def lines_of(self, rows: Sequence[Row], headings: Sequence[str], width: int, height: int) -> Lines:
         """The rows around the cursor, each behind its name, below headings. The first columns go until the cursor fits."""
         (row, column), left, first = self.at, max(cell_len(name) for name, _ in rows) + 3, 0
         while first < column and sum(cell_len(text) for text, _ in rows[row][1][first : column + 1]) > width - left:
@@ -232,12 +232,10 @@ class HeadsScreen(Screen[None]):
 
 def type_words(session: Session) -> Text:
     """The sign of the type of the head under the cursor, its name with its excess, and why its numbers may be wrong."""
-    head = session.head
+    head, statistics = session.head, session.head.statistics
     doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
     doubts += "  not verified" * (head.layer is not None and not head.layer.verified)
-    return Text.assemble(
-        type_sign(head.statistics.kind), f" {words.type_text(head.statistics)}", (doubts, "bold yellow")
-    )
+    return Text.assemble(type_sign(statistics.kind), f" {words.type_text(statistics)}", (doubts, "bold yellow"))
 
 
 # ----------------------------------------------------------------------------------------------------------- all heads
@@ -291,7 +289,7 @@ class Overview(HeadsScreen):
     def _signs(self, width: int, height: int) -> tuple[str, Lines]:
         """The signs of all heads."""
         signs = {place: type_sign(head.statistics.kind) for place, head in self.session.heads.items()}
-        rows = list[tuple[str, list[Cell]]]()
+        rows = list[Row]()
         n_heads = 1 + max(number for _, number in signs)
         size = len(str(n_heads)) + 1
         for row, name in enumerate(self.session.rows):
