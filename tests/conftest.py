@@ -1,6 +1,7 @@
 """What all tests use. With MHA_TESTS_CHECK_SHAPES the shapes in the annotations of `mhacli.attention` are checked in every call.
 
-One thread for each worker and for the processes that it starts: threads of tiny products only wait for each other.
+One thread for each worker and for the processes that it starts: threads of tiny products only wait for each other. The workers
+hold what they import in huge pages where the system has them: a fork copies the table of all pages.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # of the workers, which start later
 os.environ["HF_HUB_OFFLINE"] = "1"
 if os.environ.get("MHA_TESTS_CHECK_SHAPES"):  # before the import of what it annotates
     jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")

@@ -1,9 +1,9 @@
 """`mha` as a user meets it: words and files in; an exit code, two streams and files out.
 
 `run` forks the test process and calls the entry point of the installed `mha` in the child, with descriptors, environment, working
-folder and exit of its own. The imports are paid for once. With `cold=True` the installed script is started instead, for what
-depends on imports: start-up, signals while modules load, memory, another Python path. Every run must keep the invariants of
-`_require`.
+folder and exit of its own. The imports are paid for once. A Python program that the child starts for code of the user is a fork
+too. With `cold=True` the installed script is started instead, for what depends on imports: start-up, signals while modules load,
+memory, another Python path. Every run must keep the invariants of `_require`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import fcntl
 import functools
 import gc
 import importlib
+import inspect
+import io
 import json
 import multiprocessing.process
 import os
@@ -31,6 +33,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -268,10 +271,47 @@ def _become(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Map
     if "torch" in sys.modules:  # which makes its pool of threads anew after a fork; two threads at once would break it
         torch = sys.modules["torch"]
         torch.set_num_threads(torch.get_num_threads())
+    subprocess.Popen = _Forking
     sys.argv[:] = [MHA, *words]
     sys.stdin = open(0, errors="surrogateescape")  # noqa: SIM115 (they stay open to the end)
     sys.stdout = open(1, "w", errors="surrogateescape", newline="\n")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", newline="\n")  # noqa: SIM115
+
+
+class _Forking(subprocess.Popen[bytes]):
+    """`python … -c PROGRAM WORDS` is run in a fork, with what is imported already; all else is started as ever."""
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        if not isinstance(args, list) or args[0] != sys.executable or "-c" not in args:
+            super()._execute_child(args, *others)
+            return
+        names = list(inspect.signature(super()._execute_child).parameters)
+        given = dict(zip(names[1:], others, strict=True))
+        pipes = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        self.pid = os.fork()
+        if not self.pid:
+            os.setsid()
+            _run_program(args[args.index("-c") + 1 :], (pipes[0], pipes[3], pipes[5]), given["pass_fds"])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+def _run_program(words: list[str], fds: tuple[int, int, int], kept: Collection[int]) -> NoReturn:
+    """Runs a program with its arguments, these descriptors as its streams, which are not buffered, and the kept ones."""
+    for place, fd in enumerate(fds):
+        os.dup2(fd, place)
+    for begin, end in pairwise((2, *sorted(kept), 4096)):
+        os.closerange(begin + 1, end)
+    sys.argv[:] = ["-c", *words[1:]]
+    _earlier = sys.stdin, sys.stdout, sys.stderr  # they would close their descriptors
+    sys.stdin, sys.stdout, sys.stderr = (
+        io.TextIOWrapper(open(fd, mode, buffering), write_through=mode == "wb")  # noqa: SIM115
+        for fd, mode, buffering in ((0, "rb", -1), (1, "wb", 0), (2, "wb", 0))
+    )
+    try:
+        exec(words[0], {"__name__": "__main__"})
+    finally:
+        os._exit(1)
 
 
 def _start(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str) -> int:

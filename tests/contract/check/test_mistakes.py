@@ -27,8 +27,8 @@ class Mistake(NamedTuple):
     """A mistake: the words that are replaced in a right layer, of which the first stand on its line.
 
     `code` may list several, separated by `|`, where they give the same numbers; `states` is what the user states about the layer.
-    Only the `common` ones are run by default. `line` is False where no line is wrong by itself, or where today's line is wrong:
-    see `test_the_line_is_that_of_the_mistake`.
+    Only the `common` ones are run by default. `line` is False where no line is wrong by itself, or where the line of another
+    operation is named.
     """
 
     layer: str
@@ -212,28 +212,18 @@ VISION = in_layer(
     "fused:VisionAttention",
     ("split-without-transpose", "reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)",
      "reshape(B, 3, self.num_heads, N, C // self.num_heads).transpose(0, 1)"),
-    ("split-without-transpose", "reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)",
-     "reshape(3, B, self.num_heads, N, C // self.num_heads)"),
     ("merge-without-transpose", "(attn @ v).transpose(1, 2)", "(attn @ v)"),
     ("attention-over-heads", ".permute(2, 0, 3, 1, 4)", ".permute(2, 0, 1, 3, 4)"),
     ("qkv-order", "q, k, v = qkv.unbind(0)", "k, q, v = qkv.unbind(0)", True),
     ("values-from-keys", "qkv.unbind(0)", "qkv[0], qkv[1], qkv[1]"),
-    ("one-projection", "qkv.unbind(0)", "qkv[0], qkv[0], qkv[0]"),
     ("softmax-axis", "attn.softmax(dim=-1)", "attn.softmax(dim=0)"),
-    ("scale-d-model", "self.scale = (dim // num_heads) ** -0.5", "self.scale = dim**-0.5"),
-    ("scale-not-root", "self.scale = (dim // num_heads) ** -0.5", "self.scale = 1 / (dim // num_heads)"),
-    ("scale-after-softmax", "attn = attn.softmax(dim=-1)", "attn = attn.softmax(dim=-1) * self.scale",
-     "k.transpose(-2, -1)) * self.scale", "k.transpose(-2, -1))"),
     ("value-not-split|heads-averaged|pattern-of-one-head", "x = (attn @ v).transpose(1, 2).reshape(B, N, C)",
      "x = (attn @ v.transpose(1, 2).reshape(B, 1, N, C)).mean(dim=1)"),
-    ("bias-missing", "self.qkv(x)", "(x @ self.qkv.weight.T)"),
 )  # fmt: skip
 
 FUSED = [
     *in_layer(
         "fused:ChunkedAttention",
-        ("softmax-axis", "dim=-1)\n        out", "dim=0)\n        out"),
-        ("qk-swapped", "->bhij", "->bhji"),
         ("mask-inverted", "masked_fill(mask,", "masked_fill(~mask,"),
         ("mask-transposed", "masked_fill(mask,", "masked_fill(mask.transpose(-2, -1),"),
         ("mask-not-finite", 'dots.masked_fill(mask, float("-inf"))', 'dots + mask * float("-inf")'),
@@ -242,7 +232,6 @@ FUSED = [
     *in_layer(
         "fused:KernelAttention",
         ("scale-missing", "attn_mask=mask", "attn_mask=mask, scale=1.0"),
-        ("scale-twice|scale-not-root", "(q, k, v, attn_mask", "(q * self.scale, k, v, attn_mask"),
         ("mask-inverted", "attn_mask=mask", "attn_mask=None if mask is None else ~mask"),
         ("mask-added-as-01", "attn_mask=mask", "attn_mask=None if mask is None else mask.to(q.dtype)"),
         states=KEEP,
@@ -257,14 +246,11 @@ FUSED = [
         "fused:TriangleAttention",
         ("causal-off-by-one", "diagonal=1", "diagonal=2"),
         ("causal-off-by-one|fully-masked-row", "diagonal=1", "diagonal=0"),
-        ("mask-after-softmax", "weights = scores.softmax(dim=-1)", "weights = scores.softmax(dim=-1) * ~future",
-         'scores = scores.masked_fill(future, float("-inf"))', "scores = scores"),
         ("dropout-in-eval", ", self.training)", ")"),
         ("dropout-not-rescaled", "weights = F.dropout(weights, self.drop_rate, self.training)",
          "weights = weights * torch.bernoulli(torch.full_like(weights, 1 - self.drop_rate * self.training))"),
         states=CAUSAL,
     ),
-    *in_layer("fused:TriangleAttention", ("mask-sign", 'float("-inf")', 'float("inf")'), states=CAUSAL),
     *in_layer(
         "fused:LengthsAttention",
         ("padding-ignored", "scores = scores.masked_fill(", "scores.masked_fill("),
@@ -309,14 +295,8 @@ KNOWN = [
     ),
     *in_layer(
         "known:MultiHeadedAttention",
-        ("scale-length", "d_k = query.size(-1)", "d_k = query.size(-2)"),
         ("values-from-keys|values-of-keys", "attention(query, key, value, mask=mask", "attention(query, key, key, mask=mask"),
         states=KEEP, sizes={"h": 4, "d_model": 32},
-    ),
-    *in_layer(
-        "known:ValuesKeysQuery",
-        ("softmax-axis", "dim=3", "dim=2"),
-        states=KEEP, sizes={"embed_size": 24},
     ),
     *in_layer(
         "functions:attend",
@@ -422,10 +402,6 @@ ROTATED = [
         states=CAUSAL, line=False,
     ),
     *in_layer(
-        "positions:ViT22B",
-        ("merge-without-transpose", "z.transpose(1, 2)", "z"),
-    ),
-    *in_layer(
         "positions:HandNormed",
         ("rope-of-queries-only", "q, k = self.rotated(q), self.rotated(k)", "q = self.rotated(q)"),
     ),
@@ -435,31 +411,12 @@ ROTATED = [
         ("qk-norm-of-one", "F.normalize(q, dim=-1) @ F.normalize(k, dim=-1)", "F.normalize(q, dim=-1) @ k"),
         line=False,
     ),
-    *in_layer("positions:SwinCosine", ("merge-without-transpose", "(attn @ v).transpose(1, 2)", "(attn @ v)")),
     *in_layer(
         "positions:RotaryAttention",
         ("rope-pairing", "a, b = x.chunk(2, dim=-1)\n    return torch.cat((-b, a), dim=-1)",
          "a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack((-b, a), dim=-1).flatten(-2)",
          "torch.cat((angles, angles), -1)", "angles.repeat_interleave(2, dim=-1)"),
         states={"rope": "half"}, line=False,
-    ),
-]  # fmt: skip
-
-WITHOUT_CODE_TODAY = [
-    *in_layer(
-        "separate:ChatAttention",
-        ("causal-lost", "hide = hide | key_padding_mask", "hide = key_padding_mask"),
-        states=HIDE | CAUSAL,
-    ),
-    *in_layer(
-        "positions:PartialNeoX",
-        ("rope-pairing", "torch.cat((table, table), dim=-1)", "table.repeat_interleave(2, dim=-1)"),
-        states=CAUSAL,
-    ),
-    *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k")),
-    *in_layer(
-        "positions:SwinCosine",
-        ("scale-twice|scale-not-root", "attn = attn * logit_scale", "attn = attn * logit_scale * q.shape[-1] ** -0.5"),
     ),
 ]  # fmt: skip
 
@@ -496,20 +453,6 @@ CACHED = [
     *in_layer("cached:PositionIds", ("cache-mask", "> position_ids[0][:, None]", "> torch.arange(t, device=q.device)[:, None]")),
     *in_layer("cached:OwnGrowingCache", ("cache-mask", "triu(start + 1)", "triu(1)")),
 ]  # fmt: skip
-LINE_WRONG_TODAY = [
-    *in_layer("fused:ContextAttention", ("values-from-keys", '("bij,bjd->bid", attn, v)', '("bij,bjd->bid", attn, k)')),
-    *in_layer(
-        "positions:BloomAttention",
-        ("bias-head-order", "alibi.reshape(", "alibi.transpose(0, 1).reshape("),
-        ("scale-missing", "alpha=self.inv_norm_factor", "alpha=1.0"),
-        states=CAUSAL,
-    ),
-    *in_layer(
-        "positions:Qwen3",
-        ("qk-norm-shared", "self.k_norm(self.k_proj(x)", "self.q_norm(self.k_proj(x)"),
-        states=CAUSAL,
-    ),
-]  # fmt: skip
 STATED = {"heads-not-as-stated", "scale-not-as-stated"}
 """Codes of statements that the code contradicts; see `test_statements.py`."""
 
@@ -534,10 +477,10 @@ def arguments_of(layer: type, sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in {**SIZES, **sizes}.items() if name in required}
 
 
-def examine(mistake: Mistake, path: Path, **options: float) -> object:
+def examine(mistake: Mistake, path: Path) -> object:
     thing = getattr(user_code.load(path), mistake.layer.partition(":")[2])
     arguments = arguments_of(thing, mistake.sizes) if isinstance(thing, type) else {}
-    return mhacli.check(thing, arguments=arguments, **mistake.states, **options)
+    return mhacli.check(thing, arguments=arguments, **mistake.states)
 
 
 def is_at(mistake: Mistake, path: Path, line: int, named: int | None) -> bool:
@@ -559,24 +502,6 @@ def test_a_mistake_is_named_with_its_line_and_a_proof(mistake: Mistake, tmp_path
     for finding in examination.findings:
         assert finding.file is None or Path(finding.file) == path
         assert not finding.source or finding.source.strip() in path.read_text().splitlines()[finding.line - 1]
-
-
-@pytest.mark.parametrize("mistake", parameters(LINE_WRONG_TODAY))
-@pytest.mark.xfail(strict=True, reason="the line of another operation is named")
-def test_the_line_is_that_of_the_mistake(mistake: Mistake, tmp_path: Path) -> None:
-    path, line = user_code.write(tmp_path, mistake.layer, *mistake.pairs)
-    (finding,) = examine(mistake, path).findings
-    assert is_at(mistake, path, line, finding.line)
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("mistake", parameters(WITHOUT_CODE_TODAY))
-@pytest.mark.xfail(strict=True, reason="the verdict is unknown, or another code is named")
-def test_a_mistake_that_is_not_named_today_is_named(mistake: Mistake, tmp_path: Path) -> None:
-    path, _ = user_code.write(tmp_path, mistake.layer, *mistake.pairs)
-    codes = {finding.code for finding in examine(mistake, path, time_limit_s=0.5).findings}
-    assert codes
-    assert codes <= set(mistake.code.split("|"))
 
 
 def test_every_code_that_the_program_knows_is_made(mha) -> None:

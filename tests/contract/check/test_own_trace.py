@@ -127,7 +127,6 @@ def test_each_tensor_has_its_axes_and_the_line_that_makes_it(tmp_path, target, a
     ("words", "site", "mentions"),
     [
         (("--arg", "axis=-2"), "pattern", ("query", "key")),
-        (("--arg", "axis=1"), "pattern", ("head", "key")),
         (("--arg", "mixed=true"), "concat", ("head", "query")),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-_OF_STATISTICS = ("test_heads", "test_where", "test_run")
+_OF_STATISTICS = ("test_heads", "test_where")
 _FOLDER = Path(str(importlib.util.find_spec("mhacli").origin)).parent  # type: ignore[union-attr]
 _HAS_BLOCK = (_FOLDER / "attention" / "libblock.so").exists() and os.environ.get("MHA_BLOCK") != "torch"
 

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import checkpoints
-from support.mha import PATIENCE_S, environment, run, start
+from support.mha import PATIENCE_S, environment, forked, run, start
 from support.scans import corpus_file, digests, has, rows_of, sentences
 
 N_DOCUMENTS, UNIT = 18, 16
@@ -273,26 +273,31 @@ def begin(place: Path, longer: Path) -> Iterator[Any]:
                 process.communicate()
 
 
-def await_units(out: Path, n: int, process: subprocess.Popen[bytes]) -> None:
-    """Waits until so many units are written."""
+def await_unit(out: Path, is_running: Callable[[], bool]) -> None:
+    """Waits until a unit is written."""
     until = time.monotonic() + PATIENCE_S
-    while len([*out.glob("units/*.safetensors")]) < n:
+    while not [*out.glob("units/*.safetensors")]:
         assert time.monotonic() < until
-        assert process.poll() is None, process.communicate()
+        assert is_running()
         time.sleep(0.01)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sent: sent.name)
 def test_a_scan_that_is_ended_goes_on_to_the_same_bytes(
-    mha: Mha, place: Path, longer: Path, begin: Any, sent: signal.Signals
+    mha: Mha, place: Path, longer: Path, sent: signal.Signals
 ) -> None:
-    process = begin("out")
-    await_units(place / "out", 1, process)
-    process.send_signal(sent)
-    _, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
-    assert ("resumes" in stderr.decode()) == (sent != signal.SIGKILL)
+    shutil.copy(longer / "c.jsonl", place)
+    with tempfile.TemporaryFile() as nothing, tempfile.TemporaryFile() as printed:
+        fds = (nothing.fileno(), nothing.fileno(), printed.fileno())
+        process = forked(place, *words("out"), env=environment(place), fds=fds)
+        await_unit(place / "out", process.is_alive)
+        os.kill(process.pid, sent)
+        process.join(PATIENCE_S)
+        printed.seek(0)
+        stderr = printed.read().decode()
+    assert process.exitcode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
+    assert ("resumes" in stderr) == (sent != signal.SIGKILL)
     assert 0 < len([*(place / "out" / "units").iterdir()]) < 4
     assert "out" in mha("show", "out", "--json", code=1).said
     mha(*words("out"))
@@ -335,7 +340,7 @@ def assert_gone(pids: list[int]) -> None:
 @pytest.mark.parametrize("ends", ["a worker is killed", "the scan is interrupted"])
 def test_workers_give_what_one_process_gives(mha: Mha, place: Path, longer: Path, begin: Any, ends: str) -> None:
     process = begin("out", "--workers", "2")
-    await_units(place / "out", 1, process)
+    await_unit(place / "out", lambda: process.poll() is None)
     family = [*descendants(process.pid)]
     if ends == "a worker is killed":
         worker = next(pid for pid, command in family if b"ray::Worker" in command)
