@@ -8,6 +8,7 @@ rounding step of every part of the model changes.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -29,6 +30,7 @@ from mhacli.settings import PaddingSide
 from mhacli.usercode.build import seeded
 from mhacli.usercode.process import Stage, exception_text
 from mhacli.usercode.sequences import Noted, Sequences
+from mhacli.usercode.user_attention import Inputs
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
 LEAST: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
@@ -42,6 +44,8 @@ _COARSE = 1e-2
 _STEPS, _CHUNK = 16, 4
 """Tokens that are read behind a cache, the last of them together."""
 _LARGE = 1e3
+NARROW = ("float16", "bfloat16")
+"""The dtypes in which rounding hides faults."""
 
 CODES: Mapping[str, str] = {
     "causality": "sees-the-future",
@@ -123,17 +127,11 @@ def architectures_of(config: Any) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------------- readings
 
 
-@dataclass(frozen=True, eq=False)
-class Reading:
+class Reading(NamedTuple):
     """What a pass gives for one of its texts: the output `[token, width]`, and on demand what the parts of the model compute."""
 
     output: Tensor
     parts: Callable[[], Noted]
-
-    @cached_property
-    def size(self) -> Tensor:
-        """The usual size of the output of a token."""
-        return _size(self.output)
 
 
 class Pair(NamedTuple):
@@ -154,18 +152,13 @@ class Pair(NamedTuple):
 
 def pair_of(ours: Reading, theirs: Reading) -> Pair:
     """Two readings as long as both are."""
-    return Pair(_apart(ours.output, theirs.output, theirs.size), (ours.parts, theirs.parts))
+    return Pair(_apart(ours.output, theirs.output), (ours.parts, theirs.parts))
 
 
-def _size(rows: Tensor) -> Tensor:
-    size: Tensor = rows.norm(dim=-1).square().mean().sqrt()
-    return size.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def _apart(ours: Tensor, theirs: Tensor, size: Tensor) -> Tensor:
+def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
     """How far apart what is computed for each token is, as long as both are, relative to its usual size."""
-    n = min(len(ours), len(theirs))
-    relative: Tensor = (ours[:n] - theirs[:n]).norm(dim=-1) / size
+    n, size = min(len(ours), len(theirs)), theirs.norm(dim=-1).square().mean().sqrt()
+    relative: Tensor = (ours[:n] - theirs[:n]).norm(dim=-1) / size.clamp(min=torch.finfo(torch.float32).tiny)
     return relative.nan_to_num(nan=torch.inf)
 
 
@@ -174,15 +167,16 @@ _Context = Callable[[], AbstractContextManager[Any]]
 
 @dataclass
 class Asker:
-    """The behaviours of a callable with texts, of which the first is the longest. `is_causal` is what it claims. `findings` are
-    the behaviours that failed, `cautions` what to do where the code raised an exception. `inside` are the attentions of a
-    checkpoint."""
+    """The behaviours of a callable with texts, of which the first is the longest. `is_causal` is what it claims, and `more` are
+    other questions. `findings` are the behaviours that failed, `cautions` what to do where the code raised an exception. `inside`
+    are the attentions that were compared."""
 
     of: Sequences
     texts: Sequence[Tensor]
     is_causal: bool | None
     seed: int
     stage: Stage
+    more: dict[str, Callable[[Asker], Behaviour]] = field(default_factory=dict)
     n_passes: int = 0
     answers: dict[str, Behaviour] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -243,9 +237,9 @@ class Asker:
 
     # ------------------------------------------------------------------------------------------------------ the answers
 
-    def all(self, names: Sequence[str] = tuple(CODES), **more: Callable[[], Behaviour]) -> None:
-        """Asks the named behaviours, and more, that have no answer yet."""
-        asked: dict[str, Callable[[], Behaviour]] = {
+    def all(self, names: Sequence[str] = tuple(CODES)) -> None:
+        """Asks the named behaviours that have no answer yet."""
+        questions: dict[str, Callable[[], Behaviour]] = {
             "finite": self.finite,
             "repeat": self.repeat,
             "causality": self.causality,
@@ -256,9 +250,10 @@ class Asker:
             "cache": self.cache,
             "dtype": self.in_16_bits,
             "training": self.training,
+            **{name: partial(ask, self) for name, ask in self.more.items()},
         }
-        for name, ask in (asked | more).items():
-            if name in (*names, *more) and name not in self.answers:
+        for name, ask in questions.items():
+            if name in names and name not in self.answers:
                 self.answers[name] = self._asked(name, ask)
 
     def _asked(self, name: str, ask: Callable[[], Behaviour]) -> Behaviour:
@@ -307,17 +302,23 @@ class Asker:
         largest = max(pair.largest for pair in pairs)
         if largest > self.tolerance:
             first = next(pair for pair in pairs if pair.largest > self.tolerance)
-            return self._failed(name, first, differs, largest, cut)
+            return self.failed(self.answer(name, False, differs, largest, at=Place(cut)), first)
         if largest > 0 and self.tolerance > max(_COARSE, 2 * self.least):
             reason = f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be distinguished"
             return self.answer(name, None, reason, largest, draws=0)
         return self.answer(name, True, agrees, largest, draws=len(pairs))
 
-    def _failed(self, name: str, pair: Pair, message: str, largest: float, cut: int | None) -> Behaviour:
-        """The failed behaviour, and its finding: with the first position, and the first part whose outputs differ while its
-        inputs agree."""
-        position = int((pair.apart > self.tolerance).nonzero()[0])
-        sizes = f"by {largest:.2g} of an output's size, where rounding explains {self.tolerance:.2g}"
+    def failed(self, answer: Behaviour, pair: Pair | None = None) -> Behaviour:
+        """A behaviour that fails, with its finding: where a pair of readings differs with the first position, and with the first
+        part whose outputs differ while its inputs agree."""
+        name, message, words = answer.name, answer.reason, words_of_failure(answer.name)
+        if pair is None:
+            seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
+            evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
+            self.findings.append(replace(failure_of(name, message, evidence), fix=words.advice))
+            return answer
+        cut, position = None if answer.at is None else answer.at.cut, int((pair.apart > self.tolerance).nonzero()[0])
+        sizes = f"by {pair.largest:.2g} of an output's size, where rounding explains {self.tolerance:.2g}"
         after = f"; everything from position {cut} on was changed" if name == "causality" else ""
         finding = failure_of(name, message, f"the output at position {position} differs {sizes}{after}")
         part, attention = self._first_parts(pair)
@@ -333,7 +334,7 @@ class Asker:
                 file, line = inspect.getsourcefile(code), inspect.getsourcelines(code.forward)[1]
                 finding = replace(finding, file=file, line=line)
         self.findings.append(finding)
-        return self.answer(name, False, message, largest, at=Place(cut, position, label, attention))
+        return replace(answer, at=Place(cut, position, label, attention))
 
     def _first_parts(self, pair: Pair) -> tuple[str | None, str | None]:
         """The first part, in the order in which parts end, whose outputs differ while its inputs agree, and the first attention
@@ -344,7 +345,7 @@ class Asker:
             if one is None or other is None or one.shape[1:] != other.shape[1:]:
                 return False
             a, b = (each[:n].reshape(n, -1).double() for each in (one, other))
-            return bool((_apart(a, b, _size(b)) > self.tolerance).any())
+            return bool((_apart(a, b) > self.tolerance).any())
 
         part = attention = None
         for (name, call), (given, output) in ours.items():
@@ -360,24 +361,42 @@ class Asker:
     # ------------------------------------------------------------------------------------------------------- behaviours
 
     def finite(self) -> Behaviour:
-        """Whether outputs are finite: of the texts, of large vectors, and of a text whose tokens are all masked."""
-        bad = [alone for alone in self.alone() if not alone.output.isfinite().all()]
-        if bad:
-            n_bad = sum(int((~alone.output.isfinite()).sum()) for alone in bad)
-            message = f"{n_bad} numbers in the outputs are NaN or infinite"
-            return self._failed("finite", pair_of(bad[0], bad[0]), message, torch.nan, None)
-        notes = []
+        """Whether outputs are finite, with the weights of a model of transformers, and in 16 bits also where texts are padded; of
+        large vectors, and of a text whose tokens are all masked, it is noted."""
+        weights = (
+            dict(self.module.named_parameters()) if self.module is not None and is_of_transformers(self.module) else {}
+        )
+        bad = {name: n for name, weight in weights.items() if (n := int((~weight.isfinite()).sum()))}
+        problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
+        mask, notes, readings = next(iter(self.of.masks), ""), list[str](), [*self.alone()]
+        sides: tuple[PaddingSide, ...] = ("right",) if self.of.has_source else ("right", "left")
+        for side in sides if self.dtype in NARROW and mask else ():
+            readings += self.read(*self.texts, mask=mask, side=side)
+        infinite = [reading for reading in readings if not reading.output.isfinite().all()]
+        if infinite:
+            n_bad = sum(int((~reading.output.isfinite()).sum()) for reading in infinite)
+            problems.append(f"{n_bad} numbers in the outputs are NaN or infinite")
+        if problems:
+            pair = pair_of(infinite[0], infinite[0]) if infinite else None
+            n_weights = float(sum(bad.values())) or math.nan
+            return self.failed(self.answer("finite", False, "; ".join(problems), n_weights, tolerance=0.0), pair)
         if not self.of.n_ids:
             large = self.read(self.text * _LARGE)[0].output
             notes += [] if bool(large.isfinite().all()) else [f"inputs × {_LARGE:g} give NaN or infinite numbers"]
-        for mask in list(self.of.masks)[:1]:
-            rows, real = self.of.padded([self.text, self.text[:0]], "right")
-            with seeded(self.seed, rows.device):
-                is_nan = not bool(self.of.call(rows, real, mask=mask).isfinite().all())
-            notes += ["a text whose tokens are all masked gives NaN"] if is_nan else []
+        rows, real = self.of.padded([self.text, self.text[:0]], "right")
+        hides_all = torch.ones(1, 1, self.length, self.length, dtype=torch.bool).tril(-1)
+        masked = [("a text whose tokens", Inputs(rows, real=real), form) for form in self.of.masks.values()][:1]
+        masked += [
+            ("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in self.of.attention.mask_forms
+        ][:1]
+        for what, inputs, form in masked:
+            with suppress(Exception):  # a mask of another form
+                out = self.of.attention(inputs, mask=form, seed=self.seed)
+                notes += [] if bool(out.isfinite().all()) else [f"{what} are all masked gives NaN"]
         if notes:
             return self.answer("finite", None, "; ".join(notes))
-        return self.answer("finite", True, "all outputs are finite", 0.0)
+        finite_ones = f"{len(weights)} weights and all outputs" if weights else "all outputs"
+        return self.answer("finite", True, f"{finite_ones} are finite", 0.0, tolerance=0.0)
 
     def repeat(self) -> Behaviour:
         """Whether two passes over one text agree, in evaluation mode and with other random numbers."""
@@ -408,8 +427,13 @@ class Asker:
             return self.unasked("causality", "the output does not depend on it")
         agrees, differs = "no output depends on a later token", "an output depends on later tokens"
         leaks = [pair for pair in pairs if pair.largest > self.tolerance]
+        if not leaks and pair_of(self.trained, self.plain).largest > self.tolerance:
+            changed = self.read(self.changed(self.middle, self.length, self.middle), training=True)[0]
+            pair = pair_of(changed, self.trained).first(self.middle)
+            if pair.largest > self.tolerance:
+                return self.compare("causality", [pair], "", f"in training mode {differs}", self.middle)
         if not leaks:
-            return self._in_training() or self.compare("causality", pairs, agrees, differs)
+            return self.compare("causality", pairs, agrees, differs)
         if self.is_causal is None and (how := self._both_ways(reached)) is not None:
             whether = "" if self.sees_both_ways else ", and nothing says whether it may: state --causal or --no-causal"
             return self.unasked("causality", f"{how}{whether}")
@@ -453,16 +477,6 @@ class Asker:
     def trained(self) -> Reading:
         """The reading of the text in training mode."""
         return self.read(self.text, training=True)[0]
-
-    def _in_training(self) -> Behaviour | None:
-        """The failure of causality in training mode, where that gives other outputs; None where there is none."""
-        if pair_of(self.trained, self.plain).largest <= self.tolerance:
-            return None
-        changed = self.read(self.changed(self.middle, self.length, self.middle), training=True)[0]
-        pair = pair_of(changed, self.trained).first(self.middle)
-        differs = "in training mode an output depends on later tokens"
-        failed = self.compare("causality", [pair], "", differs, self.middle)
-        return failed if failed.ok is False else None
 
     def prefix(self) -> Behaviour:
         """Whether a shorter text gives the start of a longer one's outputs."""
@@ -552,8 +566,7 @@ def _part_of(differences: Tensor) -> float:
     return (differences > 0).double().mean().item()
 
 
-def asker_of(sequences: Sequences, seed: int, stage: Stage, *, is_causal: bool | None) -> Asker:
-    """The behaviours of a callable with random texts."""
+def random_texts(sequences: Sequences, seed: int) -> list[Tensor]:
+    """Texts of random tokens, of the longest length and, if it takes any, of half of it."""
     shorter = max(1, sequences.length // 2) if sequences.attention.is_resizable else sequences.length
-    texts = [sequences.draw(seed, sequences.length), sequences.draw(seed + 1, shorter)]
-    return Asker(sequences, texts, is_causal, seed, stage)
+    return [sequences.draw(seed, sequences.length), sequences.draw(seed + 1, shorter)]

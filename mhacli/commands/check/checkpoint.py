@@ -3,7 +3,6 @@ the default, sums of attention weights, and the token at the beginning of a text
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,19 +13,19 @@ from itertools import count, takewhile
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhacli.attention.devices import free_bytes
 from mhacli.commands.check.behaviour import (
     CODES,
     LEAST,
+    NARROW,
     Asker,
     architectures_of,
-    asker_of,
-    failure_of,
     is_claimed_causal,
     is_of_transformers,
     pair_of,
+    random_texts,
     words_of_failure,
 )
 from mhacli.commands.check.result import (
@@ -41,10 +40,11 @@ from mhacli.commands.check.result import (
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
 from mhacli.io.long_work import Progress
-from mhacli.models.layer_names import LayerNumbers, entry_of, most_positions, n_vocabulary_of
-from mhacli.models.layers import ModelInputs
+from mhacli.models.capture import captured
+from mhacli.models.layer_names import LayerNumbers, entry_of, is_pair, most_positions, n_vocabulary_of
+from mhacli.models.layers import ModelInputs, PassInspection
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, require_ids
-from mhacli.models.run import TIMES_SHAKEN, CheckpointRun, make_inputs, outputs_of
+from mhacli.models.run import TIMES_SHAKEN, make_inputs, outputs_of
 from mhacli.record.checks import ROW_SUMS
 from mhacli.record.record import InspectedLayer
 from mhacli.run import Run
@@ -60,47 +60,41 @@ CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
 )  # fmt: skip
 """The checks of `mha doctor`, in its order."""
-EAGER, _NARROW = "eager", ("float16", "bfloat16")
+EAGER = "eager"
 Examined = tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]
 """What was examined, its checks in the order of `CHECKS`, and notes."""
 
 
-@torch.no_grad()
 def examine_checkpoint(
     model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int, report_progress: Progress
 ) -> Examined:
-    """The examination of a checkpoint, or of a model of transformers. Raises `MhaError` if it cannot be loaded, for other
-    modules, and if it reads no text."""
-    report_progress(0.0, "loading")
-    loaded, inputs = _admit(model, tokenizer, texts, seed)
-    dtype, stored = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
+    """The examination of a checkpoint, or of a model of transformers, with texts, or with texts of ours. Raises `MhaError` as
+    `admitted` and `ask_checkpoint`."""
     steps = count()
 
     def stage(stage: str, *, limited: bool = True) -> None:
         report_progress(1 - 0.97 ** next(steps), stage)
 
-    tokens = [torch.tensor(text.ids, device=device_of(loaded.model))[:, None] for text in inputs.sequences]
-    sequences = _sequences_of(loaded, inputs, len(tokens[0]))
-    asker = Asker(sequences, tokens, is_claimed_causal(loaded.model), seed, stage)
-    asker = _asked(asker, loaded, inputs, CHECKS)
+    stage("loading")
+    loaded = admitted(model, tokenizer, needs_tokenizer=bool(texts))
+    entry = entry_of(loaded.model, loaded.source, loaded.revision)
+    asker, notes = ask_checkpoint(loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS)
     report_progress(1.0, "done")
     step = "float32" if loaded.dtype == "float64" else loaded.dtype
     rule = (
         f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is changed by one rounding step "
         f"of {step}, at least {LEAST[loaded.dtype]:g}"
     )
-    notes = (*loaded.notes, *inputs.notes)
     if (in_own := asker.answers.get("dtype")) is not None:
-        rule += f"; {dtype} is judged in {loaded.dtype}, where faults stand out"
+        rule += f"; {entry.dtype} is judged in {loaded.dtype}, where faults stand out"
         notes = (*notes, in_own.reason)
-    entry = entry_of(loaded.model, loaded.source, loaded.revision)
-    shared = ("path", "revision", "family", "architecture", "n_parameters", "implementation")
+    stored = Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
+    shared = ("path", "revision", "family", "architecture", "n_parameters", "implementation", "dtype")
     examined = ExaminedModel(
         **{name: getattr(entry, name) for name in shared},
-        dtype=dtype,
         stored=tuple(name for name, _ in stored.most_common()),
         device=str(loaded.model.device),
-        lengths=tuple(map(len, tokens)),
+        lengths=tuple(len(text) for text in asker.texts),
         n_passes=asker.n_passes,
         tolerance=rule,
     )
@@ -108,35 +102,32 @@ def examine_checkpoint(
 
 
 @torch.no_grad()
-def ask_checkpoint(model: str | nn.Module, request: CheckRequest, stage: Stage) -> Asker:
-    """What a checkpoint, or a model of transformers, does with random texts, and its other checks. Raises `MhaError` as
-    `examine_checkpoint`."""
-    stage("loading the model", limited=False)
-    settings = ModelSettings(path=model, device=request.device) if isinstance(model, str) else model
-    loaded, inputs = _admit(settings, None, (), request.seed)
-    sequences = _sequences_of(loaded, inputs, request.length)
-    claim = is_claimed_causal(loaded.model) if request.states_causal is None else request.states_causal
-    return _asked(asker_of(sequences, request.seed, stage, is_causal=claim), loaded, inputs, tuple(CODES))
-
-
-def _asked(asker: Asker, loaded: Loaded, inputs: ModelInputs, names: Sequence[str]) -> Asker:
-    """The answers of a checkpoint. In 16 bits it must be finite; all else is asked in float32, where rounding is no excuse, if
-    memory allows."""
-    model, own = loaded.model, asker
-    asker.all((), finite=partial(finite, asker, model))
-    n_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    is_narrow = loaded.dtype in _NARROW and own.answers["finite"].ok is not False
+def ask_checkpoint(
+    loaded: Loaded, request: CheckRequest, stage: Stage, texts: Sequence[str] = (), names: Sequence[str] = tuple(CODES)
+) -> tuple[Asker, tuple[str, ...]]:
+    """What a checkpoint does with texts, else with random ones, and notes. In 16 bits it must be finite; all else is asked in
+    float32, where rounding is no excuse, if memory allows. Raises `MhaError` if it reads no text."""
+    model, sequences, notes = loaded.model, _sequences_of(loaded, request.length), list[str]()
+    read = random_texts(sequences, request.seed)
+    if texts and loaded.tokenizer is None:
+        notes.append("there is no tokenizer: the texts are random token ids")
+    elif texts:
+        read = _texts(loaded, texts, notes)
+    claim = is_claimed_causal(model) if request.states_causal is None else request.states_causal
+    asker = Asker(sequences, read, claim, request.seed, stage)
+    asker.more |= {"eager": eager, "row-sums": row_sums, "bos": partial(doubled_beginning, loaded.tokenizer)}
+    asker.all(("finite",))
+    dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
+    is_narrow = dtype in NARROW and asker.answers["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(str(device_of(model)))):
-        dtype = loaded.dtype
+        own = asker
         model.float()
         asker = replace(own)
         moved = max(pair_of(*readings).largest for readings in zip(own.alone(), asker.alone(), strict=True))
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
         asker.answers["dtype"] = asker.answer("dtype", None, reason, moved)
-    asker.all(names, eager=partial(eager, asker, model))
-    asker.all((), **{"row-sums": partial(row_sums, asker, loaded, inputs)})
-    asker.answers["bos"] = doubled_beginning(asker, loaded.tokenizer)
-    return asker
+    asker.all(names)
+    return asker, (*loaded.notes, *notes)
 
 
 def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
@@ -165,66 +156,60 @@ def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
 # ---------------------------------------------------------------------------------------------------------------- loading
 
 
-def _admit(
-    model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], seed: int
-) -> tuple[Loaded, ModelInputs]:
-    """A loaded checkpoint, or a model in memory, with its texts, the longest first. Raises `MhaError`."""
+def admitted(model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_tokenizer: bool = False) -> Loaded:
+    """A loaded checkpoint, or a model of transformers in memory. Raises `MhaError`."""
     if not isinstance(model, ModelSettings):
         if not is_of_transformers(model):
             message = f"{type(model).__name__} is not a model of transformers"
             raise UsageError(message, hint="mhacli.check examines other modules")
-        loaded = Loaded.in_memory(model.eval(), tokenizer)
-        return loaded, _texts(loaded, texts, seed)
-    found = find(model, needs_tokenizer=bool(texts))
-    inputs = _texts(found, texts, seed)
+        return Loaded.in_memory(model.eval(), tokenizer)
+    found = find(model, needs_tokenizer=needs_tokenizer)
     has_head = any(_GENERATING.search(name) for name in architectures_of(found.config))
     try:
-        return load_model(found, model, "generate" if has_head else None, allow_nonfinite=True), inputs
+        return load_model(found, model, "generate" if has_head else None, allow_nonfinite=True)
     except MhaError as fault:
         if fault.code != "bad-file" or not has_head:
             raise
     note = "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
-    return load_model(found, model, allow_nonfinite=True), replace(inputs, notes=(*inputs.notes, note))
+    loaded = load_model(found, model, allow_nonfinite=True)
+    return replace(loaded, notes=(*loaded.notes, note))
 
 
-def _texts(loaded: Loaded, texts: Sequence[str], seed: int) -> ModelInputs:
-    """The texts, or others for want of them, the longest first, with those for an encoder beside them."""
-    config, most, n_vocabulary = loaded.config, most_positions(loaded.config), n_vocabulary_of(loaded.config)
-    notes: list[str] = []
-    if loaded.tokenizer is None:
-        notes.append("there is no tokenizer: the texts are random token ids")
-        special = {getattr(loaded.text_config, f"{name}_token_id", None) for name in _SPECIAL}
-        ordinary = [i for i in range(min(n_vocabulary, _MOST_IDS)) if i not in special] or [0]
-        draws = [random.Random(seed + n).choices(ordinary, k=min(n, most or n)) for n in RANDOM_LENGTHS]
-        rows = [TokenSequence("", tuple(f"<{i}>" for i in ids), tuple(ids), ((0, 0),) * len(ids)) for ids in draws]
-    else:
-        limit = min(MOST_TOKENS if texts else MOST_OF_OURS, most or MOST_TOKENS)
-        begun = [loaded.tokenizer.beginning(words, limit) for words in texts or TEXTS]
-        rows = [row for row, _ in begun]
-        if not all(row.ids for row in rows):
-            raise MhaError("the text has no tokens", code="no-tokens")
-        if texts and any(n_more for _, n_more in begun):
-            notes.append(f"texts are cut to their first {limit} tokens")
-        require_ids(rows, n_vocabulary, loaded.source)
-    longest = max(rows, key=lambda row: len(row.ids))
-    n, lengths = len(longest.ids), {len(row.ids) for row in rows}
-    if len(rows) < 3 or len(lengths) < 2:  # beginnings of the longest, for texts of two lengths
-        rows += [longest.first(cut) for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
-    ordered = tuple(sorted(rows, key=lambda row: -len(row.ids)))
-    context = (*ordered[1:], ordered[0]) if config.is_encoder_decoder else None
-    return ModelInputs(ordered, context, notes=tuple(notes))
-
-
-def _sequences_of(loaded: Loaded, inputs: ModelInputs, length: int | None) -> Sequences:
+def _sequences_of(loaded: Loaded, length: int | None) -> Sequences:
     """The model as a function of texts. Raises `MhaError` where it reads none, or its pass raises."""
-    first = replace(inputs, sequences=inputs.sequences[:1], context=inputs.context and inputs.context[:1])
-    made = make_inputs(loaded.model, first, "right", loaded.pad_id)
+    row = (_of_ids((0, 1)),)
+    made = make_inputs(loaded.model, ModelInputs(row, row if is_pair(loaded.model) else None), "right", loaded.pad_id)
     guarded("the model", loaded.source, lambda: outputs_of(loaded.model, made.keywords))
     built = Built(loaded.source, type(loaded.model), loaded.model, loaded.model)
     found = sequences_of_ids(built, TargetRequest(loaded.source, device=str(device_of(loaded.model))), length)
     if found is None:
         raise UsageError(f"it is not known how {type(loaded.model).__name__} reads text")
     return replace(found, pad=loaded.pad_id)
+
+
+def _of_ids(ids: Sequence[int]) -> TokenSequence:
+    """Ids as a text without words."""
+    return TokenSequence("", tuple(f"<{i}>" for i in ids), tuple(ids), ((0, 0),) * len(ids))
+
+
+def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tensor]:
+    """The texts as tokens, the longest first: of two lengths and more than two, or with beginnings of the longest."""
+    assert loaded.tokenizer is not None
+    most = most_positions(loaded.config) or MOST_TOKENS
+    limit = min(most, MOST_OF_OURS if texts is TEXTS else MOST_TOKENS)
+    begun = [loaded.tokenizer.beginning(words, limit) for words in texts]
+    rows = [row.ids for row, _ in begun]
+    if not all(rows):
+        raise MhaError("the text has no tokens", code="no-tokens")
+    if texts is not TEXTS and any(n_more for _, n_more in begun):
+        notes.append(f"texts are cut to their first {limit} tokens")
+    require_ids([row for row, _ in begun], n_vocabulary_of(loaded.config), loaded.source)
+    longest, lengths = max(rows, key=len), {len(ids) for ids in rows}
+    n = len(longest)
+    if len(rows) < 3 or len(lengths) < 2:
+        rows += [longest[:cut] for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
+    device = device_of(loaded.model)
+    return [torch.tensor(ids, device=device)[:, None] for ids in sorted(rows, key=len, reverse=True)]
 
 
 TEXTS = (
@@ -236,46 +221,16 @@ TEXTS = (
 """The default texts: sentences of several lengths, with numbers and punctuation."""
 MOST_TOKENS, MOST_OF_OURS = 512, 48
 """The most tokens read of a text: of the user's, and of the default ones."""
-RANDOM_LENGTHS, _MOST_IDS = (29, 13, 6), 4096
-"""The lengths of random id sequences, for checkpoints without a tokenizer."""
-_SPECIAL = ("pad", "bos", "eos", "decoder_start")
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
 
 
 # ---------------------------------------------------------------------------------------------------- checks of checkpoints
 
 
-def finite(asker: Asker, model: nn.Module) -> Behaviour:
-    """Whether all numbers in weights and outputs are finite, in 16 bits also where texts are padded."""
-    answer, masks = asker.finite(), [*asker.of.masks]
-    weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
-    bad = {name: n for name, n in weights.items() if n}
-    problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
-    problems += [answer.reason] if answer.ok is False else []
-    sides: tuple[PaddingSide, ...] = ("right",) if asker.of.has_source else ("right", "left")
-    for side in sides if asker.dtype in _NARROW and masks and not problems else ():
-        padded = asker.read(*asker.texts, mask=masks[0], side=side)
-        if not all(reading.output.isfinite().all() for reading in padded):
-            problems.append(f"padding on the {side} gives NaN or Inf in the outputs of {asker.dtype}")
-    if not problems:
-        return asker.answer("finite", True, f"{len(weights)} weights and all outputs are finite", 0.0, tolerance=0.0)
-    n_bad = float(sum(bad.values())) or None
-    return _failed(asker, asker.answer("finite", False, "; ".join(problems), n_bad, tolerance=0.0, at=answer.at))
-
-
-def _failed(asker: Asker, answer: Behaviour) -> Behaviour:
-    """A failed check, with its finding unless there is one."""
-    if CODES[answer.name] not in [finding.code for finding in asker.findings]:
-        seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
-        evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
-        finding = failure_of(answer.name, answer.reason, evidence)
-        asker.findings.append(replace(finding, fix=words_of_failure(answer.name).advice))
-    return answer
-
-
-def eager(asker: Asker, model: Any) -> Behaviour:
+def eager(asker: Asker) -> Behaviour:
     """Whether the default implementation of attention gives what eager attention gives."""
-    name, within = implementation_of(model), partial(eager_in_place, model)
+    model, within = asker.module, partial(eager_in_place, asker.module)
+    name = implementation_of(model)
     if name == EAGER:
         return asker.unasked("eager", "eager is what runs by default")
     with within():
@@ -306,26 +261,30 @@ def eager_in_place(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
+def row_sums(asker: Asker) -> Behaviour:
     """Whether each query's weights, including that of a sink logit, sum to 1, and give the outputs.
 
     Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is computed explicitly.
     """
-    model = loaded.model.base_model
-    is_left = not loaded.config.is_encoder_decoder and asker.is_causal is not False
-    made = make_inputs(model, inputs, "left" if is_left else "right", loaded.pad_id)
+    model: Any = asker.module
+    mask = next(iter(asker.of.masks), "")
+    texts = [text[:MOST_TOKENS] for text in asker.texts][: len(asker.texts) if mask else 1]
+    side: PaddingSide = "right" if asker.of.has_source or asker.is_causal is False else "left"
+    inputs = ModelInputs(tuple(_of_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
-    run = CheckpointRun(model, made, settings, loaded=loaded)
-    asker.stage("row-sums")
-    guarded("the model", loaded.source, run.run)
-    layers = [layer for layer, *_ in run.results]
+    inspection = PassInspection(model, inputs, settings, any_length=asker.of.has_source)
+    with captured(model, inspection.take, batch=len(texts)):
+        asker.read(*texts, mask=mask, side=side)
+    layers = [layer for layer, *_ in inspection.results]
     asker.inside = _attention_inside(model, layers)
+    if not layers:
+        return asker.unasked("row-sums", "no attention of these texts was captured")
     layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
     checks = [(check, layer) for layer in layers for check in layer.survey.checks]
     sums = [check for check, _ in checks if check.name == ROW_SUMS]
     if not sums:
         return asker.unasked("row-sums", "mha does not know some keywords of these attention calls")
-    answer = partial(asker.answer, "row-sums", tried=Tried(max(len(text.ids) for text in inputs.sequences), 1))
+    answer = partial(asker.answer, "row-sums", tried=Tried(len(texts[0]), 1))
     bad = [
         (check, layer) for check, layer in checks if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs)
     ]
@@ -338,9 +297,8 @@ def row_sums(asker: Asker, loaded: Loaded, inputs: ModelInputs) -> Behaviour:
     if check.name == ROW_SUMS:
         message = "the attention weights of a query do not sum to 1"
     message += ": NaN or Inf" if check.error is None else ""
-    before = "" if model is loaded.model else f"{loaded.model.base_model_prefix}."
-    at = Place(None, None, None, f"{before}{layer.name}")
-    return _failed(asker, answer(False, message, check.error, tolerance=check.tolerance, at=at))
+    at = Place(attention=layer.name)
+    return asker.failed(answer(False, message, check.error, tolerance=check.tolerance, at=at))
 
 
 def _attention_inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
@@ -358,7 +316,7 @@ def _attention_inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tup
 _WORD = "word"
 
 
-def doubled_beginning(asker: Asker, tokenizer: ModelTokenizer | None) -> Behaviour:
+def doubled_beginning(tokenizer: ModelTokenizer | None, asker: Asker) -> Behaviour:
     """Whether the beginning-of-text token is doubled in a text, a chat, or text that was decoded and encoded again.
 
     It is common, and no fault, that both the template and the tokenizer add it: chats must then be encoded without
@@ -387,7 +345,7 @@ def doubled_beginning(asker: Asker, tokenizer: ModelTokenizer | None) -> Behavio
     answer = partial(asker.answer, "bos", tolerance=1, tried=Tried(len(encoded), 1))
     if most > 1:
         often = "twice" if most == 2 else f"{most} times"
-        return _failed(asker, answer(False, f"{counts[most]} begins with {name!r} {often}", most))
+        return asker.failed(answer(False, f"{counts[most]} begins with {name!r} {often}", most))
     if chat is not None and times(chat) > 1:
         advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
         asker.cautions["bos"] = advice

@@ -17,12 +17,12 @@ from torch import nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
-from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, run
+from mhacli.attention.mistakes.stages import ReferenceLayer
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import Asker, asker_of, is_claimed_causal, is_of_transformers
+from mhacli.commands.check.behaviour import Asker, is_claimed_causal, is_of_transformers, random_texts
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of
 from mhacli.commands.check.findings import findings_of
-from mhacli.commands.check.inputs import Examined, arguments_without_effect, make_case, max_error, with_random_weights
+from mhacli.commands.check.inputs import Examined, arguments_without_effect, with_random_weights
 from mhacli.commands.check.probes import probe
 from mhacli.commands.check.result import (
     AttentionInside,
@@ -37,6 +37,7 @@ from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
 from mhacli.models.layers import as_attention
+from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.process import Stage, exception_text
@@ -75,10 +76,12 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     built = None if request.model is not None else load_built(request.of, stage)
     module = None if built is None else built.module
     if built is None or is_of_transformers(module):
-        from mhacli.commands.check.checkpoint import ask_checkpoint  # loads what only checkpoints need
+        from mhacli.commands.check.checkpoint import admitted, ask_checkpoint  # loads what only checkpoints need
 
-        name = request.model or request.of.target
-        return _of_behaviour(ask_checkpoint(name if module is None else module, request, stage), name)
+        subject = ModelSettings(path=request.model, device=request.device) if module is None else module
+        stage("loading the model", limited=False)
+        asker, _ = ask_checkpoint(admitted(subject), request, stage)
+        return _of_behaviour(asker, request.model or request.of.target)
     model = None
     if module is not None:
         drawn = with_zeros_drawn(module, request.seed)
@@ -87,7 +90,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     if model is not None:
         with one_thread() if _n_parameters(model.module) < _SMALL else nullcontext():
             claim = True if model.has_source and request.states_causal is None else request.states_causal
-            asker = asker_of(model, request.seed, stage, is_causal=claim)
+            asker = Asker(model, random_texts(model, request.seed), claim, request.seed, stage)
             parts = _ask(asker, claimed=is_claimed_causal(module))
         with one_thread():
             _compare_inside(parts, asker, request, stage)
@@ -128,7 +131,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     choices = {choice.name for choice in report.choices}
     is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
-    asker = asker_of(sequences, request.seed, stage, is_causal=stated)
+    asker = Asker(sequences, random_texts(sequences, request.seed), stated, request.seed, stage)
     parts = _ask(asker)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, asker, request, stage)
@@ -198,13 +201,13 @@ def _ask(asker: Asker, *, claimed: bool | None = None) -> Mapping[type, Mapping[
     """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
     itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
     modules = dict(asker.module.named_modules()) if asker.module is not None else {}
-    found, hide_later = dict[str, nn.Module](), list[bool]()
+    found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
 
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
         while name and not any(True for _ in modules[name].parameters()):
             name = name.rpartition(".")[0]
-        found[name] = modules[name]
+        found.setdefault(type(modules[name]), {})[name] = modules[name]
         batch, _, q_len, k_len = call.shape
         if q_len == k_len > 1 and (asker.of.attention.is_pooled or q_len == asker.length) and call.unread_mask is None:
             attention = as_attention(call, torch.ones(batch, q_len, dtype=torch.bool, device=call.device))
@@ -218,10 +221,7 @@ def _ask(asker: Asker, *, claimed: bool | None = None) -> Mapping[type, Mapping[
     if asker.is_causal is None:
         asker.is_causal = True if any(hide_later) else claimed
     asker.all()
-    by_class = dict[type, dict[str, nn.Module]]()
-    for name, part in found.items() if "" not in found else ():
-        by_class.setdefault(type(part), {})[name] = part
-    return by_class
+    return {} if any("" in named for named in found.values()) else found
 
 
 def _compare_inside(
@@ -262,30 +262,7 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     form = diagnosis.mask_form
     if examined.expects_causal and examined.probed.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
-    if (row := _empty_row(diagnosis, subject)) is not None:
-        choices.append(Choice("fully-masked-row", f"a query whose keys are all masked gives {row}"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
-
-
-def _empty_row(diagnosis: Diagnosis, subject: UserAttention) -> str | None:
-    """What a query whose keys are all masked gets, in words; None for no attention at all, and without a mask that it obeys."""
-    form = diagnosis.mask_form
-    if form is None or "query" not in form.axes:
-        return None
-    inputs = next(case.inputs for case in diagnosis.cases if case.form is form)
-    assert inputs.allowed is not None
-    hides_first = (torch.arange(inputs.queries.shape[-2]) > 0)[:, None]
-    try:
-        case = make_case("", subject, inputs._replace(allowed=inputs.allowed & hides_first), form)
-    except Exception:  # user code may raise anything
-        return None
-    row = case.output[..., 0, :]
-    if row.isnan().any():
-        return "NaN"
-    for words, layer in ((None, diagnosis.layer), ("the mean of the values", replace(diagnosis.layer, hidden=-1e9))):
-        if max_error(run(RIGHT, layer, case.rows).out[..., 0, :], row) <= case.tolerance:
-            return words
-    return "another value"
 
 
 def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
@@ -331,14 +308,12 @@ def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) ->
     else:
         reason = "no known mistake explains its output"
     failed = next((f"; a probe fails, {each.name}: {each.message}" for each in report.probes if each.ok is False), "")
-    options = {"heads": request.n_heads, "scale": request.scale, "rope": request.rope, "mask-means": request.mask_means}
-    options["causal"] = request.of.causal or None
-    open_options = [f"--{name}" for name, value in options.items() if value is None]
-    steps = ["--against TARGET compares it with code that you trust"]
+    steps = [
+        "--against TARGET compares it with code that you trust",
+        "--heads, --scale, --rope, --mask-means and --causal state what its code does not show",
+    ]
     if departure is not None and departure.line is not None:
         steps.insert(0, "if the line above is a mistake, correct it and check again")
-    if open_options:
-        steps.append(f"{', '.join(open_options)} state what its code does not show")
     return replace(report, verdict="unknown", reason=f"{reason}{failed}", departure=departure, next_steps=tuple(steps))
 
 

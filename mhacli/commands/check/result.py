@@ -142,9 +142,9 @@ class Place:
     """Where a behaviour fails: the position from which the input was changed, the first output that differs, the first part of
     the model whose outputs differ while its inputs agree, and the first attention whose outputs differ."""
 
-    cut: int | None
-    position: int | None
-    module: str | None
+    cut: int | None = None
+    position: int | None = None
+    module: str | None = None
     attention: str | None = None
 
 
