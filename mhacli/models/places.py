@@ -35,6 +35,8 @@ _NORM = re.compile(r"norm|rms|^ln|ln$|^n\d*$", re.IGNORECASE)
 _ROUTER = re.compile(r"router|^gate$", re.IGNORECASE)
 _NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
 """The name of the innermost element of a list that is or contains a module."""
+_OF_CODEGEN = 4
+"""The parts of CodeGen's fused projection. Source: transformers' `modeling_codegen.py`, `mp_num`."""
 _STACKS: dict[AttentionKind, Stack | None] = {
     "self": None,
     "encoder": "encoder",
@@ -536,7 +538,7 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
 
 def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
     """The parts of a fused projection: all queries, keys and values one after the other, or those of each group of heads
-    together; empty where neither gives the values."""
+    together, or as in CodeGen the queries, values and keys of each quarter of the heads; empty where none gives the values."""
     d = v.shape[-1]
     n_kv = (rows.shape[-1] // d - n_heads) // 2
     if n_kv < 1 or rows.shape[-1] != (n_heads + 2 * n_kv) * d or n_heads % n_kv or v.shape[1] % n_kv:
@@ -544,7 +546,11 @@ def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
     whole = [part.unflatten(-1, (-1, d)) for part in rows.split([n_heads * d, n_kv * d, n_kv * d], dim=-1)]
     groups = rows.unflatten(-1, (n_kv, -1, d))
     by_group = [groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]]
-    for parts in (whole, by_group):
+    layouts = [whole, by_group]
+    if n_kv == n_heads and n_heads % _OF_CODEGEN == 0:
+        q, own_v, k = rows.unflatten(-1, (_OF_CODEGEN, 3, -1, d)).unbind(dim=3)
+        layouts.append([q.flatten(2, 3), k.flatten(2, 3), own_v.flatten(2, 3)])
+    for parts in layouts:
         q, k, own = (part.transpose(1, 2) for part in parts)
         if torch.equal(own.repeat_interleave(v.shape[1] // n_kv, dim=1), v):
             return {"q": q, "k": k, "v": own}

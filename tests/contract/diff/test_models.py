@@ -58,6 +58,7 @@ PLACES: dict[str, dict[str, tuple[str, str]]] = {
     },
 }  # fmt: skip
 """The place of each module with weights, in layer 1 or outside of the layers."""
+MORE_PLACES = {"codegen": {"transformer.h.1.attn.qkv_proj": ("attention", "q")}}
 
 
 def inputs_of(family: str) -> dict[str, Any]:
@@ -71,11 +72,12 @@ def first(document: Any) -> tuple[Any, ...] | None:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=pytest.mark.real if family != "llama" else ()) for family in PLACES]
+    "family",
+    [pytest.param(family, marks=pytest.mark.real if family != "llama" else ()) for family in PLACES | MORE_PLACES],
 )
 def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
     model = checkpoints.model(family)
-    for module, (part, site) in PLACES[family].items():
+    for module, (part, site) in (PLACES | MORE_PLACES)[family].items():
         changed = copy.deepcopy(model)
         weight = changed.get_submodule(module).weight
         row = int(IDS[0, 3]) if module == "model.embed_tokens" else 3 if weight.ndim > 1 else ...
