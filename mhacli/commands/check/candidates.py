@@ -66,14 +66,13 @@ class Candidate:
 def candidates(examined: Examined, run: Run) -> list[Candidate]:
     """Every possible layer, those that contradict a statement last, with the fewest choices first. Empty if its projections
     cannot be identified."""
-    shown, learned = (norm_of(run, "q"), norm_of(run, "k")), list(learned_scales(run))
-    read = (causality, rotations, softcaps, score_biases, sinks, around)
+    shown = (norm_of(run, "q"), norm_of(run, "k"))
+    read = (scales, causality, rotations, softcaps, score_biases, sinks, around)
     designs = list(product(*(list(options(examined, run)) for options in read)))
     layers = [
-        base.having(norm, scale, *design)
+        base.having(norm, *design)
         for base in _base_layers(examined)
         for norm in _norms(base.layer, examined, run, shown)
-        for scale in _scales(base.having(norm).layer, examined, learned)
         for design in designs
     ]
     n_not_shown = [sum(_READ not in choice.message for choice in layer.choices) for layer in layers]
@@ -173,39 +172,25 @@ def _factor_of(operation: Operation) -> float | None:
     return number if operation.name.startswith("mul") else 1 / number
 
 
-def _scales(
-    layer: ReferenceLayer, examined: Examined, learned: Sequence[tuple[float | Tensor, SourceLine]]
-) -> Iterator[Option]:
-    """The possible scales: of the option, the usual one (None), of arguments, and learned ones that a run shows."""
-
-    def option(scale: float | Tensor, words: str) -> Option:
-        return {"scale": scale}, (Choice("scale", words),)
-
+def scales(examined: Examined, run: Run) -> Iterator[Option]:
+    """The possible scales: of the option, the usual one, of arguments, and the learned factors of vectors or scores that the run
+    shows, a number or one for each head, `[head, 1, 1]`."""
     stated = examined.request.scale
     if stated is not None:
-        yield option(stated, f"the scale is {stated:g}, from --scale")
-    if layer.d_head is not None and isinstance(layer.q_norm, Norm) and layer.q_norm.is_unit:
-        yield option(layer.d_head**0.5, "scores are cosines, times √d_head")
-    else:
-        yield {}, ()
+        yield {"scale": stated}, (Choice("scale", f"the scale is {stated:g}, from --scale"),)
+    yield {}, ()
     for name, value in numbers_of(examined.subject.built.arguments.items(), "scale"):
-        yield option(value, f"the scale is {value:g}, given as {name}")
-    for scale, line in learned:
-        of = "the scale" if isinstance(scale, float) else "the scale of each head"
-        yield option(scale, f"{of} is learned, {_READ}{_at(line)}")
-
-
-def learned_scales(run: Run) -> Iterator[tuple[float | Tensor, SourceLine]]:
-    """Every learned factor of vectors or scores, a number or one for each head, `[head, 1, 1]`, with its line."""
+        yield {"scale": value}, (Choice("scale", f"the scale is {value:g}, given as {name}"),)
     for op, source in run.combined("mul", "div"):
         if not _is_learned(source):
             continue
         factor = 1 / source.output if op.name.startswith("div") else source.output
         scores = run.as_scores(factor, op.output.shape)
+        read = f"is learned, {_READ}{_at(op.at)}"
         if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
-            yield scores[0, :, :1, :1], op.at
+            yield {"scale": scores[0, :, :1, :1]}, (Choice("scale", f"the scale of each head {read}"),)
         elif factor.numel() == 1:
-            yield float(factor), op.at
+            yield {"scale": float(factor)}, (Choice("scale", f"the scale {read}"),)
 
 
 def _is_learned(source: Operation) -> bool:
@@ -394,14 +379,6 @@ class Norm:
     def __call__(self, rows: Tensor) -> Tensor:
         """The normalised heads."""
         return self.function(rows, rows.shape[-1:], eps=self.eps) * self.gain + self.shift
-
-    @property
-    def is_unit(self) -> bool:
-        """Whether every output vector has length 1."""
-        if self.function is not F.rms_norm or self.shift.abs().max() > 1e-6:
-            return False
-        unit = self.gain.shape[-1] ** -0.5
-        return bool((self.gain - unit).abs().max() < 1e-6)
 
 
 def norm_of(run: Run, role: str) -> Norm | None:

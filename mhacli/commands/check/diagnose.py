@@ -23,7 +23,6 @@ from mhacli.commands.check.inputs import (
     masked_cases,
     max_error,
     unmasked_inputs,
-    windows_case,
 )
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.usercode.names import is_read_only_with
@@ -55,9 +54,9 @@ class Trial:
 
 @dataclass
 class Diagnosis:
-    """The result of a diagnosis. `run` is the recorded first case. `mistakes` together reproduce the outputs; `proofs` has the
-    largest difference, relative to the tolerance, and the cases for each code. `likeliest` is the layer that shares the most
-    tensors with the run, and `shown` its mistake that makes the run's weighted values, where the output is not explained.
+    """The result of a diagnosis. `run` is the recorded first case. `proofs` are the mistakes that together reproduce the outputs,
+    each with the largest difference, relative to the tolerance, and the trial that shows it. `likeliest` is the layer that shares
+    the most tensors with the run, and `shown` its mistake that makes the run's weighted values, if the output is not explained.
     `not_examined` are masks that act only beside another argument; without `explains_masks`, no hypothesis matches a mask."""
 
     cases: list[InputCase]
@@ -65,8 +64,7 @@ class Diagnosis:
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
     shown: Mistake | None = None
-    mistakes: tuple[Mistake, ...] = ()
-    proofs: dict[str, tuple[float, list[InputCase]]] = field(default_factory=dict)
+    proofs: dict[Mistake, tuple[float, Trial]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     explains_masks: bool = True
     not_examined: list[str] = field(default_factory=list)
@@ -77,6 +75,11 @@ class Diagnosis:
         """The layer that was accepted."""
         assert self.candidate is not None
         return self.candidate.layer
+
+    @property
+    def mistakes(self) -> tuple[Mistake, ...]:
+        """The mistakes that together reproduce the outputs."""
+        return tuple(self.proofs)
 
     @property
     def is_right(self) -> bool:
@@ -111,8 +114,7 @@ class Diagnosis:
 
         error, mistakes = matching[0] if len(matching) == 1 else max(matching, key=agreement)
         self.candidate = trial.candidate
-        self.proofs |= {new.code: (error, trial.cases) for new in mistakes[len(self.mistakes) :]}
-        self.mistakes = mistakes
+        self.proofs |= {new: (error, trial) for new in mistakes if new not in self.proofs}
         self.cases += [case for case in trial.cases if case not in self.cases]
         return True
 
@@ -192,13 +194,14 @@ def diagnose(examined: Examined) -> Diagnosis:
         return result
     for of_mask in _masked_cases(examined):
         _explain_masked(result, examined, of_mask)
+    forms = [case.form for case in result.cases if case.form is not None]
+    masks = [form for form in forms if not form.is_padding]
+    of_windows = [form._replace(n_shared=2) for form in masks[:1]]
+    for case in masked_cases(subject, seed, of_windows, batch=4):  # two images with two windows each
+        if not result.explains(case):
+            result.accepts_one_more(_trial(result, examined, case, shown_by="windows"), result.mistakes)
     masked = [case for case in result.cases if case.form is not None]
-    form = next((case.form for case in masked), None)
-    windows = None if form is None else windows_case(subject, seed, form)
-    if windows is not None and not result.explains(windows):
-        result.accepts_one_more(_trial(result, examined, windows, shown_by="windows"), result.mistakes)
-    unmasked = [] if any(case.form and not case.form.is_padding for case in masked) else cases[:1]
-    for case in [large_case(subject, case) for case in (*masked, *unmasked)]:
+    for case in [large_case(subject, case) for case in (masked if masks else (*masked, cases[0]))]:
         _explain_large(result, examined, case)
     return result
 

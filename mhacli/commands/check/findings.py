@@ -16,7 +16,7 @@ from mhacli.commands.check.candidates import counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.inputs import Examined, InputCase, make_case
 from mhacli.commands.check.probes import with_dropout
-from mhacli.commands.check.recording import Run, run_of, run_of_case
+from mhacli.commands.check.recording import Run, run_of
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.record.glossary import words_of
@@ -52,18 +52,18 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
 
 def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     subject = examined.subject
-    for mistake in diagnosis.mistakes:
-        error, cases = diagnosis.proofs[mistake.code]
-        numbers, proof = _proof(error, cases)
-        run = run_of_case(subject, cases[0]).at_sites(diagnosis.layer, diagnosis.mistakes)
+    for mistake, (error, trial) in diagnosis.proofs.items():
+        case = trial.cases[0]
+        numbers, proof = _proof(error, trial.cases)
+        run = trial.run.at_sites(diagnosis.layer, diagnosis.mistakes)
         line, *other_lines = run.lines_for(mistake.at, mistake.sites, subject.built)
         others = tuple(other for other in diagnosis.mistakes if other is not mistake)
         codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
-        example = smallest(subject, cases[0], partial(error_of, diagnosis.layer, others))
+        example = smallest(subject, case, partial(error_of, diagnosis.layer, others))
         lines = [f"matches exactly if {mistake.description}: {numbers}{together}", *([example] if example else [])]
         lines += [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
-        names = _user_names(line, run, examined, cases[0], diagnosis)
+        names = _user_names(line, run, examined, case, diagnosis)
         if mistake.stage == "project":
             names |= names_on(line, mistake.sites[0][0])
         finding = finding_of(mistake.name, "\n".join(lines), line, together_with=codes, **proof)

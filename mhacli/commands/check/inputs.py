@@ -98,31 +98,20 @@ def unmasked_inputs(subject: UserAttention, seed: int) -> dict[str, Inputs]:
     return inputs
 
 
-def masked_cases(subject: UserAttention, seed: int, forms: Sequence[MaskForm]) -> Iterator[InputCase]:
-    """One case for each form of a mask, or of padding."""
+def masked_cases(
+    subject: UserAttention, seed: int, forms: Sequence[MaskForm], *, batch: int | None = None
+) -> Iterator[InputCase]:
+    """One case for each form of a mask, or of padding, that fits these sizes."""
     drawer = subject.drawer(seed)
-    inputs = drawer.inputs(with_context=subject.takes_context)
+    inputs = drawer.inputs(with_context=subject.takes_context, batch=batch)
     allowed, holes, right = drawer.allowed(inputs), drawer.real(inputs, on_the_right=False), drawer.real(inputs)
     for form in forms:
+        n_masks = len(allowed) // form.n_shared if "batch" in form.axes else 1
+        masked = inputs._replace(allowed=allowed[:n_masks].repeat(form.n_shared, 1, 1, 1))
         if form.is_padding:
             masked = inputs._replace(real=right if form.kind == "lengths" else holes)
-        else:
-            masked = inputs._replace(allowed=allowed if "batch" in form.axes else allowed[:1])
         with suppress(Exception):  # the form does not fit these sizes
             yield make_case(_mask_text(form), subject, masked, form)
-
-
-def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase | None:
-    """A mask for two windows on a batch of two images with two windows each; None if the form does not allow it."""
-    if form.axes[0] != "batch" or "head" in form.axes:
-        return None
-    drawer = subject.drawer(seed)
-    inputs = drawer.inputs(with_context=subject.takes_context, batch=4)
-    inputs = inputs._replace(allowed=drawer.allowed(inputs)[:2].repeat(2, 1, 1, 1))
-    try:
-        return make_case(f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
-    except Exception:  # the mask must have the batch size
-        return None
 
 
 def large_case(subject: UserAttention, like: InputCase) -> InputCase:
@@ -136,6 +125,8 @@ def large_case(subject: UserAttention, like: InputCase) -> InputCase:
 
 
 def _mask_text(form: MaskForm) -> str:
+    if form.n_shared > 1:
+        return f"{form.parameter} of {form.n_shared} windows"
     if form.kind == "additive":
         return f"{form.parameter} as 0 and −∞"
     if form.kind == "lengths":
