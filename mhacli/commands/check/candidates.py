@@ -75,11 +75,12 @@ def candidates(examined: Examined, run: Run) -> list[Candidate]:
         for norm in _norms(base.layer, examined, run, shown)
         for design in designs
     ]
-    n_not_shown = [sum(_READ not in choice.message for choice in layer.choices) for layer in layers]
-    order = range(len(layers))
-    return [
-        layers[i] for i in sorted(order, key=lambda i: (len(layers[i].contradicts(examined.request)), n_not_shown[i]))
-    ]
+
+    def doubts(candidate: Candidate) -> tuple[int, int]:
+        n_not_shown = sum(_READ not in choice.message for choice in candidate.choices)
+        return len(candidate.contradicts(examined.request)), n_not_shown
+
+    return sorted(layers, key=doubts)
 
 
 def _at(line: SourceLine) -> str:
@@ -104,9 +105,9 @@ def _base_layers(examined: Examined) -> Iterator[Candidate]:
             base = Candidate(layer, (*reading.choices, *without_out), reading)
             yield base
             for splits, merges in ((True, True), (True, False), (False, True)) if n_heads > 1 else ():
-                side = "" if splits == merges else " on one side"
-                columns = Choice("interleaved-heads", f"a head has every {n_heads}th column{side}")
-                yield base.having(({"interleaved_split": splits, "interleaved_merge": merges}, (columns,)))
+                words = f"a head has every {n_heads}th column{'' if splits == merges else ' on one side'}"
+                fields = {"interleaved_split": splits, "interleaved_merge": merges}
+                yield base.having((fields, (Choice("interleaved-heads", words),)))
 
 
 def head_counts(built: Built, stated: int | None, parts: Sequence[WeightMatrix]) -> list[tuple[int, int | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.commands.check.candidates import counts_of
+from mhacli.commands.check.candidates import Candidate, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
-from mhacli.commands.check.inputs import Examined, InputCase, make_case
+from mhacli.commands.check.inputs import Examined, InputCase, make_case, max_error, plain
 from mhacli.commands.check.probes import with_dropout
 from mhacli.commands.check.recording import Run, run_of
 from mhacli.commands.check.result import Finding
@@ -120,21 +120,15 @@ def _user_names(
 # ----------------------------------------------------------------------------------------------- shown by measurements
 
 
-_LINES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "head-width": ((), ("q",)),
-    "heads-missing": ((), ("qk",)),
-    "causal-missing": ((), ("scores",)),
-    "fully-masked-row": ((), ("pattern",)),
-    "dropout-in-eval": ((r"dropout\(", "scaled_dot_product_attention"), ("pattern",)),
-    "dropout-not-rescaled": (("bernoulli", "rand", "dropout"), ("pattern",)),
-    "state-kept-between-calls": ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), ("k",)),
-}
-"""What finds the line of a mistake: patterns, the likelier first, else sites."""
+_DROPS = ("bernoulli", "rand", "dropout")
+_KEEPS = (r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",)
+"""Patterns of lines that drop weights, and of those that keep state."""
 
 
 def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
-    built, run = examined.subject.built, diagnosis.run
+    subject, probed, run = examined.subject, examined.probed, diagnosis.run
+    built, messages = subject.built, {result.name: result.message for result in probed.probes}
     if diagnosis.shown is not None and diagnosis.likeliest is not None:
         mistake = diagnosis.shown
         line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).lines_for(mistake.at, mistake.sites, built)[0]
@@ -142,58 +136,55 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
         run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
-    for code, evidence in _measured_codes(diagnosis, examined):
-        line = run.lines_for(*_LINES.get(code, ((), ())), built)[0]
-        yield finding_of(code, evidence, (code == "dropout-in-eval" and _first_that_varies(examined)) or line)
-
-
-def _measured_codes(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
-    """The codes of mistakes that only measurements show, each with its evidence."""
-    subject, probed = examined.subject, examined.probed
-    messages = {result.name: result.message for result in probed.probes}
-    yield from _wrong_heads(diagnosis, examined)
+        yield from _wrong_heads(diagnosis.candidate, examined, run)
     padded = next((case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None)
     n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
     if n_nan and diagnosis.layer.causal and not diagnosis.mistakes:
         rows = f"{n_nan} rows of the output are NaN when padding stands on the left"
-        yield "fully-masked-row", f"{rows}: its own causal mask leaves them no key"
+        evidence = f"{rows}: its own causal mask leaves them no key"
+        yield finding_of("fully-masked-row", evidence, run.line_of("pattern"))
     if probed.is_random:
-        yield "dropout-in-eval", messages["determinism"]
+        line = _first_that_varies(examined) or run.line_of("pattern")
+        yield finding_of("dropout-in-eval", messages["determinism"], line)
     if probed.is_rescaled is False:
-        yield "dropout-not-rescaled", messages["dropout in training"]
+        line = run.lines_for(_DROPS, ("pattern",), built)[0]
+        yield finding_of("dropout-not-rescaled", messages["dropout in training"], line)
     if probed.keeps_state:
-        yield "state-kept-between-calls", messages["determinism"]
-    if not (diagnosis.is_right or diagnosis.mistakes):
-        unused = unused_projections(subject, examined.request.of.seed)
-        if unused:
-            yield "unused-parameters", f"no output depends on {first_names(unused, 4)}"
-    is_unexplained = diagnosis.candidate is None and not subject.mask_forms
+        line = run.lines_for(_KEEPS, ("k",), built)[0]
+        yield finding_of("state-kept-between-calls", messages["determinism"], line)
+    is_open = not (diagnosis.is_right or diagnosis.mistakes)
+    unused = unused_projections(subject, examined.request.of.seed) if is_open else ()
+    if unused:
+        evidence = f"no output depends on {first_names(unused, 4)}"
+        yield finding_of("unused-parameters", evidence, run.lines_for((), (), built)[0])
     future = 0.0 if probed.changes is None else float(probed.changes.triu(1).max())
-    if examined.expects_causal and is_unexplained and future > 0:
-        yield "causal-missing", f"a later token changes an earlier output by up to {future:.0%}"
+    if examined.expects_causal and diagnosis.candidate is None and not subject.mask_forms and future > 0:
+        evidence = f"a later token changes an earlier output by up to {future:.0%}"
+        yield finding_of("causal-missing", evidence, run.line_of("scores"))
 
 
-def _wrong_heads(diagnosis: Diagnosis, examined: Examined) -> Iterator[tuple[str, str]]:
+def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator[Finding]:
     """Heads of another width, or in another number, than is stated; nothing where a width is stated."""
     arguments, width = examined.subject.built.arguments, examined.subject.sizes.d_in
     n_heads = examined.request.n_heads or next(iter(counts_of(examined.subject.built, "n_heads")), 1)
-    if diagnosis.candidate is None or n_heads == 1 or stated(arguments, "d_head") is not None:
-        return
-    layer, reading = diagnosis.layer, diagnosis.candidate.reading
-    if layer.weights is None or reading is None:
+    layer, reading = candidate.layer, candidate.reading
+    if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None or reading is None:
         return
     query_width = layer.weights.q.weight.shape[0]
     joins_heads = layer.weights.out is not None
     numbers = [name for name, value in arguments.items() if type(value) in (int, float)]
-    may_be_narrow = any(role_of(str(name).rpartition(".")[2]) is None for name in numbers)  # as by downsample_rate=2
+    may_be_narrow = any(role_of(name.rpartition(".")[2]) is None for name in numbers)  # as by downsample_rate=2
     if joins_heads and layer.n_heads == 1:
-        yield "heads-missing", f"matches exactly if there is one head, where {n_heads} are given"
+        evidence = f"matches exactly if there is one head, where {n_heads} are given"
+        yield finding_of("heads-missing", evidence, run.line_of("qk"))
     if query_width * n_heads == width and joins_heads and not may_be_narrow:
         widths = f"{reading.parts[0]} makes {query_width} columns of {width}"
-        yield "head-width", f"{widths}; {n_heads} heads of {query_width} columns are {width}"
+        evidence = f"{widths}; {n_heads} heads of {query_width} columns are {width}"
+        yield finding_of("head-width", evidence, run.line_of("q"))
     elif layer.d_head == n_heads and layer.n_heads not in (1, n_heads):
         heads = f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns"
-        yield "head-width", f"{heads}, where {n_heads} heads of {layer.n_heads} columns are given"
+        evidence = f"{heads}, where {n_heads} heads of {layer.n_heads} columns are given"
+        yield finding_of("head-width", evidence, run.line_of("q"))
 
 
 def _first_that_varies(examined: Examined) -> SourceLine | None:
@@ -205,16 +196,12 @@ def _first_that_varies(examined: Examined) -> SourceLine | None:
     try:
         subject = subject.of(with_dropout(subject.built.module, 0.5)[0].eval(), subject.dtype)
         inputs = subject.drawer(examined.request.of.seed).inputs(with_context=False)
-        runs = [run_of(subject, inputs, seed).operations for seed in range(2)]
+        first, second = (run_of(subject, inputs, seed).operations for seed in range(2))
     except Exception:  # user code may raise anything
         return None
-    for op, again in zip(runs[0], runs[1], strict=False):
-        is_same = op.output.shape != again.output.shape or torch.equal(
-            op.output.nan_to_num(), again.output.nan_to_num()
-        )
-        if op.at.line is not None and not is_same:
-            return op.at
-    return None
+    pairs = [(op, again) for op, again in zip(first, second, strict=False) if op.output.shape == again.output.shape]
+    varying = (op.at for op, again in pairs if max_error(plain(op.output), plain(again.output)) > 0)
+    return next((line for line in varying if line.line is not None), None)
 
 
 def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     """The mistakes, the construction and call, what was measured, and last the verdict in a sentence behind its limits."""
     blocks: list[RenderableType] = []
     for finding in examination.findings[:_IN_FULL]:
-        blocks += [_mistake(finding, examination), _grid(_finding(finding), on), Text("")]
+        blocks += [_mistake(finding), _grid(_finding(finding), on), Text("")]
     others = examination.findings[_IN_FULL:]
     if others:
         blocks += [Text(f"{len(others)} more"), *(_text(f"  {each.code}: {each.message}") for each in others), Text("")]
@@ -58,14 +58,12 @@ def _grid(lines: Iterable[Line], on: Screen) -> RenderableType:
     return bare(pairs([(f"{label:<{_LABEL}}", text) for label, text in lines], style="dim", gap=0), on.width)
 
 
-def _mistake(finding: Finding, examination: Examination) -> Text:
+def _mistake(finding: Finding) -> Text:
     """The code of a mistake, and whether it is proven."""
-    is_probed = examination.against is None and examination.probes
-    without = "not proven, seen by a probe" if is_probed else "measured"
     title = Text(visible(finding.code), style="bold red")
     if finding.together_with:
         title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
-    return title.append("  proven" if finding.proven else f"  {without}", style="dim")
+    return title.append("  proven" if finding.proven else "  measured", style="dim")
 
 
 def _finding(finding: Finding) -> Iterator[Line]:
