@@ -88,6 +88,10 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     departure = None if failing is None else _departure(failing, pair, request.of.seed)
     findings = () if failing is None else (_finding(gaps, pair, request, departure),)
     worst = max(gaps, key=lambda gap: gap.difference / gap.case.tolerance)
+    dtype = str(first.dtype).removeprefix("torch.")
+    built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
+    words = f"{second.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in built)})"
+    untried = [name for subject in pair for name in subject.untried if name not in subject.unread]
     return Examination(
         verdict="wrong" if findings else "right",
         target=targets[0],
@@ -97,21 +101,12 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         departure=departure,
         choices=(
             weights,
-            Choice("built", f"the other is {_built(second)}"),
+            Choice("built", f"the other is {words}"),
             Choice("called", f"the other is called {second.described}"),
         ),
-        probes=(),
-        comparison=OutputComparison(
-            targets[1],
-            str(first.dtype).removeprefix("torch."),
-            len(gaps),
-            finite(worst.difference),
-            worst.case.tolerance,
-        ),
+        comparison=OutputComparison(targets[1], dtype, len(gaps), finite(worst.difference), worst.case.tolerance),
         against=targets[1],
-        not_examined=tuple(
-            dict.fromkeys(name for subject in (first, second) for name in subject.untried if name not in subject.unread)
-        ),
+        not_examined=tuple(dict.fromkeys(untried)),
         notes=tuple(
             f"{target}: {note}"
             for target, subject in zip(targets, (first, second), strict=True)
@@ -154,11 +149,6 @@ def _with_arguments_of(first: UserAttention, request: TargetRequest) -> TargetRe
         if name is not None and (is_size or argument.origin != "default"):
             renamed[name] = argument.value
     return replace(request, arguments=tuple({**renamed, **dict(request.arguments)}.items()))
-
-
-def _built(subject: UserAttention) -> str:
-    arguments = [argument for argument in arguments_of(subject.built) if argument.origin != "default"]
-    return f"{subject.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in arguments)})"
 
 
 def _takes(subject: UserAttention) -> str:
@@ -250,7 +240,7 @@ def _equalise(modules: Sequence[nn.Module], places: Sequence[tuple[Tensor, Tenso
 def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Gap]:
     """The differences for inputs that both take: self-attention, a context, a mask and padding. Raises `MhaError` if one without
     masks does not fit both."""
-    common = _with_common_sizes(first, second)
+    common = min(first, second, key=lambda attention: (attention.takes_context, attention.n_rows))
     unmasked: tuple[MaskForm | None, ...] = (None,)
     rows = [(name, inputs, unmasked, unmasked) for name, inputs in unmasked_inputs(common, seed).items()]
     drawer = common.drawer(seed)
@@ -275,15 +265,6 @@ def _gap(case: InputCase, second: UserAttention, form: MaskForm | None) -> Gap:
     if case.counted is not None and out.shape == other.shape and out.ndim == 3:
         out, other = out[case.counted], other[case.counted]
     return Gap(case, form, max_error(out, other))
-
-
-def _with_common_sizes(first: UserAttention, second: UserAttention) -> UserAttention:
-    """The first attention with sizes that both accept."""
-    a, b = first.sizes, second.sizes
-    names = ("batch", "q_len", "k_len", "n_heads")
-    sizes = a._replace(**{name: min(getattr(a, name), getattr(b, name)) for name in names})
-    slots = min(first, second, key=lambda attention: attention.n_rows).slots
-    return replace(first, sizes=sizes, slots=slots)
 
 
 def _finding(gaps: Sequence[Gap], pair: Pair, request: CheckRequest, departure: FirstDifference | None) -> Finding:

@@ -318,9 +318,8 @@ def rotations(examined: Examined, run: Run) -> Iterator[Option]:
     has_tables = any(source.output.ndim > 1 and op in path and not op.projects for op, source in products)
     if not stated:
         yield {}, ()
-    thetas = dict.fromkeys(
-        (*(value for _, value in numbers_of(examined.subject.built.arguments.items(), "theta")), 10000.0)
-    )
+    given = numbers_of(examined.subject.built.arguments.items(), "theta")
+    thetas = dict.fromkeys([value for _, value in given] + [10000.0])
     for pairing, theta in product([stated] if stated else PAIRS if has_tables else (), thetas):
         words = f"rotary positions rotate {PAIRS[pairing]}, base {theta:g}"
         yield {"pairing": pairing, "theta": theta}, (Choice("rope", words),)

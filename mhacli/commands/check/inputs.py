@@ -156,20 +156,20 @@ def with_random_weights(
     subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool
 ) -> Examined:
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
-    module = probed.subject.built.module  # without what earlier calls left in it
+    module, reference = probed.subject.built.module, None  # without what earlier calls left in it
+    tensors: dict[str, Tensor] = {}
     if module is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.fixed}
         tensors = {
-            name: value for name, value in stored.items() if isinstance(value, Tensor) and value.is_floating_point()
+            name: plain(each) for name, each in stored.items() if isinstance(each, Tensor) and each.is_floating_point()
         }
-        weights = {name: value.detach().to("cpu", torch.float64) for name, value in tensors.items()}
-        return Examined(subject, None, weights, probed, request, expects_causal)
-    if probed.is_random:
-        module, _ = with_dropout(module, 0.0)
-    module = cast(randomised(module, request.of.seed), subject.dtype)
-    subject = replace(subject.of(module, subject.dtype), is_forgetful=bool(probed.keeps_state))
-    reference_module = cast_copy(module, torch.float64, "cpu")
-    return Examined(subject, reference_module, {}, probed, request, expects_causal)
+    else:
+        if probed.is_random:
+            module, _ = with_dropout(module, 0.0)
+        module = cast(randomised(module, request.of.seed), subject.dtype)
+        subject = replace(subject.of(module, subject.dtype), is_forgetful=bool(probed.keeps_state))
+        reference = cast_copy(module, torch.float64, "cpu")
+    return Examined(subject, reference, tensors, probed, request, expects_causal)
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:

@@ -250,11 +250,9 @@ class Examination(Shown):
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `--csv`: each finding, behaviour and probe under the names of the document."""
         document = self.to_dict()
-        findings = [
-            {"of": "finding", "name": finding["code"], "ok": False, **finding} for finding in document["findings"]
-        ]
-        behaviours = [{"of": "behaviour", **behaviour} for behaviour in document["behaviour"]]
-        return [*findings, *behaviours, *({"of": "probe", **probe} for probe in document["probes"])]
+        findings = [{"name": finding["code"], "ok": False} | finding for finding in document["findings"]]
+        parts = {"finding": findings, "behaviour": document["behaviour"], "probe": document["probes"]}
+        return [{"of": kind} | row for kind, rows in parts.items() for row in rows]
 
     def view(self, screen: Any) -> Any:
         """What `mha check` prints on a screen."""
