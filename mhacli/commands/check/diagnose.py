@@ -196,7 +196,7 @@ def diagnose(examined: Examined) -> Diagnosis:
         _explain_masked(result, examined, of_mask)
     forms = [case.form for case in result.cases if case.form is not None]
     masks = [form for form in forms if not form.is_padding]
-    of_windows = [form._replace(n_shared=2) for form in masks[:1]]
+    of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     for case in masked_cases(subject, seed, of_windows, batch=4):  # two images with two windows each
         if not result.explains(case):
             result.accepts_one_more(_trial(result, examined, case, shown_by="windows"), result.mistakes)
