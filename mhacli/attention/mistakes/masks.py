@@ -180,11 +180,11 @@ def mask_after_softmax() -> Forms:
 
 @mistakes("padding_rule")
 def padding() -> Forms:
-    """Other keys than the real ones."""
+    """Other keys than the real ones. For real queries, hidden queries look like ignored padding."""
+    yield "padding-of-queries", "padding hides queries instead of keys", lambda layer, real: real[:, None, :, None]
     seen = "padding is seen like any token"
     yield "padding-ignored", seen, lambda layer, real: torch.ones_like(real)[:, None, None, :]
     inverted = "real tokens are hidden and padding is seen"
     yield "padding-inverted", inverted, lambda layer, real: ~real[:, None, None, :]
-    yield "padding-of-queries", "padding hides queries instead of keys", lambda layer, real: real[:, None, :, None]
     first = "every sequence is taken to be padded like the first"
     yield "padding-of-first-sequence", first, lambda layer, real: real[:1, None, None, :]

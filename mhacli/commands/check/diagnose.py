@@ -99,20 +99,14 @@ class Diagnosis:
         return any(error_of(layer, self.mistakes, [case]) <= 1.0 for layer in layers)
 
     def accepts(self, trial: Trial, *hypotheses: tuple[Mistake, ...]) -> bool:
-        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, one that explains padded
-        queries too, whose layer shares the most tensors with the run."""
+        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
+        the most tensors with the run."""
         self.n_hypotheses += len(hypotheses)
-        layer = trial.candidate.layer
-        errors = [(error_of(layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
+        errors = [(error_of(trial.candidate.layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
         matching = [match for match in errors if match[0] <= 1.0]
         if not matching:
             return False
-
-        def agreement(match: tuple[float, tuple[Mistake, ...]]) -> tuple[bool, int]:
-            is_everywhere = error_of(layer, match[1], trial.cases, padding_counts=True) <= 1.0
-            return is_everywhere, trial.n_produced(match[1])
-
-        error, mistakes = matching[0] if len(matching) == 1 else max(matching, key=agreement)
+        error, mistakes = max(matching, key=lambda match: len(matching) > 1 and trial.n_produced(match[1]))
         self.candidate = trial.candidate
         self.proofs |= {new: (error, trial) for new in mistakes if new not in self.proofs}
         self.cases += [case for case in trial.cases if case not in self.cases]
@@ -144,14 +138,12 @@ def _with_one_more(trial: Trial, known: tuple[Mistake, ...]) -> list[tuple[Mista
     return [(*known, mistake) for mistake in trial.pool if mistake.stage not in taken]
 
 
-def error_of(
-    layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase], *, padding_counts: bool = False
-) -> float:
+def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
     """The largest difference from the outputs, relative to each case's tolerance: up to 1 is a match, and the first larger one
     ends the comparison. Infinite if shapes or NaN positions differ, if a mistake does not apply to this layer, or if everything
     is NaN and none of the mistakes leaves only that.
 
-    Queries without visible keys have no right output and are left out, and padded ones unless `padding_counts`.
+    Padded queries and those without visible keys have no right output and are left out.
     """
     stages, worst = stages_with(mistakes), 0.0
     may_be_nan = any(mistake.may_be_nan for mistake in mistakes)
@@ -161,7 +153,7 @@ def error_of(
                 out, keep = run(stages, layer, case.rows)
             if out.shape != case.output.shape:
                 return math.inf
-            counted = _counted(None if padding_counts else case.counted, keep, out)
+            counted = _counted(case.counted, keep, out)
         except Exception:  # the mistake is not possible here, or a norm of the module fails
             return math.inf
         compared = out[counted]
