@@ -456,11 +456,11 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
         out, activation = _as_rows(last.sources[0].output), getattr(F, name)
     children = [] if module is None else [*module.modules()][1:]
     norms_of_module = [_of_rows(child) for child in children if is_norm(child)]
-    first = next((norm for norm in norms_of_module if _is_among(_applied(norm, x), made)), None)
+    first = next((norm for norm in norms_of_module if _is_made(x, norm, made)), None)
     for norm, is_residual in product((*norms_of_module, None), (True, False)):
         if is_residual and x.shape != out.shape:
             continue
-        if any(_is_among(_applied(norm, rows + x if is_residual else rows), [out]) for rows in made):
+        if any(_is_made(rows + x if is_residual else rows, norm, [out]) for rows in made):
             break
 
     def after(out: Tensor, x: Tensor) -> Tensor:
@@ -492,16 +492,11 @@ def _of_rows(norm: nn.Module) -> Before:
     return norm
 
 
-def _applied(norm: Before | None, rows: Tensor) -> Tensor | None:
+def _is_made(rows: Tensor, norm: Before | None, made: Sequence[Tensor]) -> bool:
+    """Whether a run makes these rows, normalised."""
     try:
-        return rows if norm is None else norm(rows).detach()
+        normed = rows if norm is None else norm(rows).detach()
     except Exception:  # a norm of heads
-        return None
-
-
-def _is_among(rows: Tensor | None, made: Sequence[Tensor]) -> bool:
-    """Whether a run makes these rows."""
-    if rows is None:
         return False
-    others = [other for other in made if other.shape == rows.shape]
-    return any(bool((rows - other).abs().max() <= TOLERANCE * rows.abs().max()) for other in others)
+    others = [other for other in made if other.shape == normed.shape]
+    return any(bool((normed - other).abs().max() <= TOLERANCE * normed.abs().max()) for other in others)

@@ -243,7 +243,7 @@ def _explain_core(result: Diagnosis, examined: Examined) -> None:
         if any(result.accepts(Trial(candidate, result.cases, run, ()), ()) for candidate in layers):
             return
         by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -run.at_sites(candidate.layer).n_produced)
-        few = by_run[:_LAYERS_FOR_ONE]
+        few = dict.fromkeys([*by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
         likely = [Trial(candidate, result.cases, run, _pool(examined, candidate, run)) for candidate in few]
         ranked = ranked or likely
         result.likeliest = ranked[0].candidate
