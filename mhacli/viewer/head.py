@@ -34,8 +34,9 @@ TAKEN_SIGN = "–"
 """The sign of a removed sink's weight. `.00` would be a small weight."""
 HALF = 1
 """The columns of a cell that is half a character high."""
-_DECIMALS = {5: 2, 8: 4}
-"""The decimals of weights in cells of so many columns, in which a sign stands before a number and a blank behind it."""
+_TIGHT = 4
+_DECIMALS = {_TIGHT: 2, 6: 2, 8: 4}
+"""The decimals of weights in cells of so many columns. Behind a number that is not tight stands a blank."""
 Size = tuple[int, int]
 """How many tokens a cell stands for in both directions, and its columns."""
 
@@ -134,8 +135,8 @@ class Picture:
             number = shown(weight, "weight", _DECIMALS[width])
             if level == FORBIDDEN:
                 number = TAKEN_SIGN if is_open else "0"
-            sign = "" if self.colour or level < 0 else glyph(level)
-            cells.append(cell(level, width, colour=self.colour, word=f"{sign}{number} "[-width:]))
+            sign = "" if self.colour or level < 0 or width == _TIGHT else glyph(level)
+            cells.append(cell(level, width, colour=self.colour, word=sign + number, gap=int(width > _TIGHT)))
         return cells
 
     def thumbnail(self, lines: int, columns: int) -> Iterator[list[Cell]]:
@@ -218,11 +219,10 @@ class Matrix(Pane):
         return [(set_cell_size(words.fitted(name, room), room), style), (mark, ACCENT), *cells]
 
     def _cursor(self, text: str, style: Style, *, is_upper: bool) -> Cell:
-        """The cell under the cursor, marked: in its colour among half blocks, by a frame around a number, else reversed."""
+        """The cell under the cursor: in its colour among half blocks, else reversed, in a frame unless it is a tight number."""
         if self.width == HALF:
             return "▀" if is_upper else "▄", _CURSOR
-        begin = text[0] if text[0].isdigit() else "["
-        return f"{begin}{text[1:-1]}]", style + CURSOR
+        return text if self.width == _TIGHT else f"[{text[1:-1]}]", style + CURSOR
 
     def on_click(self, event: events.Click) -> None:
         """Goes to the cell under the mouse; beside the cells to the row."""

@@ -328,9 +328,9 @@ def cell(
     level: int, width: int = 1, *, colour: bool, ramp: Ramp = WEIGHTS, gap: int = 0, word: str = ""
 ) -> tuple[str, Style]:
     """A cell of `width` columns, with `word` or signs in all but the last `gap` columns."""
-    if level == FORBIDDEN:
-        return f"{word:>{width}}", EMPTY if word and colour else PLAIN
     room, is_number = width - gap, level != NOT_A_NUMBER
+    if level == FORBIDDEN:
+        return f"{word:>{room}}" + " " * gap, EMPTY if word and colour else PLAIN
     sign = NAN_SIGN if not is_number else " " if colour else ramp.sign(level)
     text = f"{word:>{room}}" if word else sign * room
     return text + " " * gap, ramp.style(level) if colour and is_number else PLAIN
