@@ -164,8 +164,7 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
     """Runs a model, and gives what it computes to `sink`, in the order of execution: what modules with weights give and elements
     of lists read, and attentions."""
     names = {id(module): name for name, module in model.named_modules()}
-    top = _Span("", 0, nn.Module())
-    running, runs, calls, n_heads = [top], Counter[str](), list[Call](), set[int]()
+    running, runs, calls, n_heads = [_Span("", 0, nn.Module())], Counter[str](), list[Call](), set[int]()
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         name = names[id(module)]
@@ -209,7 +208,7 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
             hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         forward()
-    root = next((item for item in top.items if isinstance(item, _Span) and item.name == ""), top)
+    root = next((item for item in running[0].items if isinstance(item, _Span) and item.name == ""), running[0])
     return Pass(root, calls, n_heads, tuple(watch.silent))
 
 

@@ -52,8 +52,8 @@ def diff(
     """Compares two models, place by place in the order of execution, or two records; exit code 3 if they differ."""
     if output.save is not None and request.b is not None:
         source, request = replace(source, typed=(request.b, *source.typed)), replace(request, b=None)
-    is_read = bool(source.typed or source.text or source.file)
-    kinds = _kinds(request, is_saved=output.save is not None, has_text=is_read or request.ids is not None)
+    has_text = bool(source.typed or source.text or source.file) or request.ids is not None
+    kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
     if "record" in kinds:
         from mhacli.commands.diff.compare import diff as compare
@@ -65,13 +65,8 @@ def diff(
     else:
         if tolerance is not None:
             raise UsageError("--tolerance is for two records: what counts between models is measured")
-        texts = read_texts(source) if is_read else []
-        require_not_blank(texts)
-        if len(texts) > 1:
-            message = f"mha diff reads one text, and {len(texts)} are given"
-            raise UsageError(message, hint="put quotation marks around the text")
         saving: dict[str, Any] = {"save": output.save, "force": output.force, "command": record_command()}
-        document = _of_models(replace(request, text="".join(texts), **saving), kinds)
+        document = _of_models(replace(request, **saving), source, kinds)
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
             return
@@ -118,19 +113,24 @@ def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]
     return kinds
 
 
-def _of_models(request: DiffRequest, kinds: list[str]) -> Any:
+def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
     """The document of a comparison, which runs in a child process where it runs code of the user."""
+    texts = read_texts(source) if request.ids is None and "places" not in kinds else []
+    require_not_blank(texts)
+    if len(texts) > 1:
+        message = f"mha diff reads one text, and {len(texts)} are given"
+        raise UsageError(message, hint="put quotation marks around the text")
     for side in request.sides:
         if side.kind == "checkpoint":
             local_checkpoint(side.settings)
-    job = "mhacli.commands.diff.models:diff_request"
+    job, sent = "mhacli.commands.diff.models:diff_request", asdict(replace(request, text="".join(texts)))
     with stages(_USUAL_STAGES) as stage:
         if "code" in kinds:
             from mhacli.usercode import process
 
-            result, _ = process.run_in_child(job, asdict(request), time_limit_s=60.0, on_stage=stage)
+            result, _ = process.run_in_child(job, sent, time_limit_s=60.0, on_stage=stage)
         else:
             with loading_torch():
                 from mhacli.commands.diff.models import diff_request
-            result = diff_request(asdict(request), stage)
+            result = diff_request(sent, stage)
     return load_json(result, "the comparison")
