@@ -168,9 +168,10 @@ def _step(
 ) -> Step:
     """The step of operations at one line, with the tensor of the first and the costs of all."""
     operation = group[0]
-    output, site = operation.output, operation.site
-    axes = axes_of[operation]
-    view_of, remark = _view_of(operation), _remark(operation, axes_of)
+    output, site, axes = operation.output, operation.site, axes_of[operation]
+    is_in_place, address = writes_into_input(operation.name), address_of(output)
+    shared = [source for source in operation.sources if is_in_place or address_of(source.output) == address != 0]
+    remark = _remark(operation, axes_of)
     weights = [weight for each in group for weight in weights_of(each).items()]
     step = step_of(
         site,
@@ -178,9 +179,9 @@ def _step(
         axes=axes,
         formula=f"{site} = {_formula(operation, axes)}",
         meaning="" if remark else _meaning(site, axes),
-        is_view=view_of is not None,
+        is_view=bool(shared),
         flops=sum(map(_flops, group)),
-        view_of=view_of,
+        view_of=shared[0].site if shared else None,
         parameters=tuple(dict.fromkeys(WeightShape(name, tuple(tensor.shape)) for name, tensor in weights)),
         values=summarise(torch.view_as_real(output) if output.is_complex() else output) if values else None,
         operation=operation.name,
@@ -190,13 +191,6 @@ def _step(
         repeats_of="head" if 1 < len(group) == n_heads else "",
     )
     return replace(step, bytes=sum(each.output.numel() for each in group) * output.element_size())
-
-
-def _view_of(operation: Operation) -> str | None:
-    """The site of the first input that shares memory with the output, or of the tensor that is written in place."""
-    is_in_place, address = writes_into_input(operation.name), address_of(operation.output)
-    sources = [source for source in operation.sources if is_in_place or address_of(source.output) == address != 0]
-    return sources[0].site if sources else None
 
 
 def _meaning(site: str, axes: Sequence[str]) -> str:

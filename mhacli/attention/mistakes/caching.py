@@ -1,14 +1,9 @@
-"""Mistakes in decoding with a cache.
-
-A mistake with a cache says what a step reads: which tokens are in which columns, at which positions they are rotated, and which
-of them are visible. What is right gives the last rows of one call with the whole text.
-"""
+"""Mistakes in decoding with a cache: wrong stages of a step. Right ones give the last rows of one call with the whole text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,30 +12,23 @@ from torch import Tensor
 
 from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, Stages, attend_and_merge, heads
 
-Calls = Sequence[tuple[int, int]]
-"""The tokens `(first, end)` of every call so far, of which the last one is the step."""
-
-
-class Reads(NamedTuple):
-    """What a step reads: the tokens in the columns of keys and of values, −1 in an empty one; the positions at which the query
-    and the key of each token are rotated; the tokens whose key and value stand in each other's place; and up to which diagonal
-    keys are visible, None for what is right."""
-
-    keys: Sequence[int]
-    values: Sequence[int]
-    query_at: Sequence[int]
-    key_at: Sequence[int]
-    exchanged: Sequence[int] = ()
-    diagonal: int | None = None
+RIGHT_STEP: Stages = {
+    **dict.fromkeys(("place_q", "place_k"), lambda start: start),
+    **dict.fromkeys(("join_k", "join_v"), lambda cached, new, *_: torch.cat([cached, new], dim=2)),
+    "keep": lambda keys, values, n_new: (keys, values),
+    "read": lambda keys, values: (keys, values),
+    "diagonal": lambda q_len, k_len: k_len - q_len,
+}
+"""The stages of a step: the position from which its queries and keys are rotated; its keys and values with the cached ones; what
+is cached of them; which of them are read as keys and values; up to which diagonal keys are visible."""
 
 
 class CacheMistake(NamedTuple):
-    """A mistake under a code of record/mistakes.toml: what it `changes` in what a step reads. The `description` completes
-    "matches exactly if …"."""
+    """A mistake under a code of record/mistakes.toml, with its stages. Its `description` completes "matches exactly if …"."""
 
     code: str
     description: str
-    changes: Mapping[str, Callable[[Calls], Any]]
+    stages: Mapping[str, Callable[..., Any]]
 
 
 def decoded(layer: ReferenceLayer, stages: Stages, rows: Tensor, ends: Sequence[int], mistake: CacheMistake) -> Tensor:
@@ -48,94 +36,73 @@ def decoded(layer: ReferenceLayer, stages: Stages, rows: Tensor, ends: Sequence[
     with a mistake. Raises if the mistake does not fit these steps."""
     x = rows if layer.before is None else layer.before(rows)
     q, k, v = heads(stages, replace(layer, pairing=None), ReferenceInputs(x, x, x))
+    step = {**RIGHT_STEP, **mistake.stages}
 
-    def row(of: Tensor, token: int) -> Tensor:
-        return of[:, :, token : token + 1] if token >= 0 else torch.zeros_like(of[:, :, :1])
+    def rotated(of: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """As queries and as keys."""
+        before = torch.zeros_like(of[:, :, :1]).expand(-1, -1, start, -1)
+        queries, keys = stages["rotate"](layer, of, torch.cat([before, of], dim=2))
+        return queries, keys[:, :, start:]
 
-    def rotated(of: Tensor, token: int, position: int) -> Tensor:
-        before = torch.zeros_like(of[:, :, :1]).expand(-1, -1, max(0, position), -1)
-        queries, keys = stages["rotate"](layer, row(of, token), torch.cat([before, row(of, token)], dim=2))
-        turned: Tensor = queries if of is q else keys[:, :, -1:]
-        return turned
-
-    outs, calls = [], list(pairwise((0, *ends)))
-    for n_calls, (start, end) in enumerate(calls, 1):
-        tokens = range(end)
-        reads = Reads(tokens, tokens, tokens, tokens)._replace(
-            **{name: change(calls[:n_calls]) for name, change in mistake.changes.items()}
-        )
-        queries = [rotated(q, token, reads.query_at[token]) for token in range(start, end)]
-        keys = [row(v, t) if t in reads.exchanged else rotated(k, t, reads.key_at[t]) for t in reads.keys]
-        values = [rotated(k, t, t) if t in reads.exchanged else row(v, t) for t in reads.values]
-        diagonal = len(keys) - len(queries) if reads.diagonal is None or start == 0 else reads.diagonal
-        visible = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(diagonal)
-        qkv = (torch.cat(queries, dim=2), torch.cat(keys, dim=2), torch.cat(values, dim=2))
+    outs, cached = [], (k[:, :, :0], v[:, :, :0])
+    for start, end in pairwise((0, *ends)):
+        queries, _ = rotated(q[:, :, start:end], step["place_q"](start))
+        _, new = rotated(k[:, :, start:end], step["place_k"](start))
+        keys = step["join_k"](cached[0], new, rotated)
+        values = step["join_v"](cached[1], v[:, :, start:end])
+        cached = step["keep"](keys, values, end - start)
+        keys, values = step["read"](keys, values)
+        sizes = end - start, keys.shape[2]
+        visible = torch.ones(sizes, dtype=torch.bool).tril(step["diagonal"](*sizes) if start else 0)
+        qkv = queries, keys, values
         outs.append(attend_and_merge(stages, layer, qkv, visible[None, None], None, rows[:, start:end]))
     return torch.cat(outs, dim=1)
 
 
-# ------------------------------------------------------------------------------------------------------------- what changes
+# ---------------------------------------------------------------------------------------------------------- wrong stages
 
 
-def _new_first(calls: Calls) -> list[int]:
-    return [token for call in reversed(calls) for token in range(*call)]
+def new_first(cached: Tensor, new: Tensor, *_: object) -> Tensor:
+    """The new rows before the cached ones."""
+    return torch.cat([new, cached], dim=2)
 
 
-def _over_the_first(calls: Calls) -> list[int]:
-    columns = [-1] * calls[-1][1]
-    for first, end in calls:
-        columns[: end - first] = range(first, end)
-    return columns
+def over_the_first(cached: Tensor, new: Tensor, *_: object) -> Tensor:
+    """The new rows in place of the first cached ones, and empty ones at the end."""
+    n_new = new.shape[2]
+    return torch.cat([new, cached[:, :, n_new:], torch.zeros_like(cached[:, :, :n_new])], dim=2)
 
 
-def _last_two_calls(calls: Calls) -> range:
-    return range(calls[-2:][0][0], calls[-1][1])
+def rotated_again(cached: Tensor, new: Tensor, rotated: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+    """The new keys behind the cached ones, which are rotated already and rotated once more."""
+    return torch.cat([rotated(cached, 0)[1], new], dim=2)
 
 
-def _handed_on_oddly(calls: Calls) -> list[int]:
-    return [token for call in calls[-2::-2] for token in range(*call)]
-
-
-def _at(position: Callable[[int, int, int], int], calls: Calls) -> list[int]:
-    """The position of each token, of its place in the text, the first place in its call, and the number of later calls."""
-    n_calls = len(calls) - 1
-    return [position(token, call[0], n_calls - n) for n, call in enumerate(calls) for token in range(*call)]
-
-
-def _of_chunks(calls: Calls) -> int:
-    """The diagonal of a step of several tokens whose mask begins at the first key."""
-    start, end = calls[-1]
-    return 0 if end - start > 1 else end
-
-
-_FROM_0 = partial(_at, lambda token, first, n_later: token - first)
-_AGAIN = partial(_at, lambda token, first, n_later: token * (n_later + 1))
-_SHIFTED = partial(_at, lambda token, first, n_later: token + (first > 0))
-
-
-def _mistakes() -> Iterator[tuple[str, str, Mapping[str, Callable[[Calls], Any]]]]:
-    for rows, fields in (("rows", ("keys", "values")), ("keys", ("keys",)), ("values", ("values",))):
-        first, over = (dict.fromkeys(fields, change) for change in (_new_first, _over_the_first))
-        yield "cache-order", f"new {rows} stand before the cached ones", first
-        yield "cache-order", f"the {rows} of every step are written over the first ones of the cache", over
+def _mistakes() -> Iterator[tuple[str, str, Mapping[str, Callable[..., Any]]]]:
+    for rows, stages in (("rows", ("join_k", "join_v")), ("keys", ("join_k",)), ("values", ("join_v",))):
+        yield "cache-order", f"new {rows} stand before the cached ones", dict.fromkeys(stages, new_first)
+        over = f"the {rows} of every step are written over the first ones of the cache"
+        yield "cache-order", over, dict.fromkeys(stages, over_the_first)
     kept = "only the rows of the step before are kept"
-    yield "cache-order", kept, {"keys": _last_two_calls, "values": _last_two_calls}
+    yield "cache-order", kept, {"keep": lambda keys, values, n_new: (keys[:, :, -n_new:], values[:, :, -n_new:])}
     handed = "cached keys and values are exchanged whenever they are handed on"
-    yield "cache-order", handed, {"exchanged": _handed_on_oddly}
+    yield "cache-order", handed, {"keep": lambda keys, values, n_new: (values, keys)}
     read = "all keys are read as values, and values as keys, as soon as there is a cache"
-    yield "cache-order", read, {"exchanged": lambda calls: range(calls[-1][1])}
+    yield "cache-order", read, {"read": lambda keys, values: (values, keys)}
     began = "a step is rotated as if it began at position 0"
-    yield "cache-position", began, {"query_at": _FROM_0, "key_at": _FROM_0}
-    yield "cache-position", "the keys of a step are rotated as if it began at position 0", {"key_at": _FROM_0}
+    yield "cache-position", began, dict.fromkeys(("place_q", "place_k"), lambda start: 0)
+    keys_began = "the keys of a step are rotated as if it began at position 0"
+    yield "cache-position", keys_began, {"place_k": lambda start: 0}
     again = "cached keys, rotated already, are rotated again in every step"
-    yield "cache-position", again, {"key_at": _AGAIN}
+    yield "cache-position", again, {"join_k": rotated_again}
     shifted = "a step stands one position too far to the right"
-    yield "cache-position", shifted, {"query_at": _SHIFTED, "key_at": _SHIFTED}
+    yield "cache-position", shifted, dict.fromkeys(("place_q", "place_k"), lambda start: start + (start > 0))
     top_left = "the causal mask of a step puts its first query at the first key"
-    yield "cache-mask", top_left, {"diagonal": lambda calls: 0}
-    yield "cache-mask", f"{top_left}, if it has several tokens", {"diagonal": _of_chunks}
+    yield "cache-mask", top_left, {"diagonal": lambda q_len, k_len: 0}
+    of_chunks = f"{top_left}, if it has several tokens"
+    yield "cache-mask", of_chunks, {"diagonal": lambda q_len, k_len: 0 if q_len > 1 else k_len}
     unmasked = "nothing keeps the tokens of a step from attending to the later ones of it"
-    yield "cache-mask", unmasked, {"diagonal": lambda calls: calls[-1][1]}
+    yield "cache-mask", unmasked, {"diagonal": lambda q_len, k_len: k_len}
 
 
 CACHE_MISTAKES = [CacheMistake(*mistake) for mistake in _mistakes()]

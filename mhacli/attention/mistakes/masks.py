@@ -12,8 +12,6 @@ from torch import Tensor
 from mhacli.attention.mistakes import stages
 from mhacli.attention.mistakes.stages import Forms, ReferenceLayer, mistakes, require
 
-MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
-"""The operations that mask scores, without the underscore of in-place variants."""
 _TRIANGLE = ("tril", "triu")
 _FILLING = (r"masked_fill|where\(",)
 

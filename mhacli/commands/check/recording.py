@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import Mistake
-from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, run, stages_with
 from mhacli.commands.check.inputs import HIDDEN, InputCase, plain, rows_of
 from mhacli.commands.check.result import FirstDifference
@@ -62,8 +61,8 @@ class Run:
 
     def path(self, role: str) -> list[Operation]:
         """The operations from a projection to the queries or keys of the first product; `role` is q or k."""
-        ends = [attention[role] for attention in self.graph.attentions[:1] if role in attention]
-        path = {operation for end in ends for operation in end.upstream()}
+        first = next(iter(self.graph.attentions), {})
+        path = first[role].upstream() if role in first else []
         return [operation for operation in self.operations if operation in path]
 
     def vectors(self, role: str) -> list[Tensor]:
@@ -92,10 +91,9 @@ class Run:
         return None
 
     def numbers_below(self, bound: float) -> list[float]:
-        """Distinct finite numbers below a bound in masking operations, such as the value for masked scores."""
-        masking = [op for op in self.operations if op.name.rstrip("_") in MASKING]
-        numbers = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
-        made = [source.output for op in masking for source in op.sources]
+        """Distinct finite numbers below a bound in operations, such as the value for masked scores."""
+        numbers = [value for op in self.operations for value in op.arguments.values() if isinstance(value, int | float)]
+        made = [source.output for op in self.operations for source in op.sources]
         numbers += [tensor.item() for tensor in made if tensor.numel() == 1 and tensor.is_floating_point()]
         return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value < bound))
 
