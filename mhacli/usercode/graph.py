@@ -14,11 +14,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from traceback import walk_stack
 from types import FunctionType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,6 @@ _PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _MODULES = os.path.join(_TORCH, "nn", "modules")
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -90,25 +89,17 @@ class Operation:
         return found
 
 
-def watch(run: Callable[[], T], file: str | None) -> tuple[T, tuple[Operation, ...]]:
-    """The result of `run()`, and the torch operations that it called, in order, without those that return their input.
+class Watcher(TorchFunctionMode):
+    """Records the torch operations that are called, in order, without those that return their input.
 
     `file` is the user's source file; each operation's line is the innermost one in it, None if there is none. An operation with
-    several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. Raises what `run` raises, and
-    `MhaError` for more than `MAX_OPERATIONS`.
+    several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. `makers` has the operation that
+    made a tensor, `holders` those with an output at an address. Raises `MhaError` for more than `MAX_OPERATIONS`.
     """
-    watcher = _Watcher(file and os.path.realpath(file))
-    with watcher:
-        result = run()
-    return result, tuple(watcher.operations)
-
-
-class _Watcher(TorchFunctionMode):
-    """Records every torch call. `makers` has the operation that made a tensor, `holders` those with an output at an address."""
 
     def __init__(self, file: str | None) -> None:
         super().__init__()
-        self.file = file
+        self.file = file and os.path.realpath(file)
         self.operations: list[Operation] = []
         self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
         self.holders: dict[int, list[Operation]] = {}
@@ -234,7 +225,7 @@ class Graph:
 
     out: Tensor
     given: dict[str, Tensor]
-    operations: tuple[Operation, ...] = ()
+    operations: Sequence[Operation] = ()
     attentions: list[dict[str, Operation]] = field(default_factory=list)
     swapped: set[Operation] = field(default_factory=set)
 
@@ -266,15 +257,16 @@ def weights_of(operation: Operation) -> dict[str, Tensor]:
 def recorded(subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm | None = None) -> Graph:
     """One recorded call. Raises what the call raises."""
     inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
-    out, operations = watch(partial(subject, inputs, seed=seed, mask=mask), subject.built.file)
+    with Watcher(subject.built.file) as watcher:
+        out = subject(inputs, seed=seed, mask=mask)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
-    graph = Graph(out, {name: tensor for name, tensor in rows if tensor is not None}, operations)
+    graph = Graph(out, {name: tensor for name, tensor in rows if tensor is not None}, watcher.operations)
     module, things = subject.built.module, dict(getattr(subject.built.call, "__dict__", {}))
     if module is not None:
         things |= dict(module.named_buffers()) | dict(module.named_parameters())
     held = {address_of(tensor): name for name, tensor in things.items() if isinstance(tensor, Tensor)}
-    for operation in operations:
+    for operation in graph.operations:
         for leaf in operation.sources:
             if not leaf.name and not leaf.site:
                 _name_leaf(graph, leaf, held, inputs)

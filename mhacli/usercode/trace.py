@@ -171,14 +171,16 @@ def _step(
     output, site, axes = operation.output, operation.site, axes_of[operation]
     is_in_place, address = writes_into_input(operation.name), address_of(output)
     shared = [source for source in operation.sources if is_in_place or address_of(source.output) == address != 0]
-    remark = _remark(operation, axes_of)
+    remark, is_of_one_head = _remark(operation, axes_of), site.endswith("_proj") and axes[-1:] == ("d_head",)
+    known = SITES.get(site.replace("_proj", "_per_head") if is_of_one_head else site)
+    explanation = "" if known is None else known.words.explanation
     weights = [weight for each in group for weight in weights_of(each).items()]
     step = step_of(
         site,
         output,
         axes=axes,
         formula=f"{site} = {_formula(operation, axes)}",
-        meaning="" if remark else _meaning(site, axes),
+        meaning="" if remark else re.split("[<{]", explanation)[0].rstrip(" :,"),
         is_view=bool(shared),
         flops=sum(map(_flops, group)),
         view_of=shared[0].site if shared else None,
@@ -191,14 +193,6 @@ def _step(
         repeats_of="head" if 1 < len(group) == n_heads else "",
     )
     return replace(step, bytes=sum(each.output.numel() for each in group) * output.element_size())
-
-
-def _meaning(site: str, axes: Sequence[str]) -> str:
-    """The purpose of a site in one sentence, as of mha's own layer; empty for an unknown site."""
-    is_of_one_head = site.endswith("_proj") and axes[-1:] == ("d_head",)
-    site = site.replace("_proj", "_per_head") if is_of_one_head else site
-    explanation = SITES[site].words.explanation if site in SITES else ""
-    return re.split("[<{]", explanation)[0].rstrip(" :,")
 
 
 # ------------------------------------------------------------------------------------------------------------------ axes
@@ -285,8 +279,8 @@ def _formula(operation: Operation, axes: Sequence[str]) -> str:
     if part is not None:
         return f"part {int(part) + 1} of {', '.join(names[:3])}, by {bare}"
     if bare in _SIGNS:
-        left = arguments.pop("0", None)
-        return f" {_SIGNS[bare]} ".join([*([] if left is None else [left]), *names, *arguments.values()])
+        operands = [*arguments.values(), *names] if "0" in arguments else [*names, *arguments.values()]
+        return f" {_SIGNS[bare]} ".join(operands)
     more = [] if len(names) <= 3 else [f"… {len(names) - 3} more"]
     given = [text if name.isdigit() else f"{name}={text}" for name, text in arguments.items()]
     return f"{bare}({', '.join([*names[:3], *more, *given])})"
@@ -315,25 +309,17 @@ def _remark(operation: Operation, axes_of: Mapping[Operation, tuple[str, ...]]) 
         return "" if "key" in re.split("[·+]", axis) else remark
     if operation.name not in ("view", "reshape", "flatten", "unflatten"):
         return ""
-    words = _exchanged(axes_of.get(operation.sources[0], axes), axes)
-    text = f"a {operation.name} keeps the numbers in their order, and cannot exchange"
-    return "" if words is None else f"{text} {' and '.join(words)}: they are mixed"
+    before, after = (_axes_of_words(each) for each in (axes_of.get(operation.sources[0], axes), axes))
+    a, b = next((pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), ("", ""))
+    if set(before) != set(after) or not a or before[a] == before[b] or after[a] == after[b]:
+        return ""  # the order within a merged axis is unknown
+    return f"a {operation.name} keeps the numbers in their order, and cannot exchange {a} and {b}: they are mixed"
 
 
 def _softmax_axis(operation: Operation, axes: Sequence[str]) -> str:
     """The axis of a softmax."""
     dim = operation.arguments.get("dim", operation.arguments.get("1"))
     return axes[dim] if isinstance(dim, int) and axes else str(dim)
-
-
-def _exchanged(before: Sequence[str], after: Sequence[str]) -> tuple[str, str] | None:
-    """Two words that a view would have to exchange in memory, None if it is valid. The order within a merged axis is unknown."""
-    old, new = _axes_of_words(before), _axes_of_words(after)
-    if set(old) != set(new):
-        return None
-    differing = [(first, second) for first, second in zip(old, new, strict=True) if first != second]
-    apart = [(a, b) for a, b in differing[:1] if old[a] != old[b] and new[a] != new[b]]
-    return next(iter(apart), None)
 
 
 def _axes_of_words(axes: Sequence[str]) -> dict[str, int]:

@@ -11,6 +11,9 @@ from torch import Tensor
 from mhacli.attention.mistakes import stages
 from mhacli.attention.mistakes.stages import Forms, ReferenceInputs, ReferenceLayer, inputs_of, mistakes, require
 
+_AXES = {"b": "batch", "3": "3", "h": "head", "t": "length", "d": "d_head"}
+"""The axes of vectors by a letter; 3 are queries, keys and values."""
+
 # -------------------------------------------------------------------------------------------------------------------- splitting
 
 
@@ -56,8 +59,7 @@ def splitting() -> Forms:
 
 
 def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
-    """A fused projection reshaped to axes in another order: `b` batch, `3` queries, keys and values, `h` heads, `t` tokens, `d`
-    columns."""
+    """A fused projection reshaped to axes in another order."""
     require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
     whole = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
     sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
@@ -68,15 +70,8 @@ def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[
 @mistakes("project")
 def splitting_fused() -> Forms:
     """A fused projection reshaped to axes in the wrong order."""
-    for order, axes in (
-        ("b3htd", "batch, 3, head, length, d_head"),
-        ("3bhtd", "3, batch, head, length, d_head"),
-        ("3bthd", "3, batch, length, head, d_head"),
-        ("b3thd", "batch, 3, length, head, d_head"),
-        ("bht3d", "batch, head, length, 3 · d_head"),
-        ("bh3td", "batch, head, 3, length, d_head"),
-    ):
-        sentence = f"the fused projection is reshaped to [{axes}]"
+    for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
+        sentence = f"the fused projection is reshaped to [{', '.join(_AXES[axis] for axis in order)}]"
         yield "split-without-transpose, fused", sentence, partial(fused, order), ("q",)
 
 
@@ -84,7 +79,7 @@ def splitting_fused() -> Forms:
 
 
 def merged_as(order: str, layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """Heads merged with the axes in this order: `b` batch, `h` heads, `t` tokens, `d` columns."""
+    """Heads merged with the axes in this order."""
     return z.permute(["bhtd".index(axis) for axis in order]).reshape(z.shape[0], z.shape[2], -1)
 
 
@@ -102,15 +97,14 @@ def one_for_all(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
 @mistakes("merge")
 def merging() -> Forms:
     """Heads that are joined in another order, or not at all."""
-    names = {"b": "batch", "h": "head", "t": "query", "d": "column"}
     for code, *orders in (
         ("merge-without-transpose", "bhtd"),
         ("merge-axis-order", "bhdt", "btdh", "bdht", "bdth"),
         ("merge-batch-moved", "hbtd", "htbd", "tbhd", "thbd"),
     ):
         for order in orders:
-            axes = ", ".join(names[axis] for axis in order)
-            yield code, f"the heads are read as rows in the order {axes}", partial(merged_as, order)
+            axes = ", ".join(_AXES[axis] for axis in order)
+            yield code, f"the heads are joined in the order {axes}", partial(merged_as, order)
     yield "merge-batch-moved", "[batch · head, query, d_v] is read as [head, batch, query, d_v]", heads_first
     averaged = "the heads are averaged instead of joined"
     yield "heads-averaged", averaged, lambda layer, z: one_for_all(layer, z, z.mean(dim=1))

@@ -43,7 +43,7 @@ class Run:
     # --------------------------------------------------------------------------------------------- what the call computes
 
     @property
-    def operations(self) -> tuple[Operation, ...]:
+    def operations(self) -> Sequence[Operation]:
         """The operations in order; none if the call cannot be recorded."""
         return self.graph.operations
 

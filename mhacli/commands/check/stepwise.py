@@ -19,7 +19,7 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, plain
 from mhacli.commands.check.result import Finding, ProbeResult
-from mhacli.usercode.graph import watch
+from mhacli.usercode.graph import Watcher
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.sequences import StepConvention, causal_inputs, step_conventions
 
@@ -176,10 +176,11 @@ _LINES: Mapping[str, tuple[str, str]] = {
 def _line(convention: StepConvention, rows: Tensor, ends: tuple[int, ...], code: str) -> SourceLine:
     """The line of a mistake: the positions, the update of the cache, or the mask; only the file if it is not found."""
     names, pattern = _LINES[code]
-    with suppress(Exception):  # the call cannot be recorded
-        operations = watch(lambda: convention(rows, ends), convention.attention.built.file)[1]
-        for name in names.split():
-            for operation in operations:
-                if operation.name == name and operation.at.line is not None and re.search(pattern, operation.at.source):
-                    return operation.at
+    watcher = Watcher(convention.attention.built.file)
+    with suppress(Exception), watcher:  # the call cannot be recorded
+        convention(rows, ends)
+    for name in names.split():
+        for operation in watcher.operations:
+            if operation.name == name and operation.at.line is not None and re.search(pattern, operation.at.source):
+                return operation.at
     return SourceLine(convention.attention.built.file)
