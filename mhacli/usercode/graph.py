@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -34,8 +35,6 @@ from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
 MAX_OPERATIONS: Final = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""
-_SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "register_hook", "set_"))
-"""Functions that return a tensor without computing."""
 _PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
 _PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
@@ -117,17 +116,13 @@ class Watcher(TorchFunctionMode):
             for holder in self.holders.pop(address_of(overwritten), ()):
                 holder.output = holder.output.detach().clone()
         result = func(*args, **kwargs)
-        if name not in _SILENT:
-            self._note(name, inputs, overwritten if name == "setitem" else result, arguments)
+        self._note(name, inputs, overwritten if name == "setitem" else result, arguments)
         return result
 
     def _note(self, name: str, inputs: Sequence[Tensor], result: Any, arguments: Mapping[str, Any]) -> None:
         """Adds an operation for each output."""
-        several = isinstance(result, (tuple, list))
-        outputs = [each for each in (result if several else [result]) if isinstance(each, Tensor)]
-        outputs = [
-            each for each in outputs if not torch._C._functorch.is_functorch_wrapped_tensor(each)
-        ]  # as inside vmap
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in outputs if not is_functorch_wrapped_tensor(leaf)]  # as inside vmap
         line = _user_line(self.file) if outputs else None
         if line is None:
             return
@@ -143,7 +138,7 @@ class Watcher(TorchFunctionMode):
             if is_same and not writes_into_input(name):  # dropout in eval mode, `contiguous` on a contiguous tensor
                 self.makers[output] = sources[0]
                 continue
-            numbered = {**arguments, "output": number} if several else arguments
+            numbered = {**arguments, "output": number} if len(outputs) > 1 else arguments
             operation = Operation(name, output, numbered, line, sources)
             self.operations.append(operation)
             self.makers[output] = operation
@@ -234,8 +229,7 @@ class Graph:
         tensors: dict[str, tuple[SourceLine, list[Tensor]]] = {}
         for attention in self.attentions:
             for site, operation in attention.items():
-                _, outputs = tensors.setdefault(site, (operation.at, []))
-                outputs.append(operation.output)
+                tensors.setdefault(site, (operation.at, []))[1].append(operation.output)
         line = self.operations[-1].at if self.operations else SourceLine()
         return tensors | {"out": (line, [self.out])}
 

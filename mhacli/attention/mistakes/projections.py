@@ -120,14 +120,9 @@ def turned(layer: ReferenceLayer, t: Tensor, start: int, *, pairing: Pairing | N
     return rotated(t, layer, start, pairing or layer.pairing, **turn)
 
 
-def both_turned(layer: ReferenceLayer, q: Tensor, k: Tensor, **turn: Any) -> tuple[Tensor, Tensor]:
-    """Queries and keys rotated otherwise."""
-    return turned(layer, q, k.shape[2] - q.shape[2], **turn), turned(layer, k, 0, **turn)
-
-
-def queries_shifted(shift: int, layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries at positions that are too high, beside keys at theirs."""
-    return turned(layer, q, k.shape[2] - q.shape[2] + shift), turned(layer, k, 0)
+def both_turned(layer: ReferenceLayer, q: Tensor, k: Tensor, *, q_shift: int = 0, **turn: Any) -> tuple[Tensor, Tensor]:
+    """Queries and keys rotated otherwise, or queries by so many positions more."""
+    return turned(layer, q, k.shape[2] - q.shape[2] + q_shift, **turn), turned(layer, k, 0, **turn)
 
 
 def other_pairing(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,8 +163,8 @@ def rotation() -> Forms:
     yield "rope-of-queries-only", keys_left, lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), ("k",)
     queries_left = "the queries are not rotated"
     yield "rope-of-keys-only", queries_left, lambda layer, q, k: (q, stages.rotate(layer, q, k)[1])
-    yield "rope-offset", "queries are rotated one place too far", partial(queries_shifted, 1)
-    yield "rope-offset", "keys are rotated one place too far", partial(queries_shifted, -1)
+    yield "rope-offset", "queries are rotated one place too far", partial(both_turned, q_shift=1)
+    yield "rope-offset", "keys are rotated one place too far", partial(both_turned, q_shift=-1)
     yield "rope-axis", "the number of the head is taken for the place", by_head
     yield "rope-rates", "the angles grow from pair to pair by theta^(2j/d)", partial(at_rates, torch.reciprocal)
     yield "rope-rates", "all pairs are rotated by one angle", partial(at_rates, torch.ones_like)

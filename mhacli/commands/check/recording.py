@@ -160,14 +160,18 @@ class Run:
 
     def lines_for(self, patterns: Sequence[str], sites: Sequence[str], built: Built) -> list[SourceLine]:
         """The lines of a mistake, at least one: the first that matches a pattern, else those that compute sites, else the first
-        line of `forward`."""
-        first, source = _source(built)
+        line of `forward` or of a function."""
+        source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
+        for part in (getattr(built.thing, "forward", None), built.thing):
+            with contextlib.suppress(OSError, TypeError):
+                lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
+                source += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
         code = [line for line in source if not line.source.startswith(("def ", "class ", '"'))]
-        for lines in ([op.at for op in self.operations if op.at.line is not None], code):
-            for pattern, line in product(patterns, lines):
+        for places in ([op.at for op in self.operations if op.at.line is not None], code):
+            for pattern, line in product(patterns, places):
                 if re.search(pattern, line.source.split("#")[0]):
                     return [line]
-        return list(dict.fromkeys(self.line_of(site) for site in sites)) or [first]
+        return list(dict.fromkeys(self.line_of(site) for site in sites)) or [*source[:1], SourceLine()][:1]
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""
@@ -214,13 +218,3 @@ def run_of_case(subject: UserAttention, case: InputCase) -> Run:
         return Run(recorded(subject, case.inputs, 0, case.form), case.rows)
     except Exception:  # user code may raise anything
         return Run(Graph(case.output, {}), case.rows)
-
-
-def _source(built: Built) -> tuple[SourceLine, list[SourceLine]]:
-    """The first line of `forward`, or of a function, and all lines, those of `forward` first; empty if they cannot be read."""
-    found: list[SourceLine] = []
-    for part in (getattr(built.thing, "forward", None), built.thing):
-        with contextlib.suppress(OSError, TypeError):
-            lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
-            found += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
-    return next(iter(found), SourceLine()), found
