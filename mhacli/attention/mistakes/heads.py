@@ -97,8 +97,9 @@ def one_for_all(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
 @mistakes("merge")
 def merging() -> Forms:
     """Heads that are joined in another order, or not at all."""
+    reshaped = "[batch, head, query, d_v] is reshaped to [batch, query, head·d_v] without a transpose"
+    yield "merge-without-transpose", reshaped, partial(merged_as, "bhtd")
     for code, *orders in (
-        ("merge-without-transpose", "bhtd"),
         ("merge-axis-order", "bhdt", "btdh", "bdht", "bdth"),
         ("merge-batch-moved", "hbtd", "htbd", "tbhd", "thbd"),
     ):
@@ -108,11 +109,8 @@ def merging() -> Forms:
     yield "merge-batch-moved", "[batch · head, query, d_v] is read as [head, batch, query, d_v]", heads_first
     averaged = "the heads are averaged instead of joined"
     yield "heads-averaged", averaged, lambda layer, z: one_for_all(layer, z, z.mean(dim=1))
-    yield (
-        "heads-summed",
-        "the heads are added up instead of joined",
-        lambda layer, z: one_for_all(layer, z, z.sum(dim=1)),
-    )
+    summed = "the heads are added up instead of joined"
+    yield "heads-summed", summed, lambda layer, z: one_for_all(layer, z, z.sum(dim=1))
     repeated = "the output of head 0 is repeated for every head"
     yield "head-repeated", repeated, lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))
 
