@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -57,8 +57,8 @@ class Sequences:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
     `called` says how it is called with token ids. `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0
-    for vectors. `has_source`: it is an encoder with a decoder, whose ids these are. `masks` say which tokens are real,
-    by name; `hides_padding`: they are surely meant for it. `positions` takes the numbers of positions, of which the first is
+    for vectors. `has_source`: it is an encoder with a decoder, whose ids these are. `mask` says which tokens are
+    real; `hides_padding`: it is surely meant for it. `positions` takes the numbers of positions, of which the first is
     `first_position`. `cached` reads texts in steps, None if it takes no cache.
     """
 
@@ -68,7 +68,7 @@ class Sequences:
     n_ids: int = 0
     pad: int = 0
     has_source: bool = False
-    masks: Mapping[str, MaskForm] = field(default_factory=dict)
+    mask: MaskForm | None = None
     hides_padding: bool = True
     positions: str | None = None
     first_position: int = 0
@@ -88,7 +88,7 @@ class Sequences:
         self,
         texts: Sequence[Tensor],
         *,
-        mask: str = "",
+        mask: MaskForm | None = None,
         side: PaddingSide = "right",
         note: tuple[int, Noted] | None = None,
         **how: Any,
@@ -97,7 +97,7 @@ class Sequences:
         the parts of the model compute for one of the texts."""
         rows, real = self.padded(texts, side)
         given: dict[str, Any] = {}
-        if side == "left" and mask and self.positions is not None:
+        if side == "left" and mask is not None and self.positions is not None:
             given[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
         row, noted = note or (0, {})
 
@@ -108,15 +108,11 @@ class Sequences:
             noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
 
         with nullcontext() if note is None else watching(self.module, keep):
-            out = self.call(rows, real, mask=mask, given=given, **how)
+            out = self.attention(Inputs(rows, real=None if mask is None else real), mask=mask, given=given, **how)
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
         if self.attention.is_pooled:
             return list(wide)
         return [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
-
-    def call(self, rows: Tensor, real: Tensor, *, mask: str = "", **how: Any) -> Tensor:
-        """The output `[text, token, width]` for a batch, with a mask of its real tokens."""
-        return self.attention(Inputs(rows, real=real if mask else None), mask=self.masks.get(mask), **how)
 
     def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
         """What holds something for each token of a batch of this shape, `[text, token, …]`."""
@@ -151,13 +147,10 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
     """An attention over vectors as a function of texts; None for a function of heads, and where no long text works."""
     if attention.is_function:
         return None
-    forms = attention.padding_forms
-    sequences = Sequences(
-        attention=attention,
-        masks={f"{form.parameter} ({form.kind}), in which True {form.true_means}s": form for form in forms},
-        # beside a memory, one mask alone leaves padding in the other rows
-        hides_padding=attention.n_rows == 1 and all(call_role(form.parameter) == "padding" for form in forms),
-    )
+    mask = next(iter(attention.padding_forms), None)
+    # beside a memory, one mask alone leaves padding in the other rows
+    hides_padding = attention.n_rows == 1 and mask is not None and call_role(mask.parameter) == "padding"
+    sequences = Sequences(attention=attention, mask=mask, hides_padding=hides_padding)
     return sequences.at_longest(length if attention.is_resizable else attention.sizes.q_len)
 
 
@@ -204,7 +197,6 @@ def sequences_of_ids(
     attention = with_independent_rows(found, 0)
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
-    mask = _mask_of_padding(attention, decoder, means)
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), table.padding_idx]
     ordinary = [i for i in range(table.num_embeddings) if i not in pads]
     return Sequences(
@@ -213,7 +205,7 @@ def sequences_of_ids(
         n_ids=table.num_embeddings,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < table.num_embeddings), 0),
         has_source=decoder is not None,
-        masks={} if mask is None else {f"{mask.parameter}, in which True {mask.true_means}s": mask},
+        mask=_mask_of_padding(attention, decoder, means),
         positions=named.get("positions") if decoder is None else None,
         first_position=_first_position(modules[0]),
         cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),

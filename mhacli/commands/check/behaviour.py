@@ -30,7 +30,7 @@ from mhacli.settings import PaddingSide
 from mhacli.usercode.build import seeded
 from mhacli.usercode.process import Stage, exception_text
 from mhacli.usercode.sequences import Noted, Sequences
-from mhacli.usercode.user_attention import Inputs
+from mhacli.usercode.user_attention import Inputs, MaskForm
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
 LEAST: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
@@ -190,7 +190,7 @@ class Asker:
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         self.plain = self.read(self.text)[0]
-        self._alone: dict[str, list[Reading]] = {}
+        self._alone: dict[MaskForm | None, list[Reading]] = {}
         dtype = self.plain.output.dtype if self.module is None else dtype_of(self.module)
         self.dtype = str(dtype).removeprefix("torch.")
         self.tolerance = self.least = LEAST.get(self.dtype, LEAST["float32"])
@@ -214,10 +214,10 @@ class Asker:
 
         return [Reading(output, partial(parts, row)) for row, output in enumerate(run())]
 
-    def alone(self, mask: str = "") -> list[Reading]:
+    def alone(self, mask: MaskForm | None = None) -> list[Reading]:
         """The reading of each text alone, with a mask of padding in which all its tokens are real."""
         if mask not in self._alone:
-            first = self.read(self.text, mask=mask)[0] if mask else self.plain
+            first = self.plain if mask is None else self.read(self.text, mask=mask)[0]
             self._alone[mask] = [first, *(self.read(text, mask=mask)[0] for text in self.texts[1:])]
         return self._alone[mask]
 
@@ -368,9 +368,9 @@ class Asker:
         )
         bad = {name: n for name, weight in weights.items() if (n := int((~weight.isfinite()).sum()))}
         problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
-        mask, notes, readings = next(iter(self.of.masks), ""), list[str](), [*self.alone()]
+        mask, notes, readings = self.of.mask, list[str](), [*self.alone()]
         sides: tuple[PaddingSide, ...] = ("right",) if self.of.has_source else ("right", "left")
-        for side in sides if self.dtype in NARROW and mask else ():
+        for side in sides if self.dtype in NARROW and mask is not None else ():
             readings += self.read(*self.texts, mask=mask, side=side)
         infinite = [reading for reading in readings if not reading.output.isfinite().all()]
         if infinite:
@@ -385,7 +385,7 @@ class Asker:
             notes += [] if bool(large.isfinite().all()) else [f"inputs × {_LARGE:g} give NaN or infinite numbers"]
         rows, real = self.of.padded([self.text, self.text[:0]], "right")
         hides_all = torch.ones(1, 1, self.length, self.length, dtype=torch.bool).tril(-1)
-        masked = [("a text whose tokens", Inputs(rows, real=real), form) for form in self.of.masks.values()][:1]
+        masked = [] if mask is None else [("a text whose tokens", Inputs(rows, real=real), mask)]
         masked += [
             ("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in self.of.attention.mask_forms
         ][:1]
@@ -495,31 +495,23 @@ class Asker:
         return self.compare("batch", pairs, "a text alone gives the same as in a batch", differs)
 
     def padding(self, side: PaddingSide) -> Behaviour:
-        """Whether texts padded on a side give the same outputs as each alone, with a mask in which True means what hides most.
+        """Whether texts padded on a side give the same outputs as each alone, with a mask of the real tokens.
         Padding on the left must change nothing where positions are given, and in causal models of transformers."""
-        name, lengths = f"{side}-padding", [len(text) for text in self.texts]
-        if not self.of.masks:
+        name, mask, lengths = f"{side}-padding", self.of.mask, [len(text) for text in self.texts]
+        if mask is None:
             return self.unasked(name, "it takes no mask of padding by a known name")
         if side == "left" and self.of.has_source:
             return self.unasked(name, "an encoder-decoder model, whose texts are padded on the right")
         if min(lengths) == max(lengths):
             return self.unasked(name, "needs texts of different lengths")
-        tried, raised = dict[str, list[Pair]](), ""
-        for mask in self.of.masks:
-            try:
-                alone, padded = self.alone(mask), self.read(*self.texts, mask=mask, side=side)
-                tried[mask] = [pair_of(*readings) for readings in zip(padded, alone, strict=True)]
-            except Exception as fault:  # a mask of another form
-                raised = f"{mask.partition(',')[0]} raises {type(fault).__name__}"
-        if not tried:
-            return self.unasked(name, raised)
-        mask = min(tried, key=lambda mask: max(pair.largest for pair in tried[mask]))
+        padded = self.read(*self.texts, mask=mask, side=side)
+        pairs = [pair_of(*readings) for readings in zip(padded, self.alone(mask), strict=True)]
         knows_start = side == "right" or self.of.positions is not None
         knows_start = knows_start or (self.is_causal is True and is_of_transformers(self.module))
         by = "" if knows_start else ", as where positions count from the first token of a batch"
         subject = f"with up to {max(lengths) - min(lengths)} padding tokens on the {side}, a text gives"
-        agrees, differs = f"{subject} the same outputs as alone ({mask})", f"{subject} other outputs than alone{by}"
-        answer = self.compare(name, tried[mask], agrees, differs)
+        agrees = f"{subject} the same outputs as alone ({mask.parameter}, in which True {mask.true_means}s)"
+        answer = self.compare(name, pairs, agrees, f"{subject} other outputs than alone{by}")
         if answer.ok is False and not (knows_start and self.of.hides_padding):
             self.findings.pop()
             return replace(answer, ok=None, at=None)

@@ -238,9 +238,8 @@ def eager(asker: Asker) -> Behaviour:
             return asker.unasked("eager", f"this family cannot switch from {name} to eager")
     ours, theirs = [*asker.alone()], [asker.read(text, within=within)[0] for text in asker.texts]
     if len({len(text) for text in asker.texts}) > 1:
-        mask = next(iter(asker.of.masks), "")
-        ours += asker.read(*asker.texts, mask=mask)
-        theirs += asker.read(*asker.texts, mask=mask, within=within)
+        ours += asker.read(*asker.texts, mask=asker.of.mask)
+        theirs += asker.read(*asker.texts, mask=asker.of.mask, within=within)
     agrees, differs = f"{name}, the default, and eager agree", f"{name}, the default, and eager give different outputs"
     return asker.compare("eager", [*map(pair_of, ours, theirs)], agrees, differs)
 
@@ -267,14 +266,13 @@ def row_sums(asker: Asker) -> Behaviour:
     Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is computed explicitly.
     """
     model: Any = asker.module
-    mask = next(iter(asker.of.masks), "")
-    texts = [text[:MOST_TOKENS] for text in asker.texts][: len(asker.texts) if mask else 1]
+    texts = [text[:MOST_TOKENS] for text in asker.texts][: 1 if asker.of.mask is None else len(asker.texts)]
     side: PaddingSide = "right" if asker.of.has_source or asker.is_causal is False else "left"
     inputs = ModelInputs(tuple(_of_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
     inspection = PassInspection(model, inputs, settings, any_length=asker.of.has_source)
     with captured(model, inspection.take, batch=len(texts)):
-        asker.read(*texts, mask=mask, side=side)
+        asker.read(*texts, mask=asker.of.mask, side=side)
     layers = [layer for layer, *_ in inspection.results]
     asker.inside = _attention_inside(model, layers)
     if not layers:
