@@ -29,6 +29,7 @@ import sys
 import tempfile
 import termios
 import threading
+import traceback
 import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -247,8 +248,6 @@ def _run_in_fork(
     except SystemExit as leaving:
         end = leaving.code
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     try:
         sys.stdout.flush()
@@ -291,6 +290,7 @@ class _Forking(subprocess.Popen[bytes]):
         self.pid = os.fork()
         if not self.pid:
             os.setsid()
+            os.chdir(given["cwd"] or ".")
             _run_program(args[args.index("-c") + 1 :], (pipes[0], pipes[3], pipes[5]), given["pass_fds"])
         self._child_created = True
         self._close_pipe_fds(*pipes)
@@ -299,7 +299,8 @@ class _Forking(subprocess.Popen[bytes]):
 def _run_program(words: list[str], fds: tuple[int, int, int], kept: Collection[int]) -> NoReturn:
     """Runs a program with its arguments, these descriptors as its streams, which are not buffered, and the kept ones."""
     for place, fd in enumerate(fds):
-        os.dup2(fd, place)
+        if fd >= 0:
+            os.dup2(fd, place)
     for begin, end in pairwise((2, *sorted(kept), 4096)):
         os.closerange(begin + 1, end)
     sys.argv[:] = ["-c", *words[1:]]
@@ -310,8 +311,19 @@ def _run_program(words: list[str], fds: tuple[int, int, int], kept: Collection[i
     )
     try:
         exec(words[0], {"__name__": "__main__"})
-    finally:
-        os._exit(1)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def run_python(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """`python -c PROGRAM` in a folder, as a fork of this process."""
+    with _Forking(
+        [sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout.decode(), stderr.decode())
 
 
 def _start(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str) -> int:

@@ -51,8 +51,7 @@ def named(report: Any, name: str) -> Any:
     ("name", "dtype"),
     [
         *(pytest.param(name, None, marks=() if name in AT_PUSH else pytest.mark.real) for name in EXAMINED),
-        *(pytest.param(name, "bfloat16", marks=pytest.mark.real) for name in ("mistral", "mixtral", "mpt", "modernbert", "t5")),
-        pytest.param("gpt2", "bfloat16", marks=pytest.mark.real), pytest.param("gemma3_text", "float16", marks=pytest.mark.real),
+        pytest.param("t5", "bfloat16", marks=pytest.mark.real), pytest.param("gemma3_text", "float16", marks=pytest.mark.real),
     ],
 )  # fmt: skip
 def test_no_family_is_accused_of_anything(name: str, dtype: str | None, mha: Any) -> None:

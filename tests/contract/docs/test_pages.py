@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import doctest
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import documents
 from support.documents import ROOT, blocks, furnish, has_minilm, manual, steps, unmatched
-from support.mha import MHA, run
+from support.mha import MHA, run, run_python
 
 import mhacli
 
@@ -45,9 +43,7 @@ def wrong_examples(text: str, folder: Path) -> list[str]:
     wrong = []
     for code in blocks(text, "python"):
         if expected := PRINTS.findall(code):
-            ended = subprocess.run(
-                [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-            )
+            ended = run_python(folder, code)
             if ended.returncode or ended.stdout.rstrip("\n").split("\n")[-len(expected) :] != expected:
                 wrong.append(f"{code}\nprints\n{ended.stdout}{ended.stderr}")
     return wrong

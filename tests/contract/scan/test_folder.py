@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -306,7 +307,12 @@ def test_a_scan_that_is_ended_goes_on_to_the_same_bytes(
 
 @pytest.mark.real
 def test_a_full_disk_is_an_error_and_the_scan_goes_on_later(mha: Mha, made: Path, place: Path) -> None:
-    full = mha(*words("out", "--json"), code=1, shell='ulimit -f 24; exec "$@"', writes=["torchinductor_root"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12 << 10, before[1]))
+    try:
+        full = mha(*words("out", "--json"), code=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "out/" in full.said
     mha(*words("out"))
     assert digests(place / "out") == digests(made / "whole")
