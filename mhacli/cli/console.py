@@ -173,7 +173,7 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
     console = Console(stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False)
     words = TextColumn("{task.description}", markup=False, table_column=Column())
     columns = (BarColumn(24), *([TimeRemainingColumn(compact=True)] if has_time_left else []), words)
-    with ProgressBar(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    with ProgressBar(*columns, console=console, transient=True, auto_refresh=False, redirect_stderr=False) as bar:
         task = bar.add_task("", total=1.0)
 
         def report_progress(fraction: float, step: str) -> None:
