@@ -118,7 +118,7 @@ def _summary(d: Diff) -> str:
     unhealed = (place for place in places if not place["healed"])
     shown = first or max(unhealed, key=lambda place: place["relative"] / place["rounding"])
     relative = math.inf if shown["relative"] is None else shown["relative"]
-    size = f"{where(shown)}: relative {relative:.2g}, rounding {shown['rounding']:.2g}"
+    size = f"{where(shown)}: relative {relative:.2e}, rounding {shown['rounding']:.2e}"
     if first is not None:
         return f"the two part in {size}; {_narrowed(d, first)}"
     size = f"the largest difference is in {size}" if relative else "they are the same, bit for bit"

@@ -306,14 +306,14 @@ def _model_view(d: Diff, screen: Screen, options: ViewOptions) -> RenderableType
 
 
 def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
-    """The blocks in rows, their places in columns, shaded by how far differences are above rounding."""
+    """The blocks in rows, their places in columns, shaded by how far differences are above rounding; nothing if none is."""
     cells: dict[str, dict[tuple[str, str], float]] = {}
     for place in d["places"]:
         if place["layer"] is not None:
             of_layer = cells.setdefault(f"{place['stack'] or ''} {place['layer']}".strip(), {})
             ratio = _OF_INFINITE if place["relative"] is None else place["relative"] / place["rounding"]
             of_layer[place["part"], place["site"]] = math.log10(max(1.0, ratio))
-    if not cells:
+    if not cells or d["first"] is None:
         return
     columns = [key for key in CAUSES if any(key in of_layer for of_layer in cells.values())]
     values = np.array([[of_layer.get(key, math.nan) for key in columns] for of_layer in cells.values()])
@@ -323,7 +323,7 @@ def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
         values=np.nan_to_num(values),
         allowed=~np.isnan(values),
         rows=[*cells],
-        columns=["out" if name == "output" else name for name in names],
+        columns=[name.replace("output", "out").replace("pattern", "patt.") for name in names],
         top=max(1.0, float(np.nanmax(values))),
         corner="layer ",
         unit="number",
@@ -334,9 +334,10 @@ def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
 
 
 def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[RenderableType]:
-    """The first place and those outside of blocks, with `everything` all places; and what is unmatched."""
+    """The first place and those outside of blocks that differ, with `everything` all places; and what is unmatched."""
     places, unmatched = d["places"], d["unmatched"]
-    rows = [place for place in places if options.everything or place["layer"] is None or place == d["first"]]
+    some = [place for place in places if (place["layer"] is None and place["relative"] != 0) or place == d["first"]]
+    rows = places if options.everything else some
     columns: list[Column[Row]] = [
         Column(heading="place", value=where, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=34),
         Column(heading="relative", value=lambda row: row["relative"], unit="error"),
@@ -345,7 +346,7 @@ def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[Ren
         Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
     ]
     more = [f"{len(places) - len(rows)} more places (--all)"] if len(places) > len(rows) else []
-    yield from table(Table(columns=columns, rows=rows), screen.width, *more) if places else ()
+    yield from table(Table(columns=columns, rows=rows), screen.width, *more) if rows else ()
     some = unmatched if options.everything else unmatched[:_MOST_UNMATCHED]
     for place in some:
         yield Text(f"not compared: {where(place)}: {visible(place['why'])}", style="dim")
