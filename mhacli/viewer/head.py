@@ -345,7 +345,7 @@ class HeadScreen(HeadsScreen):
         self.matrix.fit()  # it may be drawn later
         cells, has_numbers = picture.map(self.matrix.factor), self.matrix.width in _DECIMALS
         shaded = [picture.grid(self.matrix.factor)]
-        scale = Text.assemble(f"scale {scale_words(shaded)} ", swatches(shaded, colour=picture.colour))
+        scale = Text.assemble(f"scale {scale_words(shaded, 'number')} ", swatches(shaded, colour=picture.colour))
         keys = first_names(map(str, base.sinks))
         notes = {
             f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average": base.sinks,

@@ -66,7 +66,7 @@ class Gap(NamedTuple):
         if self.ok:
             return f"{self.case.name}: the same"
         is_number = math.isfinite(self.difference)
-        words = f"largest difference {self.difference:.4g}" if is_number else "different shapes, or NaN in one of them"
+        words = f"largest difference {self.difference:.2e}" if is_number else "different shapes, or NaN in one of them"
         return f"{self.case.name}: {words}"
 
 

@@ -407,16 +407,19 @@ def ends(
     if scale == "change":
         return (f"−{high}" if least < 0 else "0"), high
     is_exceeded = largest > top and shown(largest, unit, digits) != high
-    low = "0" if scale == "linear" else f"{shown(top / 10**DECADES, 'number')} or less"
+    low = "0" if scale == "linear" else f"{top / 10**DECADES:.1g} or less"
     return low, high + " or more" * is_exceeded
 
 
-def scale_words(every: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:
-    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `−.5 … .5`."""
+def scale_words(every: Sequence[Grid], unit: Unit | None = None) -> str:
+    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `−.5 … .5`; as numbers of the
+    grids, or of another `unit`."""
     of = every[0]
     cells = np.concatenate([each.values[each.allowed] for each in every])
     least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
-    words = " … ".join(ends(of.scale, of.top, unit, digits, least=least, largest=largest))
+    words = " … ".join(
+        ends(of.scale, of.top, unit or of.unit, None if unit else of.digits, least=least, largest=largest)
+    )
     return words if of.scale == "change" else f"{of.scale}, {words}"
 
 
@@ -461,7 +464,7 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
     """The range of a scale with its shades, and of which grids it is if there are several."""
     scale = "linear" if has_numbers and of_scale[0].scale == "log" else of_scale[0].scale
     of_scale = [replace(each, scale=scale, top=top) for each in of_scale]
-    text = Text(f"shade {scale_words(of_scale, of_scale[0].unit, of_scale[0].digits)}", style="dim")
+    text = Text(f"shade {scale_words(of_scale)}", style="dim")
     if len(of_scale) < len(parts):
         text.append(f" in {' and '.join(each.title for each in of_scale)}")
     elif len(parts) > 1:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import exp
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, floor, log10
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -46,7 +47,8 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
         yield from grids(of_heads, screen) if of_heads else ()
         yield from grids([_grid(record, [row], row.tokens) for row in texts], screen, form="numbers", everything=True)
         yield from [Text("")] if of_heads or texts else ()
-        yield from table(effect_table(record, summary, None if options.everything else _MOST), screen.width)
+        listed = effect_table(record, summary, digits_of(record))
+        yield from table(replace(listed, most=None if options.everything else _MOST), screen.width)
     yield from words[2:]
 
 
@@ -97,6 +99,7 @@ def _answer(record: Record, summary: EffectSummary) -> str:
     """A sentence on whether the removals matter: the largest change, and its effect on the prediction."""
     strongest, n = _ranked(record, summary)[0], len(record.effects)
     change, measured = summary.change_of(strongest) or 0.0, _measured(summary)
+    amount = shown(abs(change), "brief", digits_of(record))
     if not change:
         return f"nothing removed matters here: {measured} stays as it is"
     name, is_several = removal_name(strongest, record), strongest.removed == "heads"
@@ -109,11 +112,9 @@ def _answer(record: Record, summary: EffectSummary) -> str:
     verb, it = ("matter", "them") if is_several else ("matters", "it")
     words = f"{name} {verb}{' most' * (n > 1)}: without {it} {measured} "
     if summary.target is None:
-        words += f"moves by {shown(change, 'brief')} of its length"
+        words += f"moves by {amount} of its length"
     else:
-        words += (
-            f"{'falls' if change < 0 else 'rises'} by {shown(abs(change), 'number')}{_prediction(strongest, summary)}"
-        )
+        words += f"{'falls' if change < 0 else 'rises'} by {amount}{_prediction(strongest, summary)}"
     n_without = sum(not summary.change_of(effect) for effect in record.effects)
     return words + (f"; {n_without} of {n} removals change nothing" if n_without else "")
 
@@ -134,7 +135,7 @@ def _together(record: Record, summary: EffectSummary) -> Iterator[Text]:
     for effect in record.effects:
         if effect.removed == "heads" and summary.metric == "d_logit":
             together = summary.change_of(effect) or 0.0
-            numbers = [shown(number, "change") for number in (together, total, together - total)]
+            numbers = [shown(number, "brief", digits_of(record)) for number in (together, total, together - total)]
             yield Text("together {}, the sum of each alone {}: interaction {}".format(*numbers))
 
 
@@ -204,6 +205,11 @@ def largest_change(record: Record) -> float:
     return max((abs(change) for change in changes if change is not None), default=0.0)
 
 
+def digits_of(record: Record) -> int:
+    """The decimals of all changes on a screen: two, or as many as the largest one needs for two digits."""
+    return max(2, 1 - floor(log10(largest_change(record) or 1.0)))
+
+
 def meaning_of(summary: EffectSummary) -> str:
     """The meaning of a change."""
     if summary.metric != "d_logit":
@@ -224,7 +230,7 @@ def effect_grids(record: Record) -> list[Grid]:
 def head_grids(record: Record) -> list[Grid]:
     """The grid with a row per layer and a column per head, where a head that was not removed is blank; none without heads."""
     rows = [row for row in effect_rows(record) if not row.tokens]
-    corner = "layer" if record.layers else "head"
+    corner = "layer ↓ head →" if record.layers else "head"
     n_columns = max((len(row.effects) for row in rows), default=0)
     return [_grid(record, rows, [*map(str, range(n_columns))], corner)] if rows else []
 
@@ -246,6 +252,7 @@ def _grid(record: Record, rows: Sequence[EffectRow], columns: Sequence[str], cor
         top=largest_change(record) or 1.0,
         scale="change",
         unit="brief",
+        digits=digits_of(record),
         corner=corner,
         meaning=meaning_of(summary),
         has_all_rows=True,
@@ -256,23 +263,27 @@ def _grid(record: Record, rows: Sequence[EffectRow], columns: Sequence[str], cor
 # ------------------------------------------------------------------------------------------------------------ the table
 
 
-def effect_table(record: Record, summary: EffectSummary, most: int | None = None) -> Table[Effect]:
-    """A row for each removal, the largest change first. The column that ranks them is never left out."""
+def effect_table(record: Record, summary: EffectSummary, digits: int | None = None) -> Table[Effect]:
+    """A row for each removal, the largest change first, with the `digits` of a map beside it (None: all). The column that ranks
+    them is never left out."""
     columns: list[Column[Effect]] = [column("effect", "removed", lambda effect: removal_name(effect, record))]
     if any(effect.removed == "edge" for effect in record.effects):
         columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
     if any(effect.removed == "head" for effect in record.effects):
         columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=_DROPPED.index("type") + 1))
     numbers = numbers_of(record.effects)
-    columns += [number_column(name, drop=0 if name == summary.metric else _DROPPED.index(name) + 1) for name in numbers]
+    for name in numbers:
+        shape: Mapping[str, Any] = {} if digits is None or name == "rank" else {"unit": "brief", "digits": digits}
+        drop = 0 if name == summary.metric else _DROPPED.index(name) + 1
+        columns.append(replace(number_column(name), drop=drop, **shape))
     legend = ("Δlogprob and KL in nats", "rank 0: the most likely") if "kl" in numbers else ()
-    return Table(columns=columns, rows=_ranked(record, summary), most=most, legend=legend)
+    return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
 
 
-def number_column(name: str, drop: int = 0) -> Column[Effect]:
-    """The column of a number of effects."""
+def number_column(name: str) -> Column[Effect]:
+    """The column of a number of effects with all its digits."""
     unit: Unit = "integer" if name == "rank" else "change" if name in _SIGNED else "size"
-    return column("effect", name, attrgetter(name), unit, drop=drop, meaning="")  # the scale says it
+    return column("effect", name, attrgetter(name), unit, meaning="")  # the scale says it
 
 
 # --------------------------------------------------------------------------------------------------------------- names

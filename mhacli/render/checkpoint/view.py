@@ -158,14 +158,14 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
     heads = [(place, head) for place, row in enumerate(rows) for head in row[3]]
     for place, head in heads:
         signs[place][head.head] = type_sign(head.kind)
-    width = max(len("layer"), *(cell_len(name) for _, _, name, _, _ in rows))
+    width = max(len("layer ↓ head →"), *(cell_len(name) for _, _, name, _, _ in rows))
     shown = Grid(
         values=np.zeros((len(rows), n_heads)),
         allowed=np.ones((len(rows), n_heads), bool),
         rows=[f"{name:>{width}}" for _, _, name, _, _ in rows],
         columns=[str(head) for head in range(n_heads)],
         top=1.0,
-        corner="layer",
+        corner="layer ↓ head →",
         signs=signs,
         beside=[Column(heading="", value=lambda row: rows[row][4])] if any(row[4] for row in rows) else [],
         has_all_rows=True,
@@ -242,8 +242,10 @@ def _span_rows(
 
 _MOST_CELLS, _MOST_EFFECTS = 3, 8
 """The largest number of cells of a head, and of effects listed."""
-_UNITS: dict[str, Unit] = {row.field: "weight" for row in STATISTICS if row.unit in ("weight", "fraction")}
-_UNITS |= {"d_logit": "change", "d_output": "size"}
+_FORMS: dict[str, tuple[Unit, int]] = {row.field: ("weight", 3) for row in STATISTICS if row.unit == "weight"}
+_FORMS |= {row.field: ("fraction", 1) for row in STATISTICS if row.unit == "fraction"}
+_FORMS |= {"d_logit": ("brief", 3), "d_output": ("brief", 3)}
+"""The form of a number that is no score, with decimals."""
 _Named = tuple[str, CorpusHead]
 _Row = tuple[str, CorpusHead, Spread]
 """The name of a head, such as `5.1`, the head, and the distribution of a statistic of it."""
@@ -298,8 +300,7 @@ def _distribution(heading: str) -> Iterator[Column[_Row]]:
     """The columns of a distribution over documents: the mean, its interval, and where most documents lie."""
 
     def words(spread: Spread, *numbers: float | None) -> str | None:
-        unit = _UNITS.get(spread.statistic, "short")
-        texts = [shown(number, unit, 3 if unit == "weight" else None) for number in numbers]
+        texts = [shown(number, *_FORMS.get(spread.statistic, ("short", None))) for number in numbers]
         return None if None in numbers else " to ".join(texts)
 
     yield Column(heading=heading, value=lambda row: words(row[2], row[2].mean), unit="id")

@@ -128,7 +128,7 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
             max(most, float(np.nanmax(each.weights, initial=0.0))) for most, each in zip(largest, both, strict=True)
         ]
     scales = [
-        {"top": top or 1.0, **{scale: ends(scale, top or 1.0, largest=most) for scale in ("linear", "log")}}
+        {"top": top or 1.0, **{scale: ends(scale, top or 1.0, "weight", largest=most) for scale in ("linear", "log")}}
         for top, most in zip(tops, largest, strict=True)
     ]
     return {"factor": factor, "n_keys": n_keys, "precision": precision, "scales": scales, "maps": maps}
