@@ -134,7 +134,7 @@ def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: 
     2 per weight and row, 1 for other numbers."""
     axes = _axes(name, tuple(tensor.shape), sizes)
     if module is None:
-        formula, meaning = "what the layers before made", "a row of numbers per token"
+        formula, meaning = "the input of the attention", "a row of numbers per token"
         return step_of(name, tensor, axes=axes, formula=formula, meaning=meaning, flops=0)
     named = dict(module.named_parameters())
     flops, matrix = tensor.numel(), next((p for p in named.values() if p.ndim == 2), None)
@@ -193,7 +193,7 @@ def _inside(
     if call.q is not None:
         tensors |= dict(zip("qkv", call.qkv, strict=True)) | {"qk": made["qk"]}
         for name, tensor in zip("qkv", call.qkv, strict=True):
-            others[name]["formula"] = f"{name} = its projection, split into heads"
+            others[name]["formula"] = f"{name} = split into heads"
             if theta is not None and name != "v":  # two products and a sum for each number
                 others[name]["formula"] += f", rotated by its position (RoPE, base {theta:g})"
                 others[name]["flops"] = 3 * tensor.numel()
@@ -206,7 +206,7 @@ def _inside(
             formula, meaning = f"a score per {axes[-1]}", "takes part in the softmax and gives nothing"
             tensors["sinks"] = call.sinks
             others["sinks"] = {"axes": axes, "formula": formula, "meaning": meaning, "flops": 0}
-            others["pattern"]["formula"] = "pattern = softmax(scores and the sink) over the keys"
+            others["pattern"]["formula"] = "pattern = softmax(scores and the sink) over keys"
             others["pattern"]["meaning"] = (
                 "the attention weights: a row sums to less than 1, the sink logit takes the rest"
             )

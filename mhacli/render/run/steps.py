@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -45,7 +44,9 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
 
     def formula(n: int) -> str:
         """The formula of a step without its own name: `columns …` for `q[h] = columns …`."""
-        return visible(re.sub(rf"^{re.escape(steps[n].site)}(\[\w+\])? = ", "", steps[n].formula))
+        name, _, expression = steps[n].formula.partition(" = ")
+        is_named = expression and steps[n].site.endswith(name.partition("[")[0])
+        return visible(expression if is_named else steps[n].formula)
 
     columns: list[Column[int]] = [
         Column(heading="", value=lambda n: n + 1, unit="id", style=lambda n: "dim"),

@@ -112,19 +112,18 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     n_bytes = sum(step.bytes for step in record.trace if step.built and step.layout == "copy")
     shapes = {parameter.name: parameter.shape for step in record.trace for parameter in step.parameters}
     n_parameters = sum(map(prod, shapes.values()))
-    words = (
-        f"total {shown(flops, 'count')} FLOPs · {shown(n_bytes, 'bytes')} in new tensors · {n_parameters:,} parameters"
-    )
+    parts = [f"total {shown(flops, 'count')} FLOPs", f"{shown(n_bytes, 'bytes')} in new tensors"]
+    parts.append(f"{n_parameters:,} parameters")
     total = record.timings.get("total")
     if total is not None:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
-        words += f" · {shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})"
+        parts.append(f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})")
     story = [] if record.cell is None else [Text(""), *_cell_story(record, record.cell, screen)]
     check = self_check_line(record.self_check)
     if record.module is not None:
         story = [Text(""), _result(record.module)]
-        check = self_check_line(record.self_check, "a call without tracing gives the same result")
-    return Group(Text(""), Text(words, style="bold"), *story, Text(""), check)
+        check = self_check_line(record.self_check, "an untraced call gives the same")
+    return Group(Text(""), flowing(parts, screen.width, style="bold"), *story, Text(""), check)
 
 
 # -------------------------------------------------------------------------------------------------------------- cell
