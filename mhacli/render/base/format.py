@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from mhacli.record.checks import Check
-from mhacli.record.heads import CERTAIN_ENOUGH, HeadStatistics, nearest_type, words_of_type
+from mhacli.record.heads import CERTAIN_ENOUGH, UNTYPED, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Environment, Record, Step, Timing
 from mhacli.record.storage import contradictions
 from mhacli.sites import Dims, positions_name
@@ -45,11 +45,11 @@ def type_text(head: HeadStatistics) -> str:
 
 
 def type_name(head: HeadStatistics, *, with_nearest: bool = False) -> str:
-    """A head's type with its excess, in a narrow column: `previous token .62`, `mixed`, or `with_nearest` `mixed (prev .21)`."""
+    """A head's type with its excess, in a narrow column: `previous token .62`, or `with_nearest` `mixed (prev .21)`."""
     name, nearest = words_of_type(head.kind).name, nearest_type(head)
     if nearest is not None:
         return f"{name} ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight')})" if with_nearest else name
-    return name if head.certainty is None or head.kind == "mixed" else f"{name} {shown(head.certainty, 'weight')}"
+    return name if head.certainty is None or head.kind in UNTYPED else f"{name} {shown(head.certainty, 'weight')}"
 
 
 def sparkline(counts: Sequence[float]) -> str:

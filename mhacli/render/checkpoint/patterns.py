@@ -85,7 +85,7 @@ def _of_layer(
     rows, produced = queries_of(layer.record, inspected.kind, sequence, options)
     doubt = "" if inspected.verified else " · NOT verified"
     for place, head in _chosen(layer, options):
-        name = where(view, sequence, inspected.label, head.head) + kv_head_of(view, head.head)
+        name = where(view, sequence, inspected.label, f"head {head.head}") + kv_head_of(view, head.head)
         cells = replace(pattern_map(view, place, sequence), produced=produced)
         title = f"{name}{doubt} · {KIND_SIGNS[head.kind][0]}" + (f" {type_text(head)}" if is_alone else "")
         if path:

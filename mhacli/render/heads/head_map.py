@@ -30,11 +30,10 @@ from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.text.numbers import shown
 
 
-def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
-    """The title of a picture: its layer, head, and sequence if there are several."""
-    text = f"sequence {sequence}" if not layer or len(record.sequences) > 1 else ""
-    name = "" if head is None else f"head {head}"
-    return " · ".join(part for part in ((layer, name, text) if layer else (text, name)) if part)
+def where(record: Record, sequence: int, layer: str, *parts: str) -> str:
+    """The title of a picture: its layer, its sequence if there are several, and more parts."""
+    text = f"sequence {sequence}" if len(record.sequences) > 1 else ""
+    return " · ".join(filter(None, (layer, text, *parts)))
 
 
 def kv_head_of(record: Record, head: int) -> str:
@@ -516,7 +515,7 @@ def head_map_view(
     head = record.heads[place]
     whole = block_map(record, place, sequence).fitting(lines, screen.width - _NAME - 1 - _SINK_WIDTH)
     cells = whole.without_sinks()
-    title = f"{where(record, sequence, layer, head.head)} · {words_of_type(head.kind).name}"
+    title = where(record, sequence, layer, f"head {head.head}", words_of_type(head.kind).name)
     grid = _map_grid(cells, title, options.map_scale or "log", options)
     if cells.sinks:
         sink: Column[int] = Column(
@@ -526,16 +525,15 @@ def head_map_view(
             style=lambda row: "magenta",
         )
         grid = replace(grid, beside=[sink])
-    return Group(*grids([grid], screen, form="shades"), _taken(cells, options.precision))
+    return Group(*grids([grid], screen, form="shades"), *_taken(cells, options.precision))
 
 
-def _taken(cells: HeadMap, digits: int) -> Text:
-    """What was removed from a map, with its part of all attention."""
+def _taken(cells: HeadMap, digits: int) -> Iterator[Text]:
+    """What was removed from a map, with its part of all attention; nothing if nothing was."""
     sink, learned = cells.sink_mass, cells.learned_mass or 0.0
     parts = [f"sink {shown(sink, 'weight', digits)}"] if cells.sinks else []
     parts += [] if cells.learned is None else [f"sink logit {shown(learned, 'weight', digits)}"]
-    parts.append(f"shown {shown(1 - sink - learned, 'weight', digits)} of all attention")
-    why = "the first token is no sink of this head" + "; the rest is renormalised" * (len(parts) > 1)
-    if cells.sinks:
-        why = "the first token, a sink, stands beside the rest of each row, which is renormalised"
-    return Text(" · ".join(parts), style="bold").append(f": {why}", style="not bold")
+    if parts:
+        parts.append(f"shown {shown(1 - sink - learned, 'weight', digits)} of all attention")
+        beside = "the first token, a sink, stands beside the rest of each row, which" if cells.sinks else "the rest"
+        yield Text(" · ".join(parts), style="bold").append(f": {beside} is renormalised", style="not bold")

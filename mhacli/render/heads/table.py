@@ -39,10 +39,10 @@ HeadRow = tuple[HeadStatistics, str]
 """A head; with a name uniform attention over the keys of the head."""
 HeadKey = tuple[int, str, int]
 
-UNITS: Mapping[str, Unit] = {"weight": "weight", "fraction": "fraction", "nats": "nats", "change": "number"}
+UNITS: Mapping[str, Unit] = {"weight": "weight", "fraction": "fraction", "nats": "nats", "change": "size"}
 _OF_TYPES = (
     f"The type with the largest excess over uniform attention, if that is at least {CERTAIN_ENOUGH}, and this excess. Beside "
-    "uniform stands H/max, beside mixed the nearest type with its excess."
+    "mixed stands the nearest type with its excess."
 )
 _OF_CONTROL = "the type on random tokens of the same number, where only positions can make one"
 _WIDEST_TYPE, _WIDEST_LABEL, _FEW = 40, 21, 6
@@ -107,7 +107,7 @@ def statistics(
         words.append(f"{name} {column.text(head)} ({compared}{column.text(uniform)})")
         compared = ""  # the first one says what stands in brackets
     title = [Text(f"head {head[0].head}: {_type_text(head[0])}", style=_type_style(head))] if has_name else []
-    yield flowing([*title, *words, Text("more: --verbose", style="dim")], screen.width)
+    yield flowing([*title, *words], screen.width)
 
 
 _OF_ONE_HEAD = {
@@ -257,8 +257,6 @@ def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
     has_type = any(head.kind not in UNTYPED for head in listed)
     if has_type:
         yield f"beside a type: its {excess}, at least {least}"
-    if any(head.kind == "uniform" for head in listed):
-        yield "beside uniform: H/max"
     nearest = [words_of_type(found[0]) for found in map(nearest_type, listed) if found is not None]
     if nearest:
         yield f"mixed (nearest type): no {'excess' if has_type else excess} reaches {least}"
@@ -276,7 +274,7 @@ TOKEN_WIDTH, _MAX_SINKS = 12, 5
 
 def sinks_are(least: float) -> str:
     """The definition of a sink key in words. `least` is its least fraction of all attention."""
-    return f"sinks (at least {shown(least, 'percent')} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
+    return f"sinks (at least {100 * least:g} % of all attention and {SINK_LIFT:g} × uniform, from most queries)"
 
 
 def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:

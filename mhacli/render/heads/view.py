@@ -162,7 +162,7 @@ def cells_view(
         if listed and "corner" in record.arrays:
             yield Group(*_corner_view(record, listed, b, options, screen, layer))
         if listed and "top_keys" in record.arrays and requested_queries(record, b):
-            yield Group(*_strongest_keys(record, listed, b, screen, layer))
+            yield Group(*_strongest_keys(record, listed, b, options, screen, layer))
 
 
 def _corner_view(
@@ -184,7 +184,7 @@ def _corner_view(
         allowed = ~np.isnan(weights) | is_broken[:, None]
         cells = cell_map(tokens, keys, weights, allowed, first=(0, first_key))
         cells = replace(cells, rows=tuple(range(first_query, first_query + corner.n_queries)))
-        title = f"{where(record, sequence, layer, record.heads[place].head)} · keys {first_key}–{last_key}"
+        title = where(record, sequence, layer, f"head {record.heads[place].head}", f"keys {first_key}–{last_key}")
         grid = grid_of(cells, title, scale="linear", digits=options.precision)
         blocks.append(replace(grid, corner="query", has_all_rows=options.everything or corner.n_queries <= _MAX_ROWS))
     yield from grids(blocks, screen, form="numbers", everything=options.everything)
@@ -198,10 +198,10 @@ def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
 
 
 def _strongest_keys(
-    record: Record, listed: Sequence[HeadStatistics], sequence: int, screen: Screen, layer: str
+    record: Record, listed: Sequence[HeadStatistics], sequence: int, options: ViewOptions, screen: Screen, layer: str
 ) -> Iterator[RenderableType]:
     """The top keys of the requested queries in every head, in descending order, and the weight of the others."""
-    first = record.first_key(sequence)
+    first, digits = record.first_key(sequence), options.precision
     for number, query in requested_queries(record, sequence):
 
         def strongest(head: HeadStatistics, number: int = number) -> str:
@@ -210,7 +210,7 @@ def _strongest_keys(
                 record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares")
             )
             words = [
-                f"{token_name(record.keys, sequence, key - first)} {shown(weight, 'percent')}"
+                f"{token_name(record.keys, sequence, key - first)} {shown(weight, 'weight', digits)}"
                 for key, weight in zip(keys, weights, strict=True)
                 if key >= 0
             ]
@@ -218,7 +218,8 @@ def _strongest_keys(
                 return "not a number" if any(map(math.isnan, weights)) else "no visible key"
             left = 1 - sum(weights)
             rest = "the rest" if head.learned_sink is None else "the rest and the sink logit"
-            return ", ".join(words + [f"{rest} {shown(left, 'percent')}"] * (left > _ROUNDING))
+            words += [f"{rest} {shown(left, 'weight', digits)}"] * (left > _ROUNDING)
+            return flowing(words, screen.width - len("head  "), ", ").plain
 
         columns: list[Column[HeadStatistics]] = [
             Column(heading="head", value=lambda head: head.head, unit="id"),
@@ -227,8 +228,8 @@ def _strongest_keys(
         seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
         n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
         if len(seen) == 1:  # all heads agree
-            uniform = f", {shown(1 / seen[0], 'percent')} each if uniform" if seen[0] else ""
+            uniform = f", {shown(1 / seen[0], 'weight', digits)} each if uniform" if seen[0] else ""
             n_visible = count_of(seen[0], "visible key") + uniform
         name = token_name(record.sequences, sequence, query - record.first_query(sequence))
-        title = f"{where(record, sequence, layer)} · query {name} · {n_visible}"
+        title = where(record, sequence, layer, f"query {name}", n_visible)
         yield from table(Table(columns=columns, rows=listed, title=title), screen.width)
