@@ -7,6 +7,7 @@ without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -170,7 +171,7 @@ def report_page(view: View, name: str, command: Sequence[str]) -> str:
     def printed(screen: Screen, kind: str) -> Html:
         return tag("section", preformatted(view(screen), screen.width), class_=kind)
 
-    top = tag("header", tag("h1", text(name)), tag("p", text(" ".join(command)), id="origin"))
+    top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
     body = joined([top, tag("main", printed(PAPER, "wide"), printed(PHONE, "narrow"))])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
 
