@@ -24,7 +24,7 @@ _FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
     "size": [(1e-4, 1, "{:.1e}"), (inf, 1, "{:.4f}")],
     "error": [(inf, 1, "{:.2e}")],
     "fraction": [(inf, 0.01, "{:.0f}%")],
-    "percent": [(0.0995, 0.01, "{:.2g} %"), (inf, 0.01, "{:.0f} %")],
+    "percent": [(0.0995, 0.01, "{:#.2g} %"), (inf, 0.01, "{:.0f} %")],
     "count": [
         (10_000, 1, "{}"),
         (999.5e3, 1e3, "{:.3g} k"),
@@ -54,8 +54,8 @@ def shown(value: object, unit: Unit, digits: int | None = None) -> str:
     """A value as text: a dash for None, a number in the form of its unit, or with so many decimals, of an error
     so many digits.
 
-    >>> shown(0.171, "weight"), shown(-1.5, "weight", 1), shown(0.034, "percent"), shown(0.25, "change")
-    ('.17', '-1.5', '3.4 %', '+0.2500')
+    >>> shown(0.171, "weight"), shown(-1.5, "weight", 1), shown(0.03, "percent"), shown(0.25, "change")
+    ('.17', '-1.5', '3.0 %', '+0.2500')
     >>> shown(12_800, "bytes"), shown(1.23e-5, "seconds"), shown(49_500, "count"), shown(1.46e-4, "error")
     ('12.5 KiB', '12.3 µs', '49.5 k', '1.46e-04')
     """

@@ -52,7 +52,7 @@ def texts_read(record: Record) -> list[str]:
         return texts_in_words(record.files, *record.lengths)
     n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
     parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
-    parts += [f"{corpus.n_bad:,} bad ones left out"] if corpus.n_bad else []
+    parts += [f"{count_of(corpus.n_bad, 'bad document')} left out"] if corpus.n_bad else []
     parts += [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
     of_example = f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}"
     return [*map(visible, parts), "means over documents", visible(of_example)]
