@@ -294,6 +294,6 @@ def after_trace(record: Record, options: ViewOptions) -> None:
 
 def _write_filled(*parts: str) -> None:
     """Prints parts of a sentence in lines as wide as stdout."""
-    from mhacli.render.base.format import filled
+    from mhacli.render.base.format import flowing
 
-    write("\n".join(filled([*parts], stdout_width(), " ")) + "\n")
+    write(flowing(parts, stdout_width(), " ").plain + "\n")

@@ -123,7 +123,7 @@ def _list_view(matching: Sequence[Word], width: int) -> RenderableType:
     from rich.console import Group as Lines
     from rich.text import Text
 
-    from mhacli.render.base.format import filled
+    from mhacli.render.base.format import flowing
 
     parts, counted = [], []
     for group, word in words_of("glossary", "group").items():
@@ -131,7 +131,7 @@ def _list_view(matching: Sequence[Word], width: int) -> RenderableType:
         if group in _COUNTED and 0 < len(names) < len(matching):
             counted.append(f"mha explain {group}s ({len(names)} names)")
         elif names:
-            parts.append(Text("\n".join(filled([f"{word.explanation}: {names[0]}", *names[1:]], width))))
+            parts.append(flowing([f"{word.explanation}: {names[0]}", *names[1:]], width))
             parts[-1].stylize("bold", 0, len(word.explanation))
-    more = filled([f"more: {counted[0]}", *counted[1:]], width) if counted else []
-    return Lines(*parts, *map(Text, more), Text("mha explain TERM says what one of them means", style="dim"))
+    more = [flowing([f"more: {counted[0]}", *counted[1:]], width)] if counted else []
+    return Lines(*parts, *more, Text("mha explain TERM says what one of them means", style="dim"))

@@ -164,7 +164,7 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     from rich.text import Text
 
     from mhacli.render.base.doc import Column, Table
-    from mhacli.render.base.format import count_of, filled
+    from mhacli.render.base.format import count_of, flowing
     from mhacli.render.base.terminal import table
 
     parts = [
@@ -175,8 +175,7 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
         count_of(len(contents["files"]), "file"),
     ]
     known = [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
-    lines = ["\n".join(filled([visible(part) for part in parts], on.width)), " · ".join(known)]
-    body: list[RenderableType] = [Text(line) for line in lines if line]
+    body: list[RenderableType] = [flowing(words, on.width) for words in ([*map(visible, parts)], known) if words]
     for part, headings in _COLUMNS.items():
         columns = [
             Column(heading=heading, value=partial(_value, name), unit=_UNITS.get(name, "integer"))

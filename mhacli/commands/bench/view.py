@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import count_of, filled
+from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import table
 from mhacli.render.figures import svg
@@ -36,8 +36,7 @@ def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     parts: list[RenderableType] = [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
     for family, rows in _families(benchmark.rows).items():
         parts += [Text(), *table(_times(family, rows), screen.width), *_reasons(rows)]
-    about = [*filled([*_legend(benchmark)], screen.width), *filled([*_machine(benchmark)], screen.width)]
-    parts += [Text(), Text("\n".join(about).lstrip(), style="dim")]
+    parts += [Text(), *(flowing(of(benchmark), screen.width, style="dim") for of in (_legend, _machine))]
     if benchmark.comparison is not None:
         parts += _changes(benchmark.comparison, screen.width)
     return Group(*parts)

@@ -25,7 +25,7 @@ from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.exports import Shown
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import count_of, filled
+from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.terminal import table
 from mhacli.settings import Dtype, ModelSettings
 from mhacli.text.escape import visible
@@ -71,7 +71,7 @@ class Report(Shown):
             *(f"note: {note}" for note in self.notes),
         ]
         explained = Text("\n".join(map(visible, legend)), style="dim")
-        about = Text("\n".join(filled(_facts(self, self.model), screen.width)), style="bold")
+        about = flowing(_facts(self, self.model), screen.width, style="bold")
         checks = table(_table(self.checks, has_numbers=True), screen.width)
         return Group(about, Text(), *checks, Text(), explained, Text(), verdict)
 

@@ -131,11 +131,6 @@ def lengths_in_words(lengths: Sequence[int]) -> str:
     return of_each if len(lengths) == 1 else f"{count_of(len(lengths), 'sequence')} of {of_each}"
 
 
-def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:
-    """Lines of at most `width` cells with the parts in order, joined by `between`. No part is broken."""
-    return flowing(parts, width, between).plain.split("\n")
-
-
 def flowing(parts: Iterable[str | Text], width: int, between: str = " · ", style: str = "") -> Text:
     """The parts in a row, words in one `style`, with line breaks between them. Only parts wider than `width` are broken."""
     text, used = Text(), 0

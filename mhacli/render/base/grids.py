@@ -417,9 +417,8 @@ def scale_words(every: Sequence[Grid], unit: Unit | None = None) -> str:
     of = every[0]
     cells = np.concatenate([each.values[each.allowed] for each in every])
     least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
-    words = " … ".join(
-        ends(of.scale, of.top, unit or of.unit, None if unit else of.digits, least=least, largest=largest)
-    )
+    form = (unit, None) if unit else (of.unit, of.digits)
+    words = " … ".join(ends(of.scale, of.top, *form, least=least, largest=largest))
     return words if of.scale == "change" else f"{of.scale}, {words}"
 
 

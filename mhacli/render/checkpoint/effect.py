@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, floor, log10
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -32,8 +31,6 @@ _ACROSS = 24
 """The most tokens of a text in a row of a picture."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
-_DROPPED = ("d_logit", "first_order", "kl", "d_logprob", "type", "rank", "d_output")
-"""Columns from the one that a narrow screen leaves out last to that which it leaves out first."""
 _SIGNED = ("d_logit", "first_order", "d_logprob")
 """The numbers that can be below 0."""
 
@@ -270,20 +267,19 @@ def effect_table(record: Record, summary: EffectSummary, digits: int | None = No
     if any(effect.removed == "edge" for effect in record.effects):
         columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
     if any(effect.removed == "head" for effect in record.effects):
-        columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=_DROPPED.index("type") + 1))
+        columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=4))
     numbers = numbers_of(record.effects)
-    for name in numbers:
-        shape: Mapping[str, Any] = {} if digits is None or name == "rank" else {"unit": "brief", "digits": digits}
-        drop = 0 if name == summary.metric else _DROPPED.index(name) + 1
-        columns.append(replace(number_column(name), drop=drop, **shape))
+    for place, name in enumerate(numbers, 1):
+        columns.append(replace(number_column(name, digits), drop=0 if name == summary.metric else place))
     legend = ("Δlogprob and KL in nats", "rank 0: the most likely") if "kl" in numbers else ()
     return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
 
 
-def number_column(name: str) -> Column[Effect]:
-    """The column of a number of effects with all its digits."""
-    unit: Unit = "integer" if name == "rank" else "change" if name in _SIGNED else "size"
-    return column("effect", name, attrgetter(name), unit, meaning="")  # the scale says it
+def number_column(name: str, digits: int | None = None) -> Column[Effect]:
+    """The column of a number of effects, with the `digits` of a map (None: all)."""
+    unit: Unit = "brief" if digits else "change" if name in _SIGNED else "size"
+    unit, digits = ("integer", None) if name == "rank" else (unit, digits)
+    return column("effect", name, attrgetter(name), unit, digits=digits, meaning="")  # the scale says it
 
 
 # --------------------------------------------------------------------------------------------------------------- names

@@ -327,7 +327,8 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
     columns: list[Column[_Row]] = [Column(heading="removed", value=lambda row: row[0]), *_distribution(heading)]
     if metric == "d_logit":
         meaning = "change of the logit of the predicted token (negative: the head supports it)"
-        columns.append(Column(heading="KL", value=_kl, unit="number", meaning="divergence in nats"))
+        means = {name: spread.mean for name, head, _ in rows if (spread := head.spread("kl")) is not None}
+        columns.append(Column(heading="KL", value=lambda row: means.get(row[0]), unit="brief", meaning="in nats"))
     return Table(
         columns=columns,
         rows=sorted(rows, key=lambda row: -abs(row[2].mean)),
@@ -335,11 +336,6 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
         most=None if everything else _MOST_EFFECTS,
         legend=[f"{heading} = {meaning}, at the first [MASK], else at the last token"],
     )
-
-
-def _kl(row: _Row) -> float | None:
-    spread = row[1].spread("kl")
-    return None if spread is None else spread.mean
 
 
 def cells_table(

@@ -83,7 +83,7 @@ def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: 
 
 # --------------------------------------------------------------------------------------------------------- single cells
 
-MAX_PLACES, _MOST, _MAX_ROWS, _LEAST, _WIDE = 8, 3, 40, 40, 120
+MAX_PLACES, _MOST, _MAX_ROWS, _LEAST = 8, 3, 40, 40
 _SHORT_TOKEN = 9
 """The largest width of two tokens on a line."""
 
@@ -122,9 +122,8 @@ def strong_places(
             least=_LEAST,
             meaning="weight, × uniform attention, query → key",
         ),
+        Column(heading="largest score", value=top_score, drop=1),
     ]
-    if screen.width >= _WIDE:
-        columns.append(Column(heading="largest score", value=top_score))
     most = None if options.everything else MAX_PLACES
     return Group(*table(Table(columns=columns, rows=listed, most=most), screen.width))
 

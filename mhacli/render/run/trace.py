@@ -40,8 +40,6 @@ from mhacli.text.numbers import shown
 from mhacli.text.tokens import Texts
 
 _INDENT = (0, 0, 0, 3)
-_MORE = "--verbose prints the steps of the whole layer before it"
-_MORE_OF_STEPS = "--verbose prints memory, FLOPs, bytes, weights and time of each step"
 _LONG_ROW, _LISTED = 16, 11
 """The keys of a row that are all listed, and the number of a longer row's."""
 
@@ -51,9 +49,9 @@ def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator
     its computation, unless in detail."""
     head = header(record, screen, in_brief=not in_detail)
     if record.cell is not None and not in_detail:
-        yield head
-        story = [*_cell_story(record, record.cell, screen), Text(_MORE, style="dim")]
-        yield Group(Text(""), *story, Text(""), self_check_line(record.self_check))
+        yield Group(head, Text(""), *_cell_story(record, record.cell, screen))
+        yield Text("--verbose prints the steps of the whole layer before it\n", style="dim")
+        yield self_check_line(record.self_check)
         return
     yield Group(head, *_notes(record, in_detail=in_detail))
     if in_detail:
@@ -61,8 +59,8 @@ def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator
         for n, step in enumerate(record.trace):
             yield _step_block(n, step, "" if sources[n + 1] == sources[n] else sources[n + 1], screen)
     else:
-        lines = bare(lines_table(record, screen.width), screen.width)
-        yield Group(Text(""), lines, Text(_MORE_OF_STEPS, style="dim"))
+        yield Group(Text(""), bare(lines_table(record, screen.width), screen.width))
+        yield Text("--verbose prints memory, FLOPs, bytes, weights and time of each step", style="dim")
     yield closing(record, screen)
 
 
@@ -264,7 +262,6 @@ def _result(module: UserModule) -> Text:
 
 MAX_STEPS = 16
 _LEAST_TOKENS, _TOKENS_SHOWN = 12, 8
-_MORE_COSTS = "--verbose adds shapes, FLOPs and time of each step, and the pattern"
 _KEPT = {
     "none": "every step recomputes all keys and values",
     "concat": "each step copies the cached keys and values into new tensors and appends its own",
@@ -293,7 +290,13 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     steps = step_table(record.trace, sequences, most, in_detail=in_detail)
     sections: list[RenderableType] = [
         Group(head, cache, *kv_heads_line(record)),
-        Group(*table(steps, screen.width, *([] if in_detail else [_MORE_COSTS]))),
+        Group(
+            *table(
+                steps,
+                screen.width,
+                *([] if in_detail else ["--verbose adds shapes, FLOPs and time of each step, and the pattern"]),
+            )
+        ),
     ]
     if in_detail and "pattern" in record.arrays:
         drawn = [each for b in sequences for h in heads for each in maps_of_head(record, b, h)]
@@ -367,7 +370,7 @@ def mask_view(dims: Dims, texts: Texts, masks: Sequence[Mask], screen: Screen) -
     for index, mask in enumerate(masks):
         counts = mask["visible_per_query"]
         n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
-        title = f"sequence {index}: {q_len} queries × {n_cells // q_len} keys"
+        title = f"sequence {index}: " * (len(masks) > 1) + f"{q_len} queries × {n_cells // q_len} keys"
         sees = f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}"
         if min(counts) == max(counts):
             sees = f"every query sees {count_of(counts[0], 'key')}"
