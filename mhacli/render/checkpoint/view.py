@@ -328,7 +328,9 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
     if metric == "d_logit":
         meaning = "change of the logit of the predicted token (negative: the head supports it)"
         means = {name: spread.mean for name, head, _ in rows if (spread := head.spread("kl")) is not None}
-        columns.append(Column(heading="KL", value=lambda row: means.get(row[0]), unit="brief", meaning="in nats"))
+        columns.append(
+            Column(heading="KL", value=lambda row: means.get(row[0]), unit="brief", meaning="divergence in nats")
+        )
     return Table(
         columns=columns,
         rows=sorted(rows, key=lambda row: -abs(row[2].mean)),
