@@ -63,7 +63,7 @@ def _mistake(finding: Finding) -> Text:
     title = Text(visible(finding.code), style="bold red")
     if finding.together_with:
         title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
-    return title.append("  proven" if finding.proven else "  measured", style="dim")
+    return title.append("  proven" if finding.proven else "  measured", style="dim not bold default")
 
 
 def _finding(finding: Finding) -> Iterator[Line]:

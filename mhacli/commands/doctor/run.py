@@ -63,7 +63,7 @@ class Report(Shown):
         verdict = Text(visible(self.summary), style=style)
         if self.model is None:
             e = self.environment
-            verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold")
+            verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold default")
             return Group(*table(_table(self.checks, has_numbers=False), screen.width), verdict)
         legend = [
             "found: the largest change of a token's output, relative to the typical size of an output",

@@ -411,14 +411,12 @@ def ends(
     return low, high + " or more" * is_exceeded
 
 
-def scale_words(every: Sequence[Grid], unit: Unit | None = None) -> str:
-    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `−.5 … .5`; as numbers of the
-    grids, or of another `unit`."""
+def scale_words(every: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:
+    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `−.5 … .5`."""
     of = every[0]
     cells = np.concatenate([each.values[each.allowed] for each in every])
     least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
-    form = (unit, None) if unit else (of.unit, of.digits)
-    words = " … ".join(ends(of.scale, of.top, *form, least=least, largest=largest))
+    words = " … ".join(ends(of.scale, of.top, unit, digits, least=least, largest=largest))
     return words if of.scale == "change" else f"{of.scale}, {words}"
 
 
@@ -463,7 +461,7 @@ def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: 
     """The range of a scale with its shades, and of which grids it is if there are several."""
     scale = "linear" if has_numbers and of_scale[0].scale == "log" else of_scale[0].scale
     of_scale = [replace(each, scale=scale, top=top) for each in of_scale]
-    text = Text(f"shade {scale_words(of_scale)}", style="dim")
+    text = Text(f"shade {scale_words(of_scale, of_scale[0].unit, of_scale[0].digits)}", style="dim")
     if len(of_scale) < len(parts):
         text.append(f" in {' and '.join(each.title for each in of_scale)}")
     elif len(parts) > 1:

@@ -49,7 +49,8 @@ def grid(of: Grid, paint: Paint) -> Html:
 def legend(every: Sequence[Grid], paint: Paint) -> Html:
     """The shades of the common scale of some grids, its range, and what a cell means."""
     ramp = [tag("span", text("\u00a0"), **paint(level)) for level in swatch_levels(every)]
-    return tag("p", *ramp, text(f" {scale_words(every)} · {every[0].meaning}"), class_="dim")
+    of = every[0]
+    return tag("p", *ramp, text(f" {scale_words(every, of.unit, of.digits)} · {of.meaning}"), class_="dim")
 
 
 # ------------------------------------------------------------------------------------------------------------- effects
