@@ -270,15 +270,18 @@ def effect_table(record: Record, summary: EffectSummary, digits: int | None = No
         columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=4))
     numbers = numbers_of(record.effects)
     for place, name in enumerate(numbers, 1):
-        columns.append(replace(number_column(name, digits), drop=0 if name == summary.metric else place))
+        columns.append(
+            replace(
+                number_column(name, digits if name != "rank" else None), drop=0 if name == summary.metric else place
+            )
+        )
     legend = ("Δlogprob and KL in nats", "rank 0: the most likely") if "kl" in numbers else ()
     return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
 
 
 def number_column(name: str, digits: int | None = None) -> Column[Effect]:
     """The column of a number of effects, with the `digits` of a map (None: all)."""
-    unit: Unit = "brief" if digits else "change" if name in _SIGNED else "size"
-    unit, digits = ("integer", None) if name == "rank" else (unit, digits)
+    unit: Unit = "integer" if name == "rank" else "brief" if digits else "change" if name in _SIGNED else "size"
     return column("effect", name, attrgetter(name), unit, digits=digits, meaning="")  # the scale says it
 
 

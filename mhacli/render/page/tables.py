@@ -49,8 +49,8 @@ def grid(of: Grid, paint: Paint) -> Html:
 def legend(every: Sequence[Grid], paint: Paint) -> Html:
     """The shades of the common scale of some grids, its range, and what a cell means."""
     ramp = [tag("span", text("\u00a0"), **paint(level)) for level in swatch_levels(every)]
-    of = every[0]
-    return tag("p", *ramp, text(f" {scale_words(every, of.unit, of.digits)} · {of.meaning}"), class_="dim")
+    words = f" {scale_words(every, every[0].unit, every[0].digits)} · {every[0].meaning}"
+    return tag("p", *ramp, text(words), class_="dim")
 
 
 # ------------------------------------------------------------------------------------------------------------- effects
