@@ -72,10 +72,7 @@ def token_text(tokens: Sequence[str], index: int) -> str:
     return token_label(tokens[index]) if 0 <= index < len(tokens) else PADDING
 
 
-_LONGEST_TOKEN = 40
-
-
-def token_at(token: str, position: int | str, width: int = _LONGEST_TOKEN) -> str:
+def token_at(token: str, position: int | str, width: int = 40) -> str:
     """A position and its token, as in sentences: `25 “for”`. The token is cut to `width` cells.
 
     >>> token_at("for", 25)

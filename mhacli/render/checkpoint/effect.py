@@ -270,11 +270,8 @@ def effect_table(record: Record, summary: EffectSummary, digits: int | None = No
         columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=4))
     numbers = numbers_of(record.effects)
     for place, name in enumerate(numbers, 1):
-        columns.append(
-            replace(
-                number_column(name, digits if name != "rank" else None), drop=0 if name == summary.metric else place
-            )
-        )
+        number = number_column(name, None if name == "rank" else digits)
+        columns.append(replace(number, drop=0 if name == summary.metric else place))
     legend = ("Δlogprob and KL in nats", "rank 0: the most likely") if "kl" in numbers else ()
     return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
 

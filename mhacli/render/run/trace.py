@@ -360,7 +360,6 @@ def _costs(record: Record, decoding: DecodeSummary, screen: Screen) -> Text:
 
 Mask = Mapping[str, Any]
 """The mask of a sequence, as in JSON."""
-_LABEL_WIDTH = 12
 
 
 def mask_view(dims: Dims, texts: Texts, masks: Sequence[Mask], screen: Screen) -> RenderableType:
@@ -412,10 +411,7 @@ def _grid(config: Config, texts: Texts, mask: Mask, index: int, title: str, merg
         title=title,
         values=counts / (heights[:, None] * widths),
         allowed=counts > 0,
-        rows=[
-            fitted(token_text(sequence.tokens, row - first[0]), _LABEL_WIDTH) if side == 1 else str(row)
-            for row in starts
-        ],
+        rows=[fitted(token_text(sequence.tokens, row - first[0]), 12) if side == 1 else str(row) for row in starts],
         columns=[str(place) if 0 <= place < len(keys.tokens) else "–" for place in places],
         top=1.0,
         corner="query",
