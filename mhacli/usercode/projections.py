@@ -158,9 +158,7 @@ def _matrices(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[tupl
         for axis in [axis for axis in range(3) if weight.shape[axis] == d_in]:
             input_last = weight.movedim(axis, 2)
             for first in (input_last, input_last.transpose(0, 1)):
-                if first.shape[0] == len(letters) > 1:
-                    yield first.flatten(0, 1), ()
-                elif first.shape[0] == n_heads:
+                if first.shape[0] == n_heads:
                     yield first.flatten(0, 1), (kernel,)
         return
     for matrix in _oriented(part):
@@ -253,7 +251,7 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
         if not is_norm(child) and not isinstance(child, nn.Embedding):
             own = child.named_parameters(recurse=False, remove_duplicate=False)
             found |= {f"{path}.{name}" if path else name: tensor for name, tensor in own}
-    biases = {name: tensor for name, tensor in found.items() if _is_bias(name)}
+    biases = {name: tensor for name, tensor in found.items() if _BIAS.fullmatch(name.rpartition(".")[2])}
     beside = {name: re.sub(r"weight$", "bias", name) for name in found if name not in biases}
     apart = {read_name(name): bias for name, bias in biases.items() if name not in beside.values()}
     parts = []
@@ -285,9 +283,7 @@ def _orientation(parent: nn.Module | None) -> Orientation:
     return "in-out" if type(parent).__name__ == "Conv1D" else "free"
 
 
-def _is_bias(name: str) -> bool:
-    last = name.rpartition(".")[2].lower()
-    return "bias" in last or re.fullmatch(r"b_?([qkvo]|out|qkv)", last) is not None
+_BIAS = re.compile(r"(?i).*bias.*|b_?([qkvo]|out|qkv)")
 
 
 # ------------------------------------------------------------------------------------------------------ names of parameters
