@@ -529,7 +529,8 @@ def _finished(attention: UserAttention, seed: int) -> UserAttention:
     exact = replace(attention, is_forgetful=False)
     with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
         wide = exact.of(cast_copy(attention.built.call, torch.float64), torch.float64)
-        exact = wide if wide(_inputs(wide, seed), seed=seed).dtype == torch.float64 else exact
+        out = replace(wide, is_forgetful=True)(_inputs(wide, seed), seed=seed)
+        exact = wide if out.dtype == torch.float64 else exact
     return replace(
         exact,
         untried=tuple(p.name for p in asked if p.name not in passed and attention.example is None),

@@ -84,7 +84,7 @@ def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Pr
     probed = Probed(subject)
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
-        subject(subject.drawer(seed).inputs(with_context=False), seed=0)
+        replace(subject, is_forgetful=True)(subject.drawer(seed).inputs(with_context=False), seed=0)
         for name, run in _PROBES.items():
             stage(f"probing {subject.built.name} ({name})")
             try:
