@@ -156,7 +156,7 @@ def with_random_weights(
     subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool
 ) -> Examined:
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
-    module, reference = probed.subject.built.module, None  # without what earlier calls left in it
+    module, reference = subject.built.module, None
     tensors: dict[str, Tensor] = {}
     if module is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.fixed}

@@ -81,10 +81,11 @@ class Probed:
 def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:
     """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
     the time limit."""
-    probed = Probed(subject)
+    called = subject.of(copied(subject.built.call), subject.dtype)  # so that the subject keeps nothing of the calls
+    probed = Probed(called)
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
-        replace(subject, is_forgetful=True)(subject.drawer(seed).inputs(with_context=False), seed=0)
+        called(subject.drawer(seed).inputs(with_context=False), seed=0)
         for name, run in _PROBES.items():
             stage(f"probing {subject.built.name} ({name})")
             try:

@@ -19,6 +19,7 @@ from mhacli.commands.check.diagnose import Diagnosis
 from mhacli.commands.check.findings import finding_of
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error, plain
 from mhacli.commands.check.result import Finding, ProbeResult
+from mhacli.usercode.build import cast_copy
 from mhacli.usercode.graph import Watcher
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.sequences import StepConvention, causal_inputs, step_conventions
@@ -46,6 +47,8 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> Stepwise:
     """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives. Empty
     if the subject takes no cache, if no way works, and if tokens see later ones."""
     attention, probed, form = examined.subject, examined.probed, diagnosis.mask_form
+    if examined.module is not None:  # which no call has left anything in
+        attention = attention.of(cast_copy(examined.module, attention.dtype, attention.device), attention.dtype)
     takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
     is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
     length = attention.sizes.q_len
