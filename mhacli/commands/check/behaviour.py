@@ -420,7 +420,7 @@ class Asker:
                 texts += [self.changed(cut, self.length, seed + 1, alike=True) for seed in range(_ALIKE)]
             moved = [self.moved(text) for text in texts] or [pair_of(self.uniform, self.plain)]
             differences = torch.stack([pair.apart for pair in moved]).amax(dim=0)
-            moves = moves or bool(differences[cut] > self.tolerance)
+            moves = moves or bool((differences[cut:] > self.tolerance).any())
             reached[cut] = _part_of(differences[:cut])
             pairs += [pair.first(cut) for pair in moved]
         if not moves:

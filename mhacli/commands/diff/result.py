@@ -28,8 +28,8 @@ CAUSES: Mapping[tuple[str, str], str] = {
     ("attention", "inner_norm"): "norm inside of attention or what it reads",
     ("attention", "q_norm"): "norm of the queries",
     ("attention", "k_norm"): "norm of the keys",
-    ("attention", "q_rotated"): "rotation or scale of the queries (base, positions or layout)",
-    ("attention", "k_rotated"): "rotation or scale of the keys (base, positions or layout)",
+    ("attention", "q_rotated"): "rotation or scale of the queries",
+    ("attention", "k_rotated"): "rotation or scale of the keys",
     ("attention", "scores"): "scale, softcap or bias of the scores",
     ("attention", "pattern"): "mask or sink",
     ("attention", "z"): "kernel or the choice of values",
@@ -161,7 +161,7 @@ def _narrowed(d: Diff, first: Row) -> str:
     for key in reversed(before):
         if key in equal:
             break
-        if key in unmatched and key[0] != part:
+        if key in unmatched and key[0] != part and key != ("norm", "norm"):
             causes.insert(0, f"{key[0]}, of which not all could be compared,")
             break
         if key in unmatched:
