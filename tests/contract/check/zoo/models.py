@@ -58,6 +58,13 @@ class GPT(Net):
     """Its name says that they may not."""
 
 
+class Shifted(GPT):
+    """It reads the ids behind a first token, so that a token changes only the outputs behind its own."""
+
+    def forward(self, ids):
+        return super().forward(F.pad(ids, (1, -1)))[0]
+
+
 class LastOnly(GPT):
     """In generation only the last position is projected."""
 
