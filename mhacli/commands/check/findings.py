@@ -158,7 +158,8 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         evidence = f"no output depends on {first_names(unused, 4)}"
         yield finding_of("unused-parameters", evidence, run.lines_for((), (), built)[0])
     future = 0.0 if probed.changes is None else float(probed.changes.triu(1).max())
-    if examined.expects_causal and diagnosis.candidate is None and not subject.mask_forms and future > 0:
+    is_unexplained = diagnosis.candidate is None and not subject.mask_forms
+    if examined.expects_causal and is_unexplained and bool(probed.moves(future)):
         evidence = f"a later token changes an earlier output by up to {future:.0%}"
         yield finding_of("causal-missing", evidence, run.line_of("scores"))
 
