@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli.io.data import plain
 from mhacli.record.exports import Shown
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from mhacli.commands.diff.compare import LayerDifference
@@ -116,9 +117,9 @@ def _summary(d: Diff) -> str:
         words = f"the two tokenizers give other ids: {len(x)} tokens and {len(y)}, the first difference is token {at}"
         return f"{words}, {ends[0]} in A and {ends[1]} in B; nothing else is compared (--ids gives both the same)"
     unhealed = (place for place in places if not place["healed"])
-    shown = first or max(unhealed, key=lambda place: place["relative"] / place["rounding"])
-    relative = math.inf if shown["relative"] is None else shown["relative"]
-    size = f"{where(shown)}: relative {relative:.2e}, rounding {shown['rounding']:.2e}"
+    place = first or max(unhealed, key=lambda place: place["relative"] / place["rounding"])
+    relative = math.inf if place["relative"] is None else place["relative"]
+    size = f"{where(place)}: relative {shown(relative, 'number')}, rounding {shown(place['rounding'], 'number')}"
     if first is not None:
         return f"the two part in {size}; {_narrowed(d, first)}"
     size = f"the largest difference is in {size}" if relative else "they are the same, bit for bit"

@@ -340,8 +340,8 @@ def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[Ren
     rows = places if options.everything else some
     columns: list[Column[Row]] = [
         Column(heading="place", value=where, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=34),
-        Column(heading="relative", value=lambda row: row["relative"], unit="error"),
-        Column(heading="rounding", value=lambda row: row["rounding"], unit="error"),
+        Column(heading="relative", value=lambda row: row["relative"], unit="number"),
+        Column(heading="rounding", value=lambda row: row["rounding"], unit="number"),
         Column(heading="largest", value=lambda row: row["largest"], unit="number", drop=1),
         Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
     ]
