@@ -122,7 +122,7 @@ def _summary(d: Diff) -> str:
     size = f"{where(place)}: relative {shown(relative, 'number')}, rounding {shown(place['rounding'], 'number')}"
     if first is not None:
         return f"the two part in {size}; {_narrowed(d, first)}"
-    size = f"the largest difference is in {size}" if relative else "they are the same, bit for bit"
+    size = f"the nearest to it is {size}" if relative else "they are the same, bit for bit"
     return f"no difference beyond rounding in {len(places)} places; {size}"
 
 

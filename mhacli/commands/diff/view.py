@@ -186,9 +186,8 @@ def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[Renderab
     number, rows = number_column(effects["metric"]), []
     for change in effects["changes"]:
         before, after = number.value(change["a"]), number.value(change["b"])
-        rows.append(
-            {"removed": removal_words(change["a"], d.records[0]), "A": before, "B": after, "B − A": change["change"]}
-        )
+        name = removal_words(change["a"], d.records[0])
+        rows.append({"removed": name, "A": before, "B": after, "B − A": change["change"]})
     units: dict[str, Unit] = {"removed": "word", "A": number.unit, "B": number.unit, "B − A": "change"}
     title = f"{changed_effects(effects)}, the largest difference of {number.heading} first"
     yield from _listed(units, rows, 7, options, screen, title)
@@ -204,7 +203,8 @@ def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Scre
     rows, names = [], words_of("columns", "statistic")
     for head in heads:
         kinds = dict.fromkeys(words_of_type(head[kind]).name for kind in ("kind_a", "kind_b"))
-        about = {"head": f"{visible(head['layer'])} head {head['head']}".strip(), "type": " → ".join(kinds)}
+        name = f"{visible(head['layer'])} head {head['head']}".removeprefix(" head ")
+        about = {"head": name, "type": " → ".join(kinds)}
         changes = sorted(head["statistics"], key=lambda row: -change_of(row["a"], row["b"]))
         changes.sort(key=lambda row: row["name"] not in _OF_WEIGHT)
         for row in changes[: None if options.everything else 1]:
@@ -340,9 +340,9 @@ def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[Ren
     rows = places if options.everything else some
     columns: list[Column[Row]] = [
         Column(heading="place", value=where, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=34),
-        Column(heading="relative", value=lambda row: row["relative"], unit="number"),
-        Column(heading="rounding", value=lambda row: row["rounding"], unit="number"),
-        Column(heading="largest", value=lambda row: row["largest"], unit="number", drop=1),
+        Column(heading="relative", value=lambda row: row["relative"], unit="number", meaning="|B − A| ÷ |A|"),
+        Column(heading="rounding", value=lambda row: row["rounding"], unit="number", meaning="that of rounding"),
+        column("diff", "largest", lambda row: row["largest"], "number", drop=1),
         Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
     ]
     more = [f"{len(places) - len(rows)} more places (--all)"] if len(places) > len(rows) else []
