@@ -269,16 +269,15 @@ def _gap(case: InputCase, second: UserAttention, form: MaskForm | None) -> Gap:
 
 def _finding(gaps: Sequence[Gap], pair: Pair, request: CheckRequest, departure: FirstDifference | None) -> Finding:
     assert request.against is not None
-    targets = (request.of.target, request.against.target)
     failing = [gap for gap in gaps if not gap.ok]
     case, form = failing[0][:2]
     example = smallest(pair[0], case, lambda cases: _gap(cases[0], pair[1], form).difference / cases[0].tolerance)
     evidence = [*(gap.in_words for gap in failing), *([example] if example else [])]
     evidence += [gap.in_words for gap in gaps if gap.ok]
-    fix = f"compare mha trace {targets[0]} with mha trace {targets[1]}, step by step"
+    fix = f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
     return Finding(
         code="differs",
-        message=f"{targets[0]} and {targets[1]} give different outputs with the same weights",
+        message="the two give different outputs with the same weights",
         evidence="\n".join(evidence),
         fix=fix if departure is None else f"compare the two lines that compute {departure.site}",
         effect="they are not the same layer",

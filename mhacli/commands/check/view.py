@@ -112,12 +112,12 @@ def _answers(examination: Examination) -> Iterator[Line]:
         is_known = one.ok is not None or one.value is not None or one.message.startswith(_NOT_RUN)
         if one.ok is False or (is_known and not is_proven):
             answers.append(("probes", one.ok, one.name, one.message, None))
-    before = ""
+    before, length = "", None
     for label, ok, name, text, tried in answers:
         sign, style = _SIGNS[ok]
-        lengths = "" if tried is None else f" ({tried.length} tokens)"
+        lengths = "" if tried is None or tried.length == length else f" ({tried.length} tokens)"
         yield "" if label == before else label, _text(f"{sign} {name}: {text}{lengths}", style)
-        before = label
+        before, length = label, length if tried is None else tried.length
 
 
 def _measured(examination: Examination) -> Iterator[Line]:
@@ -159,8 +159,9 @@ def _compared(comparison: OutputComparison, examination: Examination) -> str:
     n_hypotheses, error = examination.n_hypotheses, comparison.max_abs_difference
     n_mistakes = sum(finding.proven for finding in examination.findings)
     mistaken = f" with the same mistake{'s' * (n_mistakes > 1)}" if n_mistakes else ""
-    difference = "the difference is not finite" if error is None else f"largest difference {shown(error, 'error')}"
     other = f"{examination.against or 'the reference'}{mistaken}"
-    inputs = f"with {other}, in {comparison.dtype}, {count_of(comparison.n_inputs, 'input')}"
-    text = f"{inputs}: {difference}, tolerance {shown(comparison.tolerance, 'error')}"
+    text = f"with {other}, in {comparison.dtype}, {count_of(comparison.n_inputs, 'input')}"
+    if not mistaken:  # else the proofs say how large the difference is
+        difference = "the difference is not finite" if error is None else f"largest difference {shown(error, 'error')}"
+        text += f": {difference}, tolerance {shown(comparison.tolerance, 'error')}"
     return f"{text}; {n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried" if n_hypotheses else text
