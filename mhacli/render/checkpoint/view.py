@@ -289,7 +289,7 @@ def _spreads(rows: Sequence[_Row]) -> Table[_Row]:
     meaning = "documents where the head has this type"
     columns: list[Column[_Row]] = [
         Column(heading="head", value=lambda row: row[0]),
-        Column(heading="agree", value=lambda row: row[1].agree, unit="percent", meaning=meaning),
+        Column(heading="agree", value=lambda row: row[1].agree, unit="fraction", meaning=meaning),
         Column(heading="statistic", value=lambda row: words[row[2].statistic].heading or row[2].statistic),
         *_distribution("mean"),
     ]
