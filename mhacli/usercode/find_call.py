@@ -557,11 +557,10 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         return _refused(built, needed, f"give {given}, or a whole call with --example")
-    ways = f"any of {len(tried)} usual ways" if len(tried) > 1 else "the usual way"
+    calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
     hint = f"give a call that works with --example; {attention.example_text} was tried"
-    hint += (
-        f" with --call-arg {', '.join(name for name, _ in request.call_arguments)}" if request.call_arguments else ""
-    )
+    if request.call_arguments:
+        hint += f" with --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     for shape in ("torch.randn({}, T)", "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})"):
         vectors = ", ".join([shape.format(attention.sizes.d_in)] * len(attention.slots))
         with suppress(Exception, SystemExit), torch.no_grad():  # this one may not work either
@@ -570,4 +569,4 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
-    return _refused(built, f"{built.name} could not be called by {ways}: {message}", hint)
+    return _refused(built, f"{built.name} could not be called by {calls}: {message}", hint)
