@@ -94,10 +94,9 @@ class _Panel:
         """The least width of the whole grid."""
         return self.around + self.least * len(self.grid.columns)
 
-    @property
-    def width(self) -> int:
-        """The least width of the whole grid with its title."""
-        return max(self.inside, cell_len(self.grid.title) + _RULE)
+    def width(self, size: int) -> int:
+        """The width of the whole grid with its title and cells of a width."""
+        return max(self.around + size * len(self.grid.columns), cell_len(self.grid.title) + _RULE)
 
     def size(self, room: int) -> int:
         """The width of a cell in a room: as wide as its name needs and fits, at least what a number or shade takes."""
@@ -106,6 +105,10 @@ class _Panel:
             names = min(_WIDEST_NAME + 1, names) + (self.grid.marked is not None)
             return max(self.least, min(names, spare))
         return max(1, min(_WIDEST_SHADE, names, spare))
+
+
+_Row = list[tuple[_Panel, int]]
+"""Panels side by side, each with the width of its cells."""
 
 
 def _longest(g: Grid) -> int:
@@ -152,17 +155,11 @@ def grids(
     tops: dict[str, float] = {}
     for g in parts:
         tops[g.scale] = max(g.top, tops.get(g.scale, 0.0))
+    sized = _rows(parts, screen.width, has_numbers=has_numbers)
+    widths = [max(panel.width(size) for panel, size in filter(None, place)) for place in zip_longest(*sized)]
     n_lines, drawn = 0, list[_Panel]()
-    for row in _rows(parts, screen.width, has_numbers=has_numbers):
-        forms = [_forms(g, has_numbers=has_numbers) for g in row]
-        spare = screen.width - sum(of_grid[-1].width for of_grid in forms) - _GAP * (len(row) - 1)
-        of_row: list[tuple[_Panel, int]] = []
-        for of_grid in forms:
-            room = of_grid[-1].width + max(0, spare) // len(row)
-            fitting = (p for p in of_grid if p.inside <= room)
-            panel = next(fitting, of_grid[-1])
-            of_row.append((panel, panel.size(room)))
-        lines = [*_side_by_side(of_row, tops, screen)]
+    for of_row in sized:
+        lines = [*_side_by_side(of_row, widths, tops, screen)]
         if drawn and most is not None and n_lines + len(lines) > most:
             break
         yield from lines
@@ -179,22 +176,31 @@ def grids(
 # -------------------------------------------------------------------------------------------------------- what fits
 
 
-def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool) -> list[list[Grid]]:
-    """The grids in as few rows as fit, evenly filled. Of grids with the same rows the first in a row names them."""
-    rows: list[list[Grid]] = []
+def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool) -> list[_Row]:
+    """The grids with the width of their cells in as few rows as fit, evenly filled, with the same room below each other. Of grids
+    with the same rows the first in a row names them."""
+    sized: list[_Row] = []
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
-        rows = []
+        rows: list[list[list[_Panel]]] = []
         for start in range(0, len(parts), n):
-            first, *others = parts[start : start + n]
-            rows.append([first])
-            for g in others:
-                is_named = g.rows is not first.rows
-                rows[-1].append(g if is_named else replace(g, rows=[""] * len(g.rows), corner=""))
-        least = [sum(_forms(g, has_numbers=has_numbers)[-1].width for g in row) for row in rows]
-        if n == 1 or max(least) + _GAP * (n - 1) <= width:
+            rows.append([])
+            for g in parts[start : start + n]:
+                is_named = g is parts[start] or g.rows is not parts[start].rows
+                named = g if is_named else replace(g, rows=[""] * len(g.rows), corner="")
+                rows[-1].append(_forms(named, has_numbers=has_numbers))
+        widths = [[forms[-1].width(forms[-1].least) for forms in row] for row in rows]
+        rooms = [max(place) for place in zip_longest(*widths, fillvalue=0)]
+        spare = width - sum(rooms) - _GAP * (n - 1)
+        if n == 1 or spare >= 0:
+            for row in rows:
+                sized.append([])
+                for forms, least in zip(row, rooms, strict=False):
+                    room = least + max(0, spare) // n
+                    panel = next((p for p in forms if p.inside <= room), forms[-1])
+                    sized[-1].append((panel, panel.size(room)))
             break
-    return rows
+    return sized
 
 
 def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Grid:
@@ -246,15 +252,14 @@ def _of_columns(g: Grid, columns: Sequence[int]) -> Grid:
 # ----------------------------------------------------------------------------------------------------------- painting
 
 
-def _side_by_side(panels: Sequence[tuple[_Panel, int]], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
+def _side_by_side(row: _Row, widths: Sequence[int], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
     """The lines of some grids below their titles, each with the width of its cells."""
-    painted = [[*_painted(panel, size, tops[panel.grid.scale], screen)] for panel, size in panels]
-    widths = [max(line.cell_len for line in lines) for lines in painted]
-    for place, title in enumerate(panel.grid.title for panel, _ in panels):
+    painted = [[*_painted(panel, size, tops[panel.grid.scale], screen)] for panel, size in row]
+    for place, title in enumerate(panel.grid.title for panel, _ in row):
         if title:
-            widths[place] = max(widths[place], cell_len(title) + _RULE) if len(panels) > 1 else screen.width
+            width = widths[place] if len(widths) > 1 else screen.width
             rule = Text(title, style="bold", overflow="ellipsis", no_wrap=True)
-            rule.append(" " + "─" * (widths[place] - cell_len(title) - 1), style="not bold dim")
+            rule.append(" " + "─" * (width - cell_len(title) - 1), style="not bold dim")
             painted[place].insert(0, rule)
     for texts in zip_longest(*painted, fillvalue=Text()):
         line = Text(no_wrap=True)
@@ -402,17 +407,17 @@ def ends(
     largest: float = 0.0,
 ) -> tuple[str, str]:
     """What the ends of a scale stand for: `0` and `.62`, or `.62 or more` if the digits show that the `largest` cell exceeds it;
-    of changes `−.5` and `.5`, or `0` if none is less."""
+    of changes `-.5` and `.5`, or `0` if none is less."""
     high = shown(top, unit, digits)
     if scale == "change":
-        return (f"−{high}" if least < 0 else "0"), high
+        return (shown(-top, unit, digits) if least < 0 else "0"), high
     is_exceeded = largest > top and shown(largest, unit, digits) != high
     low = "0" if scale == "linear" else f"{top / 10**DECADES:.1g} or less"
     return low, high + " or more" * is_exceeded
 
 
 def scale_words(every: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:
-    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `−.5 … .5`."""
+    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `-.5 … .5`."""
     of = every[0]
     cells = np.concatenate([each.values[each.allowed] for each in every])
     least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
@@ -446,7 +451,8 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
     words += ["* row maximum"] if has_numbers and any(g.marked is not None for g in parts) else []
     yield from (Text(word, style="dim") for word in words)
     shaded = [g for g in parts if g.signs is None]
-    for scale in dict.fromkeys(g.scale for g in shaded) if screen.colour or not has_numbers else ():
+    graded = [g for g in shaded if (g.values[g.allowed] != g.top).any()]
+    for scale in dict.fromkeys(g.scale for g in graded) if screen.colour or not has_numbers else ():
         yield _scale([g for g in shaded if g.scale == scale], shaded, tops[scale], screen, has_numbers=has_numbers)
     signs = []
     if any(not g.allowed.all() and g.scale != "change" for g in shaded):
