@@ -160,6 +160,8 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
 _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
 _TARGETS = ("targets", "target", "labels")
 _OF_DECODER = ("tgt_mask", "trg_mask")
+_OF_SOURCE = (29, 3)
+"""The lengths of what an encoder reads beside a decoder, the first that works."""
 _CAUSAL_MASKS = {
     "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
     "True keeps": MaskForm("", ("query", "key"), "bool"),
@@ -187,10 +189,14 @@ def sequences_of_ids(
         axes=OF_IDS,
         ids=torch.arange(min(tables), device=like.device),
         fixed={**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **like.fixed},
-        made={} if decoder is None else {ids.name: partial(_source, like.device)},
         is_forgetful=False,
     )
-    found, note = _first_of_ids(attention, others)
+    for n in _OF_SOURCE if decoder else (0,):
+        source = torch.randint(min(tables), (n,), generator=torch.Generator().manual_seed(n)).to(like.device)
+        made = {ids.name: partial(_for_each, source)} if n else {}
+        found, note = _first_of_ids(replace(attention, made=made), others)
+        if found is not None:
+            break
     table = None if found is None else _table_of(found)
     if found is None or table is None:
         return None
@@ -212,9 +218,9 @@ def sequences_of_ids(
     ).at_longest(length if attention.is_resizable else attention.sizes.q_len)
 
 
-def _source(device: torch.device, sizes: CallSizes) -> Tensor:
-    """The ids that the encoder beside a decoder reads for each text."""
-    return torch.tensor([1, 0, 1], device=device).expand(sizes.batch, -1)
+def _for_each(source: Tensor, sizes: CallSizes) -> Tensor:
+    """The ids that the encoder beside a decoder reads, the same for each text."""
+    return source.expand(sizes.batch, -1)
 
 
 def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:
