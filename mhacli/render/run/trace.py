@@ -112,16 +112,16 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     n_parameters = sum(map(prod, shapes.values()))
     parts = [f"total {shown(flops, 'count')} FLOPs", f"{shown(n_bytes, 'bytes')} in new tensors"]
     parts.append(f"{n_parameters:,} parameters")
-    total = record.timings.get("total")
+    lines, total = [flowing(parts, screen.width, style="bold")], record.timings.get("total")
     if total is not None:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
-        parts.append(f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})")
+        lines.append(Text(f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})", style="bold"))
     story = [] if record.cell is None else [Text(""), *_cell_story(record, record.cell, screen)]
     check = self_check_line(record.self_check)
     if record.module is not None:
         story = [Text(""), _result(record.module)]
         check = self_check_line(record.self_check, "an untraced call gives the same")
-    return Group(Text(""), flowing(parts, screen.width, style="bold"), *story, Text(""), check)
+    return Group(Text(""), *lines, *story, Text(""), check)
 
 
 # -------------------------------------------------------------------------------------------------------------- cell
