@@ -362,7 +362,8 @@ class _Planner:
     # --------------------------------------------------------------------------------------------------------- a block
 
     def _next_block(self, span: _Span, begun: set[Stack | None]) -> tuple[str, Stack | None]:
-        """Adds a block. Returns what the names of modules around its list begin with, and its stack."""
+        """Adds a block, and before the first of a stack the embedding, which it reads. Returns what the names of modules around
+        its list begin with, and its stack."""
         above = span.name.rpartition(".")[0]
         kinds = {
             self.all_calls[n].kind
@@ -376,16 +377,12 @@ class _Planner:
         self.found.n_layers[stack] = layer + 1
         if stack not in begun:
             begun.add(stack)
-            self._begin(span, stack)
+            first = span
+            while first.run < 0 and isinstance(first.items[0], _Span):
+                first = first.items[0]
+            self.found.add(("in", first.name, first.run), Place(None, stack, "embedding", "embedding", first.name))
         self._block(span, stack, layer)
         return above.rpartition(".")[0], stack
-
-    def _begin(self, span: _Span, stack: Stack | None) -> None:
-        """Adds the embedding, which the first block of a stack reads."""
-        first = span
-        while first.run < 0 and isinstance(first.items[0], _Span):
-            first = first.items[0]
-        self.found.add(("in", first.name, first.run), Place(None, stack, "embedding", "embedding", first.name))
 
     def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
         content = span

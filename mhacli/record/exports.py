@@ -188,15 +188,14 @@ def _statistics(rows: Sequence[Averages], names: Sequence[str], prefix: str = ""
 
 
 def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:
-    """Fields of rows as columns; lists are JSON."""
-    hints = get_type_hints(row_type)
-    return {name: (_kind_of(hints[name]), [_cell(getattr(row, name)) for row in rows]) for name in names}
-
-
-def _kind_of(hint: Any) -> type:
-    """The type of a column: that of an optional number's value, and text for words and lists."""
-    numbers = {int, float, bool} & {hint, *get_args(hint)}
-    return numbers.pop() if numbers and get_origin(hint) is not tuple else str
+    """Fields of rows as columns: optional numbers with the type of their values, words and lists as text, which is JSON of
+    lists."""
+    columns, hints = Columns(), get_type_hints(row_type)
+    for name in names:
+        numbers = {int, float, bool} & {hints[name], *get_args(hints[name])}
+        kind = numbers.pop() if numbers and get_origin(hints[name]) is not tuple else str
+        columns[name] = kind, [_cell(getattr(row, name)) for row in rows]
+    return columns
 
 
 def _cell(value: Any) -> Any:

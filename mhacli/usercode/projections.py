@@ -123,8 +123,10 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
     words = f"{part.name} holds {', '.join(letters)}, which its name does not say"
     unnamed = () if part.letters else (Choice("unnamed", words),)
     for matrix, choices in _matrices(part, letters, widths):
-        width = matrix.shape[1]
-        for layout, pieces in _pieces(_with_bias(matrix, part.bias), letters, widths):
+        width, rows = matrix.shape[1], matrix
+        if part.bias is not None and part.bias.numel() == len(matrix):  # it is cut as the matrix is
+            rows = torch.cat([matrix, part.bias.reshape(-1, 1)], dim=1)
+        for layout, pieces in _pieces(rows, letters, widths):
             roles = {}
             for letter, piece in zip(letters, pieces, strict=True):
                 bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
@@ -138,12 +140,6 @@ def _stacked(group: Sequence[WeightMatrix]) -> WeightMatrix:
     biases = [part.bias for part in ordered if part.bias is not None]
     bias = torch.cat(biases) if len(biases) == len(group) else None
     return replace(ordered[0], weight=torch.stack([part.weight for part in ordered]), bias=bias, orientation="free")
-
-
-def _with_bias(matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """The matrix with its bias as the last column, if it is as long, so that both are cut in the same way."""
-    is_cut = bias is not None and bias.numel() == matrix.shape[0]
-    return torch.cat([matrix, bias.reshape(-1, 1)], dim=1) if bias is not None and is_cut else matrix
 
 
 def _matrices(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:

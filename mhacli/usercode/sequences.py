@@ -193,7 +193,7 @@ def sequences_of_ids(
     )
     for n in _OF_SOURCE if decoder else (0,):
         source = torch.randint(min(tables), (n,), generator=torch.Generator().manual_seed(n)).to(like.device)
-        made = {ids.name: partial(_for_each, source)} if n else {}
+        made = {ids.name: lambda sizes, rows=source: rows.expand(sizes.batch, -1)} if n else {}
         found, note = _first_of_ids(replace(attention, made=made), others)
         if found is not None:
             break
@@ -216,11 +216,6 @@ def sequences_of_ids(
         first_position=_first_position(modules[0]),
         cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
     ).at_longest(length if attention.is_resizable else attention.sizes.q_len)
-
-
-def _for_each(source: Tensor, sizes: CallSizes) -> Tensor:
-    """The ids that the encoder beside a decoder reads, the same for each text."""
-    return source.expand(sizes.batch, -1)
 
 
 def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:

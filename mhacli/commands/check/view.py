@@ -39,14 +39,10 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
         blocks += [Text(f"{len(others)} more"), *(_text(f"  {each.code}: {each.message}") for each in others), Text("")]
     rest = [*_building(examination, on), *_answers(examination), *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
-    return Group(*blocks, _grid(rest, on), Text(""), *limits, _verdict(examination))
-
-
-def _verdict(examination: Examination) -> Text:
-    """The verdict, what was examined, and why."""
     against = "" if examination.against is None else f" against {examination.against}"
-    target = f"{visible(examination.target + against)}:"
-    return Text.assemble(_VERDICTS[examination.verdict], "  ", (target, "bold"), " ", _text(examination.sentence))
+    target, sentence = f"{visible(examination.target + against)}:", _text(examination.sentence)
+    verdict = Text.assemble(_VERDICTS[examination.verdict], "  ", (target, "bold"), " ", sentence)
+    return Group(*blocks, _grid(rest, on), Text(""), *limits, verdict)
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.exports import HeadTable
-from mhacli.record.heads import HeadStatistics, Sink
+from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, type_text
@@ -129,7 +129,11 @@ def merge_words(view: Record) -> Record:
     preserved. A pair of words is visible if any pair of their tokens is.
     """
     context = None if view.context is None else tuple(map(_in_words, view.context))
-    heads = (replace(head, sinks=tuple(_sinks_in_words(head, view.keys))) for head in view.heads)
+    heads = []
+    for head in view.heads:
+        of_sinks = [words_with(view.keys[sink.sequence], [sink.key]) for sink in head.sink_keys]
+        pairs = zip(head.sink_keys, of_sinks, strict=True)
+        heads.append(replace(head, sinks=tuple(replace(sink, key=word) for sink, of in pairs for word in of)))
     sequences = tuple(map(_in_words, view.sequences))
     merged = replace(view, sequences=sequences, context=context, heads=HeadTable(heads), survey=None, arrays={})
     size = (merged.dims.q_len, merged.dims.k_len)
@@ -146,12 +150,6 @@ def merge_words(view: Record) -> Record:
         seen = np.logical_or.reduceat(visible[tokens], k_starts, axis=2)
         allowed[words] = np.logical_or.reduceat(seen, q_starts, axis=1)
     return replace(merged, arrays={"pattern": pattern, "allowed": allowed})
-
-
-def _sinks_in_words(head: HeadStatistics, keys: Sequence[TokenSequence]) -> Iterator[Sink]:
-    """The words that contain a sink."""
-    for sink in head.sink_keys:
-        yield from (replace(sink, key=word) for word in words_with(keys[sink.sequence], [sink.key]))
 
 
 def _columns(first: int, of: Sequence[object]) -> slice:

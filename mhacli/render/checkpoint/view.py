@@ -272,7 +272,12 @@ def corpus_tables(
     if record.corpus is None:
         return
     heads = _by_key(record.corpus, layers, record)
-    of_types = [(*heads[head.layer, head.attention, head.head], _field(head)) for head in listed]
+    of_types = []
+    for head in listed:
+        nearest = nearest_type(head)
+        field = HEAD_TYPES[head.kind if nearest is None else nearest[0]]
+        field = "entropy_share" if field in (None, "", "at_offset") else field
+        of_types.append((*heads[head.layer, head.attention, head.head], field))
     spreads = [(name, head, spread) for name, head, field in of_types if (spread := head.spread(field)) is not None]
     yield Group(*table(_spreads(spreads), screen.width, "interval: bootstrap of the mean"))
     for metric in ("d_logit", "d_output"):
@@ -312,13 +317,6 @@ def _distribution(heading: str) -> Iterator[Column[_Row]]:
         unit="id",
         drop=1,
     )
-
-
-def _field(head: HeadStatistics) -> str:
-    """The statistic of a head's type, or of its nearest type; the entropy if there is none."""
-    nearest = nearest_type(head)
-    name = HEAD_TYPES[head.kind if nearest is None else nearest[0]]
-    return name if name and name != "at_offset" else "entropy_share"
 
 
 def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_Row]:
