@@ -463,18 +463,23 @@ def compare(a: Computed, b: Computed) -> Comparison:
     floor = max(torch.finfo(each).eps for each in (rounds.dtype, torch.float32))
     rounding = {place.key: how for place, how in rounds.rounding.items()}
     of_b = {place.key: place for place in b.entries}
-    rows, unmatched = list[Difference](), list[Unmatched]()
+    rows, unmatched, has_all_tokens = list[Difference](), list[Unmatched](), True
     for place in a.entries:
         other = of_b.pop(place.key, None)
         if a.rotates_nothing(place) and (other is None or b.rotates_nothing(other)):
             continue
         gaps = [] if other is None else [*_gaps(place, a.value(place), b.value(other))]
+        if other is not None and place.site == "logits":
+            shapes = a.shape(place), b.shape(other)
+            has_all_tokens = shapes[0][:-1] == shapes[1][:-1]
+            is_hidden = bool(place.name) != bool(other.name) and shapes[0][-1] != shapes[1][-1]
+            gaps = [] if is_hidden else gaps  # one has no head, and gives its last hidden states
         where = (place.layer, place.stack, place.part, place.site, place.name)
         if other is None:
             unmatched.append(Unmatched(*where, None, "only A has it"))
         elif not gaps:
-            shapes = [list(each) for each in (a.shape(place), b.shape(other))]
-            unmatched.append(Unmatched(*where, other.name, f"its shape is {shapes[0]} in A and {shapes[1]} in B"))
+            x, y = (list(each) for each in (a.shape(place), b.shape(other)))
+            unmatched.append(Unmatched(*where, other.name, f"its shape is {x} in A and {y} in B"))
         for site, gap in gaps:
             assert other is not None
             rows.append(_row(changed(place, site=site), other.name, gap, rounding, floor))
@@ -488,7 +493,9 @@ def compare(a: Computed, b: Computed) -> Comparison:
         message = f"the two models have no place that could be compared: {why or 'neither has any'}"
         raise MhaError(message, code="cannot-compare")
     if a.kind != b.kind:
-        rows = [changed(row, healed=row.beyond and _is_healed(row, rows[at + 1 :])) for at, row in enumerate(rows)]
+        is_coarse = torch.finfo(rounds.dtype).eps > torch.finfo(torch.float32).eps
+        heals = partial(_is_healed, is_coarse=is_coarse, has_all_tokens=has_all_tokens)
+        rows = [changed(row, healed=row.beyond and heals(row, rows[at + 1 :])) for at, row in enumerate(rows)]
     notes = [
         f"the router of layer {row.layer} chooses other experts" for row in rows if row.site == "experts" and row.beyond
     ]
@@ -523,7 +530,7 @@ def _notes(a: Computed, b: Computed) -> list[str]:
 
 def _row(place: Place, name_b: str, gap: Gap, rounding: dict[Any, Rounding], floor: float) -> Difference:
     known, of_heads = rounding.get(place.key, (0.0, []))
-    least, relatives = max(known, floor), gap.heads
+    least, relatives = max(known, floor) if math.isfinite(known) else floor, gap.heads
     of_heads = [max(floor, each) for each in of_heads] if len(of_heads) == len(relatives) else [least] * len(relatives)
     is_beyond = not gap.relative <= TIMES_ROUNDING * least
     pairs = enumerate(zip(relatives, of_heads, strict=True))
@@ -535,13 +542,17 @@ def _row(place: Place, name_b: str, gap: Gap, rounding: dict[Any, Rounding], flo
     )
 
 
-def _is_healed(row: Difference, later: list[Difference]) -> bool:
+def _is_healed(row: Difference, later: list[Difference], *, is_coarse: bool, has_all_tokens: bool) -> bool:
     """Whether what follows from a difference is the same in both: the output of the same part, the residual stream, or the
-    logits."""
+    logits of all tokens; in 16 bits, where rounding hides much of what follows, the scores that queries and keys make."""
     for other in later:
         is_same_part = (other.layer, other.stack, other.part) == (row.layer, row.stack, row.part)
+        if is_coarse:
+            if is_same_part and other.site == "scores":
+                return row.site.startswith(("q", "k")) and not other.beyond
+            continue
         is_cut = is_same_part and row.layer is not None and other.site in ("z", "output")
-        is_cut |= other.site == "logits" or (other.site == "residual" and other.stack == row.stack)
+        is_cut |= (other.site == "logits" and has_all_tokens) or (other.site == "residual" and other.stack == row.stack)
         if is_cut and not other.beyond:
             return True
     return False

@@ -61,6 +61,10 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     if not inputs:
         hint = "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another tokenizer; --ids 3,7,5 gives ids"
         raise UsageError("neither side has a tokenizer", hint=hint)
+    if [*inputs[0]] != [*inputs[-1]]:
+        what = [" and ".join(each) for each in (inputs[0], inputs[-1])]
+        message = f"{names[0]} reads {what[0]}, and {names[1]} reads {what[1]}: an encoder-decoder and another model"
+        raise MhaError(message, code="cannot-compare")
     if inputs[0] != inputs[-1]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
         return json.dumps(model_diff(Comparison(ids=ids), names)).encode()
