@@ -80,7 +80,8 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
         comparison = compare(computed[0], computed[1])
         of_a, of_b = ((side.attn, side.settings.device, side.settings.revision) for side in sides)
         for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True):
-            comparison.notes.extend([f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else [])
+            if x != y and all(found):  # of what is saved or built by code they are not known
+                comparison.notes.append(f"{name}: {x or 'default'} in A, {y or 'default'} in B")
         return json.dumps(model_diff(comparison, names)).encode()
 
 

@@ -279,6 +279,40 @@ def test_inputs_that_a_model_does_not_take_are_an_error(inputs: Any) -> None:
         mhacli.diff(model, "a.safetensors", IDS)
 
 
+class Wrapped(nn.Module):
+    """Another class around a model of transformers: its logits, or the last of them, or its last hidden states."""
+
+    def __init__(self, model: Any, gives: str) -> None:
+        super().__init__()
+        self.model, self.gives = model, gives
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.gives == "hidden":
+            return self.model.model(input_ids).last_hidden_state
+        return self.model(input_ids).logits[:, -1:] if self.gives == "last" else self.model(input_ids).logits
+
+
+def test_rounding_of_16_bits_hides_no_rotation_of_another_class() -> None:
+    model = copy.deepcopy(checkpoints.model("llama"))
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.data *= 0.05  # nearly uniform weights, which no rotation changes much
+    other = copy.deepcopy(model)
+    other.model.rotary_emb.inv_freq *= 3
+    document = mhacli.diff(model.bfloat16(), Wrapped(other.bfloat16(), "all"), IDS)
+    assert first(document) == (0, "attention", "q_rotated")
+
+
+def test_the_last_logits_say_nothing_about_other_tokens_and_hidden_states_are_no_logits() -> None:
+    model = checkpoints.model("llama")
+    other = copy.deepcopy(model)
+    last = other.model.layers[-1]
+    last.mlp.register_forward_hook(lambda part, inputs, out: out + torch.eye(out.shape[1])[0][:, None])
+    assert first(mhacli.diff(model, Wrapped(other, "last"), IDS)) == (len(other.model.layers) - 1, "mlp", "output")
+    document = mhacli.diff(model, Wrapped(model, "hidden"), IDS)
+    assert document["verdict"] == "agree"
+    assert [place["part"] for place in document["unmatched"]] == ["logits"]
+
+
 # ------------------------------------------------------------------------------------------------------------- the command
 
 
