@@ -62,8 +62,7 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
         hint = "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another tokenizer; --ids 3,7,5 gives ids"
         raise UsageError("neither side has a tokenizer", hint=hint)
     if [*inputs[0]] != [*inputs[-1]]:
-        what = [" and ".join(each) for each in (inputs[0], inputs[-1])]
-        message = f"{names[0]} reads {what[0]}, and {names[1]} reads {what[1]}: an encoder-decoder and another model"
+        message = "only one of the two is an encoder-decoder, which also reads the text of its decoder"
         raise MhaError(message, code="cannot-compare")
     if inputs[0] != inputs[-1]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
@@ -79,9 +78,9 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
         stage("comparing", limited=False)
         comparison = compare(computed[0], computed[1])
         of_a, of_b = ((side.attn, side.settings.device, side.settings.revision) for side in sides)
-        for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True):
-            if x != y and all(found):  # of what is saved or built by code they are not known
-                comparison.notes.append(f"{name}: {x or 'default'} in A, {y or 'default'} in B")
+        # of what is saved or built by code they are not known
+        for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ():
+            comparison.notes.extend([f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else [])
         return json.dumps(model_diff(comparison, names)).encode()
 
 
