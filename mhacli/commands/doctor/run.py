@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ class Report(Shown):
         if self.model is None:
             e = self.environment
             verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold default")
-            return Group(*table(_table(self.checks, has_numbers=False), screen.width), verdict)
+            return Group(*table(_table(in_brief(self), has_numbers=False), screen.width), verdict)
         legend = [
             "found: the largest change of a token's output, relative to the typical size of an output",
             f"at most: {self.model.tolerance}",
@@ -204,6 +205,24 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
 # -------------------------------------------------------------------------------------------------------- the report
 
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
+
+
+_NAMED = 2
+"""The libraries that are named where all fit."""
+
+
+def in_brief(report: Report) -> list[HealthCheck]:
+    """The checks of an installation. Libraries that fit have one line, and so has attention that is right on a device."""
+    right = [check for check in report.checks if check.name.startswith("attention ") and check.ok]
+    brief = [check for check in report.checks if check not in right]
+    required = [f"{library['name']} {library['version']}" for library in report.libraries if library["extra"] is None]
+    if brief[0].ok and len(required) > _NAMED:
+        words = f"{', '.join(required[:_NAMED])} and {len(required) - _NAMED} more (--json)"
+        brief[0] = HealthCheck(brief[0].name, True, words)
+    for device, of_device in groupby(right, key=lambda check: check.name.rpartition(" ")[0]):
+        dtypes = [check.name.rpartition(" ")[2] for check in of_device]
+        brief.append(HealthCheck(device, True, f"right in {', '.join(dtypes)}"))
+    return brief
 
 
 def _facts(report: Report, model: ExaminedModel) -> list[str]:
