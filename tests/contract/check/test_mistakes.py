@@ -453,6 +453,37 @@ CACHED = [
     *in_layer("cached:PositionIds", ("cache-mask", "> position_ids[0][:, None]", "> torch.arange(t, device=q.device)[:, None]")),
     *in_layer("cached:OwnGrowingCache", ("cache-mask", "triu(start + 1)", "triu(1)")),
 ]  # fmt: skip
+WITHOUT_CODE_TODAY = [
+    *in_layer(
+        "separate:ChatAttention",
+        ("causal-lost", "hide = hide | key_padding_mask", "hide = key_padding_mask"),
+        states=HIDE | CAUSAL,
+    ),
+    *in_layer(
+        "positions:PartialNeoX",
+        ("rope-pairing", "torch.cat((table, table), dim=-1)", "table.repeat_interleave(2, dim=-1)"),
+        states=CAUSAL,
+    ),
+    *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k")),
+    *in_layer(
+        "positions:SwinCosine",
+        ("scale-twice|scale-not-root", "attn = attn * logit_scale", "attn = attn * logit_scale * q.shape[-1] ** -0.5"),
+    ),
+]  # fmt: skip
+LINE_WRONG_TODAY = [
+    *in_layer("fused:ContextAttention", ("values-from-keys", '("bij,bjd->bid", attn, v)', '("bij,bjd->bid", attn, k)')),
+    *in_layer(
+        "positions:BloomAttention",
+        ("bias-head-order", "alibi.reshape(", "alibi.transpose(0, 1).reshape("),
+        ("scale-missing", "alpha=self.inv_norm_factor", "alpha=1.0"),
+        states=CAUSAL,
+    ),
+    *in_layer(
+        "positions:Qwen3",
+        ("qk-norm-shared", "self.k_norm(self.k_proj(x)", "self.q_norm(self.k_proj(x)"),
+        states=CAUSAL,
+    ),
+]  # fmt: skip
 STATED = {"heads-not-as-stated", "scale-not-as-stated"}
 """Codes of statements that the code contradicts; see `test_statements.py`."""
 
@@ -477,10 +508,10 @@ def arguments_of(layer: type, sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in {**SIZES, **sizes}.items() if name in required}
 
 
-def examine(mistake: Mistake, path: Path) -> object:
+def examine(mistake: Mistake, path: Path, **options: float) -> object:
     thing = getattr(user_code.load(path), mistake.layer.partition(":")[2])
     arguments = arguments_of(thing, mistake.sizes) if isinstance(thing, type) else {}
-    return mhacli.check(thing, arguments=arguments, **mistake.states)
+    return mhacli.check(thing, arguments=arguments, **mistake.states, **options)
 
 
 def is_at(mistake: Mistake, path: Path, line: int, named: int | None) -> bool:
@@ -502,6 +533,24 @@ def test_a_mistake_is_named_with_its_line_and_a_proof(mistake: Mistake, tmp_path
     for finding in examination.findings:
         assert finding.file is None or Path(finding.file) == path
         assert not finding.source or finding.source.strip() in path.read_text().splitlines()[finding.line - 1]
+
+
+@pytest.mark.parametrize("mistake", parameters(LINE_WRONG_TODAY))
+@pytest.mark.xfail(strict=True, reason="the line of another operation is named")
+def test_the_line_is_that_of_the_mistake(mistake: Mistake, tmp_path: Path) -> None:
+    path, line = user_code.write(tmp_path, mistake.layer, *mistake.pairs)
+    (finding,) = examine(mistake, path).findings
+    assert is_at(mistake, path, line, finding.line)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("mistake", parameters(WITHOUT_CODE_TODAY))
+@pytest.mark.xfail(strict=True, reason="the verdict is unknown, or another code is named")
+def test_a_mistake_that_is_not_named_today_is_named(mistake: Mistake, tmp_path: Path) -> None:
+    path, _ = user_code.write(tmp_path, mistake.layer, *mistake.pairs)
+    codes = {finding.code for finding in examine(mistake, path, time_limit_s=0.5).findings}
+    assert codes
+    assert codes <= set(mistake.code.split("|"))
 
 
 def test_every_code_that_the_program_knows_is_made(mha) -> None:
