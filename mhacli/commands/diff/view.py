@@ -341,7 +341,7 @@ def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[Ren
     columns: list[Column[Row]] = [
         Column(heading="place", value=where, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=34),
         Column(heading="relative", value=lambda row: row["relative"], unit="number", meaning="|B − A| ÷ |A|"),
-        Column(heading="rounding", value=lambda row: row["rounding"], unit="number", meaning="that of rounding"),
+        Column(heading="rounding", value=lambda row: row["rounding"], unit="number", meaning="change by rounding"),
         column("diff", "largest", lambda row: row["largest"], "number", drop=1),
         Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
     ]
