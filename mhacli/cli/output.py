@@ -128,12 +128,12 @@ def print_result(
     output: Output,
     run: Run | None = None,
     view: Callable[[], None] | None = None,
-    check: Callable[[Record], None] | None = None,
+    is_saved: bool = False,
     after: Callable[[Record, ViewOptions], None] | None = None,
 ) -> None:
     """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of the files. `run` has the
-    weights to save, `view` prints in place of the usual view of the terminal, `check` is by default the self-check, and `after`
-    suggests what to type next on a terminal. Raises `MhaError` for a file that cannot be written."""
+    weights to save, `view` prints in place of the usual view of the terminal, a record that `is_saved` was checked when
+    it was made, and `after` suggests what to type next on a terminal. Raises `MhaError` for a file that cannot be written."""
     from mhacli.record.record import NOT_SEEN
     from mhacli.render.data import nonfinite
 
@@ -152,7 +152,8 @@ def print_result(
         view()
     else:
         print_record(record, options, output)
-    (check or require_self_check)(record)
+    if not is_saved:
+        require_self_check(record)
     for text in notes:  # after the checks, so that an error is printed alone
         note(text)
     for name, n_bad in nonfinite(record.arrays, len(record.layers)).items():

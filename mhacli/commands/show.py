@@ -7,7 +7,7 @@ from typing import Annotated
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
-from mhacli.record.storage import load, require_agreement
+from mhacli.record.storage import load
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import chosen_layers, require_generated, require_rows
 from mhacli.settings import setting
@@ -40,4 +40,4 @@ def show(
         require_generated(options.rows, is_generated=model.generated is not None)
         kinds = [layer.inspected.kind for layer in chosen_layers(record, options)]
         require_rows(options, kinds, record.sequences, record.context)
-    print_result(record, (), options=options, output=output, check=require_agreement)
+    print_result(record, (), options=options, output=output, is_saved=True)

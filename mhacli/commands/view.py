@@ -16,7 +16,7 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal, make_run
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import gc_paused
-from mhacli.record.storage import is_scan, load_late, require_agreement
+from mhacli.record.storage import is_scan, load_late
 from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Mode, Reading, setting
 
@@ -94,6 +94,5 @@ def view(
     show = partial(run_viewer, session, is_open=head is not None)
     if path is not None:
         show()
-        require_agreement(record)
     else:
         print_result(record, notes, options=options, output=output, run=run, view=show)

@@ -129,13 +129,6 @@ def under(arrays: Mapping[str, Array], prefix: str) -> Mapping[str, Array]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def read_arrays(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The arrays that are in memory."""
-    if isinstance(arrays, StoredArrays):
-        return {name: read() for name, read in arrays.data.items() if read.cache_info().currsize}
-    return arrays
-
-
 def checksum(array: Array) -> str:
     """The sha256 of an array's numbers, dtype and shape."""
     import hashlib  # not for a help text

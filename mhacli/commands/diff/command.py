@@ -16,7 +16,6 @@ from mhacli.commands.diff.result import Diff
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.data import load_json
 from mhacli.models.folder import is_hub_id
-from mhacli.record.storage import require_agreement
 from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
 from mhacli.settings import VIEW, Source, setting
 
@@ -79,8 +78,6 @@ def diff(
         name="mha diff",
         command=record_command(),
     )
-    for record, name in zip(found.records or (), (request.a, request.b or ""), strict=False):
-        require_agreement(record, name)
     if found.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"
         hint = "compare two records of the same command, both with --model or both without"

@@ -12,7 +12,6 @@ from rich.text import Text
 from mhacli.record.checks import Check
 from mhacli.record.heads import CERTAIN_ENOUGH, UNTYPED, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Environment, Record, Step, Timing
-from mhacli.record.storage import contradictions
 from mhacli.sites import Dims, positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
@@ -167,15 +166,13 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
     e = record.environment
     versions = f"mha {e.mha} · torch {e.torch} · numpy {e.numpy} · python {e.python}"
     device = f"{e.device} ({e.device_name}) · {record.config.dtype} · {count_of(e.threads, 'thread')} · {e.platform}"
-    pairs = [
+    pairs = (
         (RECORD_BY, shlex.join(record.command)),
         ("versions", versions),
         _origin(record),
         ("machine", device),
         ("self-check", check_text(record.self_check)),
-    ]
-    errors = contradictions(record)
-    pairs += [("contradicts itself", "; ".join(errors))] if errors else []
+    )
     return tuple((word, visible(line)) for word, line in pairs)
 
 
