@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from mmap import mmap
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError
@@ -112,8 +111,8 @@ def _exists(path: str) -> MhaError:
     return MhaError(f"{path} exists", hint="--force overwrites it", code="exists", path=path)
 
 
-def write_whole(path: str, data: bytes | mmap, *, force: bool) -> None:
-    """Writes a file atomically: after any failure the path holds either its old content or all of `data`.
+def write_whole(path: str, data: bytes | Iterable[bytes], *, force: bool) -> None:
+    """Writes a file atomically: after any failure the path holds either its old content or all of `data`, whole or in parts.
 
     The bytes go to a file of another name in the same folder, are synced, and take the name in one step. A symbolic link
     stays a link, an existing file keeps its mode, and without `force` an existing file is never replaced. Raises `MhaError`; a
@@ -141,16 +140,17 @@ def write_whole(path: str, data: bytes | mmap, *, force: bool) -> None:
             os.unlink(temporary)
 
 
-def _fill(fd: int, data: bytes | mmap, *, like: str) -> None:
+def _fill(fd: int, data: bytes | Iterable[bytes], *, like: str) -> None:
     """Writes and syncs `data`, with the mode and owner of the file `like`, which it will replace."""
     with suppress(FileNotFoundError):
         old = os.stat(like)
         if os.geteuid() == 0:
             os.fchown(fd, old.st_uid, old.st_gid)
         os.fchmod(fd, stat.S_IMODE(old.st_mode))
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view[: 1 << 26]) :]
+    for part in [data] if isinstance(data, bytes) else data:
+        view = memoryview(part)
+        while view:
+            view = view[os.write(fd, view[: 1 << 26]) :]
     os.fsync(fd)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from mmap import ACCESS_READ, mmap
+from itertools import chain
+from mmap import ACCESS_COPY, MADV_DONTNEED, mmap
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode, plain
 from mhacli.io.files import write_whole
-from mhacli.io.safetensors import METADATA_KEY, TensorFile
+from mhacli.io.safetensors import METADATA_KEY, read_tensor_header
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.layers import as_attention
@@ -54,59 +55,42 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     start: int
 
-
-class Numbers(NamedTuple):
-    """An array, of whose flattened numbers `read` gives those from a place to another."""
-
-    shape: tuple[int, ...]
-    read: Callable[[int, int], Tensor]
+    @property
+    def stop(self) -> int:
+        """The end of its bytes."""
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
-def numbers_of(tensor: Tensor) -> Numbers:
-    """A tensor in memory as an array that is read in parts."""
-    flat = tensor.detach().flatten()
-    return Numbers(tuple(tensor.shape), lambda start, stop: flat[start:stop].cpu())
-
-
+Entry = tuple[Call | None, dict[str, Stored]]
+"""What is stored of a place: a tensor without a name, or an attention and its tensors by name."""
 Rounding = tuple[float, list[float]]
 """How far rounding moves a place, and each of its heads."""
 
 
 @dataclass
 class Computed:
-    """What a model computes at its places, in the order of execution, in a temporary file. Scores and patterns are stored as the
-    tensors of an attention by name. `rounding` is how far a rounding step of every part moves each place; until that is measured,
+    """What a model computes at its places, in the order of execution; `data` maps the file with the tensors. Scores and patterns
+    are those of an attention. `rounding` is how far a rounding step of every part moves each place; until that is measured,
     `run` has the model and its call."""
 
     name: str
     kind: str
     dtype: torch.dtype
     places: Places
-    file: BinaryIO
-    entries: dict[Place, tuple[Call | None, dict[str, Stored]]] = field(default_factory=dict)
+    data: mmap
+    entries: dict[Place, Entry] = field(default_factory=dict)
     rounding: dict[Place, Rounding] = field(default_factory=dict)
     run: tuple[nn.Module, Forward] | None = None
 
-    def read(self, stored: Stored, start: int, stop: int) -> Tensor:
-        """The numbers of a stored tensor from `start` to `stop`."""
-        numbers = torch.empty(stop - start, dtype=stored.dtype)
-        self.file.seek(stored.start + start * stored.dtype.itemsize)
-        self.file.readinto(numbers.view(torch.uint8).numpy())  # type: ignore[attr-defined]
-        return numbers
-
-    def value(self, place: Place) -> Numbers | Call:
-        """What is stored of a place."""
+    def value(self, place: Place) -> Tensor | Call:
+        """What is computed at a place, whose numbers stay in the file until they are used. What was used before leaves memory."""
+        self.data.madvise(MADV_DONTNEED)
         call, tensors = self.entries[place]
-        if call is None:
-            return Numbers(tensors[""].shape, partial(self.read, tensors[""]))
-        found = {name: self.read(each, 0, math.prod(each.shape)).reshape(each.shape) for name, each in tensors.items()}
-        return call.holding(found)
-
-    def shape(self, place: Place) -> tuple[int, ...]:
-        """The shape of what is computed at a place."""
-        call, tensors = self.entries[place]
-        scores = tensors.get("" if call is None else "scores")
-        return (*tensors["q"].shape[:3], tensors["k"].shape[2]) if scores is None else scores.shape
+        found = {
+            name: torch.frombuffer(self.data, dtype=dtype, count=math.prod(shape), offset=start).reshape(shape)
+            for name, (dtype, shape, start) in tensors.items()
+        }
+        return found[""] if call is None else call.holding(found)
 
     def measure_rounding(self) -> None:
         """Measures how far the places move if every part of the model rounds otherwise, the most in some passes, unless it is
@@ -119,8 +103,7 @@ class Computed:
             place = self.places.of(event)
             if place is None:
                 return
-            now = value if isinstance(value, Call) else numbers_of(value)
-            for site, gap in _gaps(place, self.value(place), now, sampled=True):
+            for site, gap in _gaps(place, self.value(place), value, sampled=True):
                 own = changed(place, site=site)
                 relative, heads = self.rounding.get(own, (0.0, gap.heads))
                 heads = [max(pair) for pair in zip(heads, gap.heads, strict=True)]
@@ -139,11 +122,9 @@ class Computed:
         )
 
 
-def compute(
-    model: nn.Module, forward: Forward, name: str, file: BinaryIO, mapped: Mapping[str, Place | None] = {}
-) -> Computed:
-    """What a model computes at all its places, in an empty file; `mapped` modules are as for `find_places`."""
-    stored, known = dict[Event, tuple[Call | None, dict[str, Stored]]](), dict[Any, tuple[Tensor, Stored]]()
+def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, Place | None] = {}) -> Computed:
+    """What a model computes at all its places; `mapped` modules are as for `find_places`."""
+    stored, known = dict[Event, Entry](), dict[Any, tuple[Tensor, Stored]]()
     modules = dict(model.named_modules())
     names = {
         n for n, module in modules.items() if n in mapped or is_norm(module) or any(True for _ in module.parameters())
@@ -153,15 +134,13 @@ def compute(
         """A tensor in the file; what is the same as one of the last ones, such as a mask that layers share, is stored once."""
         version = object() if tensor.is_inference() else tensor._version
         same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), version)
-        if same in known:
-            return known[same][1]
-        data = tensor.detach().cpu().contiguous()
-        where = Stored(data.dtype, tuple(data.shape), file.seek(0, 2))
-        file.write(data.flatten().view(torch.uint8).numpy().data)
-        known[same] = tensor, where
-        if len(known) > _KNOWN:
-            del known[next(iter(known))]
-        return where
+        if same not in known:
+            data = tensor.detach().cpu().contiguous()
+            known[same] = tensor, Stored(data.dtype, tuple(data.shape), file.tell())
+            file.write(data.flatten().view(torch.uint8).numpy().data)
+            if len(known) > _KNOWN:
+                del known[next(iter(known))]
+        return known[same][1]
 
     def add(event: Event, value: Tensor | Call) -> None:
         if isinstance(value, Call):
@@ -170,11 +149,13 @@ def compute(
         elif event.source[0] != "out" or event.name in names:
             stored[event] = None, {"": store(value)}
 
-    with evaluating(model):
+    with evaluating(model), TemporaryFile() as file:
         places = find_places(observe(model, forward, add), mapped)
+        file.flush()
+        data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     entries = {place: entry for event, entry in stored.items() if (place := places.of(event)) is not None}
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    return Computed(name, kind, dtype_of(model), places, file, entries, run=(model, forward))
+    return Computed(name, kind, dtype_of(model), places, data, entries, run=(model, forward))
 
 
 # -------------------------------------------------------------------------------------------------------- places that are saved
@@ -187,17 +168,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    """A place in a file, the names of its tensors, and what else its attention has."""
-
-    place: Place
-    tensors: dict[str, str]
-    call: dict[str, Any] | None
-    rounding: dict[str, Rounding]
-
-
 class _Saved(msgspec.Struct, frozen=True):
-    """The JSON of a file of places, with the inputs of the model."""
+    """The JSON of a file of places, with the inputs of the model. An entry has its place, what else its attention has, and the
+    names of its tensors in the file."""
 
     schema: str
     command: list[str]
@@ -208,68 +181,48 @@ class _Saved(msgspec.Struct, frozen=True):
     n_heads: list[int]
     hidden: list[str]
     inputs: dict[str, Any]
-    entries: list[_Entry]
+    entries: list[tuple[Place, Any, dict[str, str]]]
+    rounding: list[tuple[Place, Rounding]]
 
 
 def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str], path: str, *, force: bool) -> None:
     """Writes what a model computes, and its inputs as lists of ids, to a safetensors file. Raises `MhaError`."""
-    names = {
-        stored: f"{n}"
-        for n, stored in enumerate(dict.fromkeys(s for _, t in found.entries.values() for s in t.values()))
-    }
-    words = {dtype: word for word, dtype in _DTYPES.items()}
+    every = [stored for _, tensors in found.entries.values() for stored in tensors.values()]
+    names = {stored: f"{n}" for n, stored in enumerate(dict.fromkeys(every))}
     entries = [
-        _Entry(
-            place,
-            {name: names[stored] for name, stored in tensors.items()},
-            None if call is None else {f.name: getattr(call, f.name) for f in fields(call) if f.name not in tensors},
-            {
-                site: found.rounding[own]
-                for site in _sites(place)
-                if (own := changed(place, site=site)) in found.rounding
-            },
-        )
+        (place, call, {name: names[stored] for name, stored in tensors.items()})
         for place, (call, tensors) in found.entries.items()
     ]
     p, dtype = found.places, str(found.dtype).removeprefix("torch.")
-    header = (list(p.n_layers.items()), sorted(p.n_heads), list(p.hidden), inputs, entries)
+    header = (list(p.n_layers.items()), sorted(p.n_heads), list(p.hidden), inputs, entries, [*found.rounding.items()])
     saved = _Saved(SCHEMA, [*command], found.name, found.kind, dtype, *header)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
-    start = 0
+    words, end = {dtype: word for word, dtype in _DTYPES.items()}, 0
     for stored, name in names.items():
-        end = start + math.prod(stored.shape) * stored.dtype.itemsize
+        start, end = end, end + stored.stop - stored.start
         document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
-        start = end
     head = json.dumps(document).encode()
-    with TemporaryFile() as whole:
-        whole.write(len(head).to_bytes(8, "little") + head)
-        for stored in names:
-            found.file.seek(stored.start)
-            whole.write(found.file.read(math.prod(stored.shape) * stored.dtype.itemsize))
-        whole.flush()
-        with mmap(whole.fileno(), 0, access=ACCESS_READ) as data:
-            write_whole(path, data, force=force)
+    parts = (found.data[stored.start : stored.stop] for stored in names)
+    write_whole(path, chain([len(head).to_bytes(8, "little") + head], parts), force=force)
 
 
-def _sites(place: Place) -> tuple[str, ...]:
-    return ("scores", "pattern") if place.site == "scores" else (place.site,)
-
-
-def load_places(header: TensorFile, file: BinaryIO) -> tuple[Computed, dict[str, Any]]:
-    """What `save_places` wrote, with the inputs; the file stays open. Raises `MhaError` for another file."""
-    saved = decode(_Saved, header.metadata, header.path)
+def load_places(path: str) -> tuple[Computed, dict[str, Any]]:
+    """What `save_places` wrote, with the inputs. Raises `MhaError` for another file."""
+    header = read_tensor_header(path)
+    saved = decode(_Saved, header.metadata, path)
     places = Places(n_layers=dict(saved.n_layers), n_heads={*saved.n_heads}, hidden=tuple(saved.hidden))
-    found = Computed(saved.name, saved.kind, getattr(torch, saved.dtype, torch.float32), places, file)
-    for entry in saved.entries:
+    with open(path, "rb") as file:
+        data = mmap(file.fileno(), 0, access=ACCESS_COPY)
+    found = Computed(saved.name, saved.kind, getattr(torch, saved.dtype, torch.float32), places, data)
+    for place, call, names in saved.entries:
         tensors = {}
-        for name, word in entry.tensors.items():
+        for name, word in names.items():
             info = header.tensors.get(word)
             if info is None or info.dtype not in _DTYPES:
-                raise bad_file(header.path, f"{header.path}: it lacks the tensor of {entry.place.site}")
+                raise bad_file(path, f"{path}: it lacks the tensor of {place.site}")
             tensors[name] = Stored(_DTYPES[info.dtype], info.shape, info.start)
-        call = None if entry.call is None else Call(**{**entry.call, "unknown": tuple(entry.call["unknown"])})
-        found.entries[entry.place] = call, tensors
-        found.rounding |= {changed(entry.place, site=site): how for site, how in entry.rounding.items()}
+        found.entries[place] = call and Call(**call), tensors
+    found.rounding |= dict(saved.rounding)
     return found, saved.inputs
 
 
@@ -290,6 +243,11 @@ class Gap:
         """Begins with no difference."""
         self.squares = [[0.0, 0.0] for _ in range(self.shape[1] if len(self.shape) == 4 else 1)]
 
+    @property
+    def of_head(self) -> int:
+        """The numbers of a head of a text, or all."""
+        return math.prod(self.shape[2:] if len(self.shape) == 4 else self.shape)
+
     def add(self, start: int, a: Tensor, b: Tensor) -> None:
         """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their last columns."""
         n_columns = a.shape[-1]
@@ -302,7 +260,7 @@ class Gap:
             change = change.double().masked_fill(is_same, 0.0).nan_to_num(nan=math.inf)
             parts = (change, a.double().nan_to_num(posinf=0.0, neginf=0.0))
             sizes = [torch.linalg.vector_norm(each).item() for each in parts]
-        of_head = self.squares[start // math.prod(self.shape[2:]) % self.shape[1] if len(self.shape) == 4 else 0]
+        of_head = self.squares[start // self.of_head % len(self.squares)]
         of_head[:] = [before + size * size for before, size in zip(of_head, sizes, strict=True)]
         if sizes[0] and (worst := max(map(abs, torch.stack(change.aminmax()).tolist()))) > self.largest:
             self.largest, self._worst = worst, (start, change, n_columns)
@@ -331,31 +289,24 @@ def _ratio(change: float, of: float) -> float:
     return 0.0 if change == 0.0 else math.inf if of == 0.0 else math.sqrt(change / of)
 
 
-def _gaps(place: Place, a: Numbers | Call, b: Numbers | Call, sampled: bool = False) -> Iterator[tuple[str, Gap]]:
+def _gaps(place: Place, a: Tensor | Call, b: Tensor | Call, sampled: bool = False) -> Iterator[tuple[str, Gap]]:
     """The differences at a place by site: those of scores and pattern, or that of an array. None where shapes do not fit."""
     if isinstance(a, Call) and isinstance(b, Call):
         yield from _gaps_of_calls(a, b, sampled=sampled)
-    if isinstance(a, Call) or isinstance(b, Call):
-        return
-    if a.shape != b.shape:
-        whole = [each.read(0, math.prod(each.shape)).reshape(each.shape) for each in (a, b)]
-        pair = _fitted(place, whole[0], whole[1])
-        if pair is None:
-            return
-        a, b = map(numbers_of, pair)
-    gap, n = Gap(a.shape), math.prod(a.shape)
-    of_head = math.prod(a.shape[2:]) if len(a.shape) == 4 else n
-    for first in range(0, n, of_head or 1):
-        for start in range(first, first + of_head, _CHUNK):
-            stop = min(first + of_head, start + _CHUNK)
-            gap.add(start, a.read(start, stop), b.read(start, stop))
-    yield place.site, gap
+    elif isinstance(a, Tensor) and isinstance(b, Tensor) and (pair := _fitted(place, a, b)) is not None:
+        gap = Gap(tuple(pair[0].shape))
+        per_head = (each.detach().reshape(-1, gap.of_head) for each in pair)
+        for number, (x, y) in enumerate(zip(*per_head, strict=True)):
+            for start in range(0, gap.of_head, _CHUNK):
+                stop = start + _CHUNK
+                gap.add(number * gap.of_head + start, x[start:stop].cpu(), y[start:stop].cpu())
+        yield place.site, gap
 
 
 def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Two tensors of other shapes as far as they are the same: keys and values that heads share, axes that are merged, the last
-    position of logits where one side has no more, and the entries that both vocabularies have. None if they do not fit."""
-    if a.ndim == b.ndim == 4 and place.site in ("k", "v", "k_rotated"):
+    """Two tensors as far as they are the same, if their shapes differ: keys and values that heads share, merged axes, the
+    last position of logits where one side has no more, and the entries that both vocabularies have. None if they do not fit."""
+    if a.ndim == b.ndim == 4 and a.shape != b.shape and place.site in ("k", "v", "k_rotated"):
         n = max(a.shape[1], b.shape[1])
         if n % a.shape[1] == n % b.shape[1] == 0:
             a, b = (tensor.repeat_interleave(n // tensor.shape[1], dim=1) for tensor in (a, b))
@@ -470,7 +421,7 @@ def compare(a: Computed, b: Computed) -> Comparison:
             continue
         gaps = [] if other is None else [*_gaps(place, a.value(place), b.value(other))]
         if other is not None and place.site == "logits":
-            shapes = a.shape(place), b.shape(other)
+            shapes = a.value(place).shape, b.value(other).shape
             has_all_tokens = shapes[0][:-1] == shapes[1][:-1]
             is_hidden = bool(place.name) != bool(other.name) and shapes[0][-1] != shapes[1][-1]
             gaps = [] if is_hidden else gaps  # one has no head, and gives its last hidden states
@@ -478,7 +429,7 @@ def compare(a: Computed, b: Computed) -> Comparison:
         if other is None:
             unmatched.append(Unmatched(*where, None, "only A has it"))
         elif not gaps:
-            x, y = (list(each) for each in (a.shape(place), b.shape(other)))
+            x, y = (list(each.shape) for each in (a.value(place), b.value(other)))
             unmatched.append(Unmatched(*where, other.name, f"its shape is {x} in A and {y} in B"))
         for site, gap in gaps:
             assert other is not None

@@ -8,8 +8,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ from mhacli.commands.diff.result import Diff, model_diff
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.data import decode
-from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.compare import Comparison, Computed, compare, compute, load_places, save_places
 from mhacli.models.folder import Checkpoint
 from mhacli.models.layer_names import most_positions, n_vocabulary_of
@@ -47,9 +44,7 @@ def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
         require_open(model, "mhacli.diff")
     runs = forward_of(a, inputs), forward_of(b, inputs)
     names = type(a).__name__, type(b).__name__
-    with TemporaryFile() as file_a, TemporaryFile() as file_b:
-        of_a, of_b = compute(a, runs[0], names[0], file_a), compute(b, runs[1], names[1], file_b)
-        return model_diff(compare(of_a, of_b), names)
+    return model_diff(compare(compute(a, runs[0], names[0]), compute(b, runs[1], names[1])), names)
 
 
 def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
@@ -67,21 +62,20 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     if inputs[0] != inputs[-1]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
         return json.dumps(model_diff(Comparison(ids=ids), names)).encode()
-    with ExitStack() as files:
-        computed = list[Computed]()
-        for side, loaded in zip(sides, found, strict=True):
-            first = computed[0] if computed else None
-            computed.append(_computed(side, loaded, inputs[0], wanted, stage, files, first))
-        if wanted.save is not None:
-            save_places(computed[0], inputs[0], wanted.command, wanted.save, force=wanted.force)
-            return json.dumps({"n_places": len(computed[0].entries)}).encode()
-        stage("comparing", limited=False)
-        comparison = compare(computed[0], computed[1])
-        of_a, of_b = ((side.attn, side.settings.device, side.settings.revision) for side in sides)
-        # of what is saved or built by code they are not known
-        for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ():
-            comparison.notes.extend([f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else [])
-        return json.dumps(model_diff(comparison, names)).encode()
+    computed = list[Computed]()
+    for side, loaded in zip(sides, found, strict=True):
+        first = computed[0] if computed else None
+        computed.append(_computed(side, loaded, inputs[0], wanted, stage, first))
+    if wanted.save is not None:
+        save_places(computed[0], inputs[0], wanted.command, wanted.save, force=wanted.force)
+        return json.dumps({"n_places": len(computed[0].entries)}).encode()
+    stage("comparing", limited=False)
+    comparison = compare(computed[0], computed[1])
+    of_a, of_b = ((side.attn, side.settings.device, side.settings.revision) for side in sides)
+    # of what is saved or built by code they are not known
+    for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ():
+        comparison.notes.extend([f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else [])
+    return json.dumps(model_diff(comparison, names)).encode()
 
 
 # -------------------------------------------------------------------------------------------------------------- the inputs
@@ -91,8 +85,7 @@ def _inputs(side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], w
     """What a side reads: the ids of a file of places, those that are given, or those of its tokenizer. None for code, which reads
     the same as the other side, and for a checkpoint without a tokenizer."""
     if side.kind == "places":
-        with open(side.word, "rb") as file:
-            return load_places(read_tensor_header(side.word), file)[1]
+        return load_places(side.word)[1]
     if wanted.ids is not None:
         n = None if loaded is None else n_vocabulary_of(loaded.config)
         if n is not None and max(wanted.ids) >= n:
@@ -118,12 +111,11 @@ def _computed(
     inputs: Inputs,
     wanted: DiffRequest,
     stage: Stage,
-    files: ExitStack,
     first: Computed | None,
 ) -> Computed:
     """What a side computes. With one model at a time, and to be saved, its rounding is measured at once, and it is freed."""
     if side.kind == "places":
-        return load_places(read_tensor_header(side.word), files.enter_context(open(side.word, "rb")))[0]
+        return load_places(side.word)[0]
     tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
     if found is not None:
         _require_room(found, max(len(rows[0]) for rows in inputs.values()))
@@ -139,8 +131,7 @@ def _computed(
     else:
         model, forward = _built(side, tensors, stage)
     stage(f"running {side.word}", limited=False)
-    file = files.enter_context(TemporaryFile())  # noqa: SIM115 the stack closes it
-    computed = compute(model, forward, side.word, file, _mapped(model, wanted.map, first))
+    computed = compute(model, forward, side.word, _mapped(model, wanted.map, first))
     if wanted.one_at_a_time or wanted.save:
         computed.measure_rounding()
         del model, forward
