@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.io.data import Array
+from mhacli.io.data import Array, finite
 from mhacli.models.capture import FORBIDDING, Call
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
 from mhacli.models.layers import KEPT, ModelInputs, PassInspection, layer_words, nothing_seen, unfit_words
@@ -110,7 +110,9 @@ class Seen:
         self._tokenizer, self._request = tokenizer, request
         self._entry, self._device = entry_of(model), device_of(model)
         self._lists_layers = config_of(model) is not None
-        self._keeps_passes, self._totals = keep_passes, HeadTotals()
+        self._keeps_passes = keep_passes
+        self._sums = dict[HeadKey, Array]()
+        self._largest = dict[HeadKey, Array]()
         self.passes: tuple[Record, ...] = ()
         """The records, in order, of all finished passes with at least one requested attention."""
         self._notes: dict[str, None] = {}
@@ -146,7 +148,11 @@ class Seen:
         `max_score` is the largest of all passes. Statistics that are no means over queries have no value: quantiles of the
         distance, the strongest distance, sinks and strong cells.
         """
-        return HeadTable(map(self._totals.head, range(len(self._totals.keys))))
+        means = {key: weighted / np.where(n, n, np.nan) for key, (weighted, n) in self._sums.items()}
+        return HeadTable(
+            mean_head(key, *(dict(zip(MEANS, each, strict=True)) for each in both), max_score=self._largest[key])
+            for key, both in means.items()
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -220,8 +226,14 @@ class Seen:
             for number in range(len(record.layers)):  # a mean counts by the queries that see a key, or more than one
                 layer = record.of_layer(number)
                 n_keys = np.asarray(layer.arrays["visible"])
-                n_queries = [(n_keys > _LEAST_KEYS.get(name, 0)).sum(axis=(0, 2)) for name in self._totals.names]
-                self._totals.add(layer.heads, np.stack(n_queries))
+                n_queries = np.array([(n_keys > _LEAST_KEYS.get(name, 0)).sum(axis=(0, 2)) for name in MEANS])
+                for place, head in enumerate(layer.heads):
+                    key, both = (head.layer, head.attention, head.head), (head, head.uniform or Averages())
+                    numbers = np.array([[getattr(means, name) for name in MEANS] for means in both], np.float64)
+                    weights = np.isfinite(numbers) * n_queries[:, place % n_queries.shape[1]]
+                    self._sums[key] = self._sums.get(key, 0) + np.stack([np.nan_to_num(numbers) * weights, weights])
+                    score = np.array(head.max_score, np.float64)
+                    self._largest[key] = np.fmax(self._largest.get(key, score), score)
             self.passes = (*(self.passes if self._keeps_passes else ()), record)
         elif inspection.unfit:
             self._notes[f"a pass is in no record: {unfit_words(inspection.unfit)}"] = None
@@ -461,92 +473,33 @@ HeadKey = tuple[int, str, int]
 """The layer, the module and the number of a head."""
 CONDITION = "pattern_"
 """The prefix of the names of conditions, as in tables."""
-LARGEST = "max_score"
-"""The statistic of which the largest value is kept besides the mean."""
 WINDOWS = ("window_50", "window_90", "window_99")
 _LEAST_KEYS = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
 """The number of keys that a query must exceed to count in a mean, if it is not 0; quantiles of the distance have no mean."""
-SUMMED = (
+MEANS = (
     "entropy", "entropy_share", "effective_keys", "participation", "distance", *WINDOWS, "sink", "leading", "diagonal",
-    "previous", "duplicate", "induction", "near", "learned_sink", LARGEST,
+    "previous", "duplicate", "induction", "near", "learned_sink",
 )  # fmt: skip
-"""The statistics that are summed, besides conditions. The strongest distance has no mean."""
+"""The statistics that have a mean, besides conditions. The strongest distance has none."""
 
 
-def values(heads: Sequence[Any], names: Iterable[str]) -> Array:
-    """The statistics `[statistic, head]` of heads, or of their removals, in float64; NaN for None."""
+def mean_head(
+    key: HeadKey, means: Mapping[str, float], uniform: Mapping[str, float], *, max_score: Array
+) -> HeadStatistics:
+    """A head with these means by statistic, those of uniform attention, and the type that follows from them. NaN is no number."""
 
-    def value(head: Any, name: str) -> Any:
-        if name.startswith(CONDITION):
-            return head.patterns[int(name.removeprefix(CONDITION)) - 1] if head.patterns else None
-        return getattr(head, name, None)
-
-    return np.array([[value(head, name) for head in heads] for name in names], dtype=np.float64)  # None becomes NaN
-
-
-@dataclass
-class HeadTotals:
-    """Sums over documents or passes. The first axis of each array of `sums` is that of the heads `keys`; their last axes may
-    have different lengths, and zeros fill them up.
-
-    `means` are `[head, attention or uniform, sum or weight, statistic]`, for the statistics `names`. `max_score` is the largest
-    score. Every other array is a sum.
-    """
-
-    names: tuple[str, ...] = SUMMED
-    keys: list[HeadKey] = field(default_factory=list)
-    sums: dict[str, Array] = field(default_factory=dict)
-
-    def add(self, heads: Sequence[HeadStatistics], weights: Array | float = 1.0, **sums: Array) -> None:
-        """Adds the heads of a document or pass, whose statistics count by their `weights` `[statistic, head]`, and other
-        sums."""
-        numbers = np.stack([values(heads, self.names), values([h.uniform or Averages() for h in heads], self.names)])
-        known = np.isfinite(numbers)
-        means = np.stack([np.where(known, numbers, 0.0) * weights, known * weights])
-        largest = numbers[0, self.names.index(LARGEST), :, None]
-        keys = [(head.layer, head.attention, head.head) for head in heads]
-        self.merge(HeadTotals(self.names, keys, {"means": means.transpose(3, 1, 0, 2), LARGEST: largest, **sums}))
-
-    def merge(self, other: HeadTotals) -> None:
-        """Adds the sums of other documents or passes, which may be of other heads."""
-        number_of = {key: number for number, key in enumerate(dict.fromkeys([*self.keys, *other.keys]))}
-        self.keys = [*number_of]
-        numbers = [number_of[key] for key in other.keys]
-        for name, array in other.sums.items():
-            mine = self.sums.get(name, array[:0])
-            shape = (len(self.keys), *array.shape[1:-1], max(mine.shape[-1], array.shape[-1]))
-            total = np.full(shape, np.nan if name == LARGEST else 0, array.dtype)
-            total[: len(mine), ..., : mine.shape[-1]] = mine
-            combine = np.fmax if name == LARGEST else np.add
-            before = total[numbers, ..., : array.shape[-1]]
-            total[numbers, ..., : array.shape[-1]] = combine(before, array)
-            self.sums[name] = total
-
-    def head(
-        self, number: int, offset: int | None = None, at_offset: tuple[float | None, float | None] = (None, None)
-    ) -> HeadStatistics:
-        """The means of a head with the type that follows from them, the largest score, and its strongest distance if it has one,
-        with the weights of attention and of uniform attention there."""
-        layer, attention, head = self.keys[number]
-        means, uniform = (self._averages(*sums) for sums in self.sums["means"][number])
-        largest = float(self.sums[LARGEST][number, 0])
-        return with_kind(
-            HeadStatistics(
-                layer=layer,
-                attention=attention,
-                head=head,
-                max_score=None if np.isnan(largest) else largest,
-                uniform=Averages(**uniform, at_offset=at_offset[1]),
-                offset=offset,
-                at_offset=at_offset[0],
-                **means,
-            )
-        )
-
-    def _averages(self, sums: Array, weights: Array) -> dict[str, Any]:
+    def averages(numbers: Mapping[str, float]) -> dict[str, Any]:
         """Means as fields of `Averages`: distances are whole numbers, and conditions are one field."""
-        means = {name: total / n if n else None for name, total, n in zip(self.names, sums, weights, strict=True)}
-        means |= {name: round(mean) for name, mean in means.items() if name in WINDOWS and mean is not None}
-        conditions = tuple(means.pop(name) for name in self.names if name.startswith(CONDITION))
-        del means[LARGEST]
-        return {**means, "patterns": conditions}
+        known = {name: None if np.isnan(number) else float(number) for name, number in numbers.items()}
+        whole = {name: round(known[name] or 0) for name in (*WINDOWS, "offset") if known.get(name) is not None}
+        conditions = tuple(known.pop(name) for name in numbers if name.startswith(CONDITION))
+        return {**known, **whole, "patterns": conditions}
+
+    layer, attention, head = key
+    place: dict[str, Any] = {
+        "layer": layer,
+        "attention": attention,
+        "head": head,
+        "max_score": finite(float(max_score)),
+    }
+    return with_kind(HeadStatistics(**place, uniform=Averages(**averages(uniform)), **averages(means)))

@@ -11,12 +11,13 @@ import json
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
-from itertools import accumulate, groupby, product
+from itertools import accumulate, groupby
 from operator import add, truediv
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import Array, checksum, decode, json_checksum, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
-from mhacli.models.inspecting import CONDITION, SUMMED, HeadTotals
+from mhacli.models.inspecting import CONDITION, MEANS, HeadKey, mean_head
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import (
     CONFIDENCE,
@@ -225,10 +226,12 @@ def _write_manifest(path: Path, settings: Iterable[Settings], **facts: Any) -> N
 MAX_FILE_BYTES = 4 << 30
 MAX_SINKS = 10
 """The largest number of sink tokens of a head."""
-_VALUES_AT_ONCE = 1 << 25
-"""Values of a statistic held in memory at once: 256 MiB."""
+_VALUES_AT_ONCE = 1 << 19
+"""Values of a statistic held in memory at once: 4 MiB, and about 50 times as much for all."""
 _OF_ROWS = "rows."
 """The prefix of the arrays that hold a statistic of each document."""
+LARGEST = "max_score"
+"""The statistic of which the largest value is kept, and no mean."""
 EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
 """The numbers of a removal: fields of `Effect`."""
 
@@ -238,15 +241,16 @@ class Totals:
     """Sums over documents: of a document, a unit or a corpus, to which others are merged in their order.
 
     `bad` has the first of the `n_bad` bad documents. `layers` are those of the longest document, with the worst result of each
-    check over all; `identical` says whether the model's outputs were the same bits without inspection. `heads` also sums
-    `kinds` `[head, type]`, the `profile` `[head, attention or uniform, step]`, and with spans `spans`, `[head, documents, mass
-    or uniform mass, span, span]`. For each head, `sinks` has the number of documents and the sum of weights of a token,
-    `offsets` those of a strongest distance, with the weight of uniform attention, and `cells` the strongest cells.
+    check over all; `identical` says whether the model's outputs were the same bits without inspection. Of the heads `keys`,
+    `sums` has the counts of `kinds` `[head, type]`, the `profile` `[head, attention or uniform, step]`, and with spans `spans`,
+    `[head, documents, mass or uniform mass, span, span]`. For each head, `sinks` has the number of documents and the sum of
+    weights of a token, and `cells` the strongest cells.
 
     `documents` has a digest of the documents of each unit. A unit also has that of its file of `rows`.
     """
 
-    heads: HeadTotals = field(default_factory=HeadTotals)
+    keys: list[HeadKey] = field(default_factory=list)
+    sums: dict[str, Array] = field(default_factory=dict)
     n_documents: int = 0
     n_tokens: int = 0
     n_bad: int = 0
@@ -256,35 +260,30 @@ class Totals:
     layers: tuple[InspectedLayer, ...] = ()
     identical: bool = True
     sinks: list[dict[str, list[float]]] = field(default_factory=list)
-    offsets: list[dict[str, list[float]]] = field(default_factory=list)
     cells: list[list[CorpusCell]] = field(default_factory=list)
     documents: tuple[str, ...] = ()
     rows: str = ""
 
     def add(self, document: Document, record: Record, *, spans: Sequence[str]) -> None:
         """Adds a document of a corpus with these `spans`, of which it may lack some."""
-        n_tokens, n_conditions = len(record.keys[0].ids), len(record.heads[0].patterns)
-        names = (*SUMMED, *(f"{CONDITION}{number}" for number in range(1, n_conditions + 1)))
-        one = Totals(HeadTotals(names), n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
+        n_tokens, layers = len(record.keys[0].ids), [record.of_layer(number) for number in range(len(record.layers))]
+        one = Totals(n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
         one.identical = record.model is None or record.model.identical_outputs is not False
-        for number in range(len(record.layers)):
-            layer = record.of_layer(number)
-            one.heads.add(layer.heads, **_sums(layer, spans))
+        sums = [_sums(layer, spans) for layer in layers]
+        one.sums = {name: np.concatenate(_alike([of_layer[name] for of_layer in sums])) for name in sums[0]}
+        for layer in layers:
             queries, keys = layer.sequences[0].tokens, layer.keys[0].tokens
             for head in layer.heads:
-                sinks, offsets, cells = dict[str, list[float]](), dict[str, list[float]](), list[CorpusCell]()
+                sinks, cells = dict[str, list[float]](), list[CorpusCell]()
                 for sink in head.sink_keys:
-                    sums = sinks.setdefault(keys[sink.key], [1, 0.0])
-                    sums[1] += sink.share
-                if head.offset is not None:
-                    at_uniform = head.uniform.at_offset if head.uniform else None
-                    offsets[str(head.offset)] = [1, head.at_offset or 0.0, at_uniform or 0.0]
+                    weights = sinks.setdefault(keys[sink.key], [1, 0.0])
+                    weights[1] += sink.share
                 for cell in head.largest:
                     tokens = queries[cell.query], keys[cell.key]
                     place = document.file, document.place, cell.query, cell.key
                     cells.append(CorpusCell(*place, *tokens, cell.share, cell.lift))
+                one.keys.append((head.layer, head.attention, head.head))
                 one.sinks.append(sinks)
-                one.offsets.append(offsets)
                 one.cells.append(cells)
         self.merge(one)
 
@@ -295,19 +294,19 @@ class Totals:
         self.bad += other.bad[: MAX_LISTED_BAD - len(self.bad)]
         self.devices = tuple(sorted({*self.devices, *other.devices}))
         if not self.n_documents:
-            self.heads, self.layers = other.heads, other.layers
-            self.sinks, self.offsets, self.cells = other.sinks, other.offsets, other.cells
+            self.keys, self.sums, self.layers = other.keys, other.sums, other.layers
+            self.sinks, self.cells = other.sinks, other.cells
         elif other.n_documents:
-            if self.heads.keys != other.heads.keys:
+            if self.keys != other.keys:
                 raise MhaError("documents of a corpus have different heads", code="bad-file")
-            self.heads.merge(other.heads)
+            self.sums = {name: np.add(*_alike([array, other.sums[name]])) for name, array in self.sums.items()}
             of_longest, others = self.layers, other.layers
             if other.longest > self.longest:
                 of_longest, others = others, of_longest
             self.layers = tuple(map(_worst, of_longest, others))
-            for mine, theirs in zip([*self.sinks, *self.offsets], [*other.sinks, *other.offsets], strict=True):
-                for key, sums in theirs.items():
-                    mine[key] = [*map(add, mine[key], sums)] if key in mine else sums
+            for mine, theirs in zip(self.sinks, other.sinks, strict=True):
+                for token, sums in theirs.items():
+                    mine[token] = [*map(add, mine[token], sums)] if token in mine else sums
             for cells, others_cells in zip(self.cells, other.cells, strict=True):
                 cells += others_cells
                 cells.sort(key=lambda cell: -cell.lift)  # among equal ones, the first
@@ -316,6 +315,12 @@ class Totals:
         self.n_tokens += other.n_tokens
         self.longest = max(self.longest, other.longest)
         self.identical &= other.identical
+
+
+def _alike(arrays: Sequence[Array]) -> list[Array]:
+    """Arrays whose last axes have one length, filled up with zeros."""
+    longest = max(array.shape[-1] for array in arrays)
+    return [np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, longest - array.shape[-1])]) for array in arrays]
 
 
 def _sums(layer: Record, spans: Sequence[str]) -> dict[str, Array]:
@@ -353,13 +358,13 @@ def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
 
 
 def totals_to_bytes(totals: Totals, rows: Columns) -> bytes:
-    """The contents of the file of a unit: the totals, and each statistic of its rows, `[document, head]`, NaN for a missing
-    value."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in totals.heads.sums.items()}
-    for name in (*totals.heads.names, *EFFECTS):
-        if name in rows and totals.n_documents:
-            arrays[_OF_ROWS + name] = np.array(rows[name][1], np.float64).reshape(totals.n_documents, -1)
-    facts = plain(replace(totals, heads=replace(totals.heads, sums={})))
+    """The contents of the file of a unit: the totals, and each statistic of its rows, and that of uniform attention, `[document,
+    head]`, NaN for a missing value."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in totals.sums.items()}
+    for name, (kind, numbers) in rows.items() if totals.n_documents else ():
+        if kind is not str:
+            arrays[_OF_ROWS + name] = np.array(numbers, np.float64).reshape(totals.n_documents, -1)
+    facts = plain(replace(totals, sums={}))
     metadata = json.dumps({"totals": facts, "digest": _digest(facts, arrays)})
     return safetensors.numpy.save(arrays, metadata={METADATA_KEY: metadata})
 
@@ -370,9 +375,8 @@ def read_totals(path: str) -> Totals:
     arrays, metadata = safetensors.numpy.load(file.data), decode(dict[str, Any], file.metadata, path)
     if metadata.get("digest") != _digest(metadata.get("totals"), arrays):
         raise bad_file(path, f"{path} is damaged: its content is not what was written")
-    totals = decode(Totals, metadata["totals"], path)
-    totals.heads.sums = {name: array for name, array in arrays.items() if not name.startswith(_OF_ROWS)}
-    return totals
+    sums = {name: array for name, array in arrays.items() if not name.startswith(_OF_ROWS)}
+    return replace(decode(Totals, metadata["totals"], path), sums=sums)
 
 
 def _digest(facts: object, arrays: Mapping[str, Array]) -> str:
@@ -386,7 +390,7 @@ def summary(totals: Totals, example: Record, paths: Sequence[str], *, spans: Seq
     """The record of the example with the head statistics of all documents, whose units are in the files `paths`."""
     assert example.model, "a scan is of a checkpoint"
     assert example.corpus, "an example names its document"
-    heads = [_head(totals, number, of_head) for number, of_head in enumerate(_spreads(totals, paths))]
+    heads = [*_heads(totals, paths)]
     layers = tuple(  # with the sizes of the example's arrays, of which only the profiles are of all documents
         replace(longest, survey=replace(layer.survey, steps=longest.survey.steps, checks=longest.survey.checks))
         for layer, longest in zip(example.layers, totals.layers, strict=True)
@@ -406,17 +410,33 @@ def summary(totals: Totals, example: Record, paths: Sequence[str], *, spans: Seq
     )
 
 
-def _head(totals: Totals, number: int, spreads: Sequence[Spread]) -> tuple[HeadStatistics, CorpusHead]:
-    """The means of a head, and the rest of what is known of it. Its strongest distance is that of most documents; others count
-    as 0 in the weight there."""
-    offsets, n_documents = totals.offsets[number], totals.n_documents
-    if offsets:
-        offset = max(offsets, key=lambda distance: (offsets[distance][0], -int(distance)))
-        _, weight, uniform = offsets[offset]
-        head = totals.heads.head(number, int(offset), (weight / n_documents, uniform / n_documents))
-    else:
-        head = totals.heads.head(number)
-    counts = totals.heads.sums["kinds"][number].tolist()
+def _heads(totals: Totals, paths: Sequence[str]) -> Iterator[tuple[HeadStatistics, CorpusHead]]:
+    """The means of each head, and the rest of what is known of it, for some heads at a time if there are many documents."""
+    n_heads, step = len(totals.keys), max(1, _VALUES_AT_ONCE // totals.n_documents)
+    for start in range(0, n_heads, step):
+        parts, stop = defaultdict[str, list[Array]](list), min(start + step, n_heads)
+        for path in paths:
+            with safetensors.safe_open(path, "numpy") as unit:
+                for name in unit.keys():  # noqa: SIM118 - it is no mapping
+                    if name.startswith(_OF_ROWS):
+                        parts[name.removeprefix(_OF_ROWS)].append(unit.get_slice(name)[:, start:stop])
+        columns = {name: np.concatenate(of_units) for name, of_units in parts.items()}
+        for number in range(start, stop):
+            yield _head(totals, number, {name: column[:, number - start] for name, column in columns.items()})
+
+
+def _head(totals: Totals, number: int, columns: Mapping[str, Array]) -> tuple[HeadStatistics, CorpusHead]:
+    """A head with its means over documents. Its strongest distance is that of most documents; others count as 0 in the weight
+    there."""
+    n_documents, counts = totals.n_documents, totals.sums["kinds"][number].tolist()
+    averaged = [*MEANS, *(f"{CONDITION}{n + 1}" for n in range(len(totals.layers[0].survey.patterns)))]
+    means, uniform = ({name: _mean(columns[of + name]) for name in averaged} for of in ("", "uniform_"))
+    offsets, n_offsets = np.unique(columns["offset"][np.isfinite(columns["offset"])], return_counts=True)
+    if len(offsets):
+        means["offset"] = offset = offsets[n_offsets.argmax()]
+        weights = (np.where(columns["offset"] == offset, columns[f"{of}at_offset"], 0.0) for of in ("", "uniform_"))
+        means["at_offset"], uniform["at_offset"] = (float(np.nansum(each)) / n_documents for each in weights)
+    head = mean_head(totals.keys[number], means, uniform, max_score=np.fmax.reduce(columns[LARGEST]))
     kinds = {kind: n for kind, n in zip(HEAD_TYPES, counts, strict=True) if n}
     sinks = sorted(totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
     return head, CorpusHead(
@@ -425,34 +445,18 @@ def _head(totals: Totals, number: int, spreads: Sequence[Spread]) -> tuple[HeadS
         head=head.head,
         agree=kinds.get(head.kind, 0) / n_documents,
         kinds=kinds,
-        spreads=tuple(spreads),
+        spreads=tuple(spreads({name: columns[name] for name in (*averaged, LARGEST, *EFFECTS) if name in columns})),
         sinks=tuple(TokenSink(token, int(n), weight / n) for token, (n, weight) in sinks[:MAX_SINKS]),
         cells=tuple(totals.cells[number]),
     )
-
-
-def _spreads(totals: Totals, paths: Sequence[str]) -> list[list[Spread]]:
-    """The spreads of each head. They are computed for one statistic at a time, and for some heads if there are many documents."""
-    n_heads, step = len(totals.cells), max(1, _VALUES_AT_ONCE // totals.n_documents)
-    of_heads = [list[Spread]() for _ in range(n_heads)]
-    for name, start in product((*totals.heads.names, *EFFECTS), range(0, n_heads, step)):
-        parts = []
-        for path in paths:
-            with safetensors.safe_open(path, "numpy") as unit:
-                if _OF_ROWS + name in unit.keys():  # noqa: SIM118 - it is no mapping
-                    parts.append(unit.get_slice(_OF_ROWS + name)[:, start : min(start + step, n_heads)])
-        if parts:
-            for number, spread in spreads(name, np.concatenate(parts)):
-                of_heads[start + number].append(spread)
-    return of_heads
 
 
 def _arrays(totals: Totals, layers: Sequence[InspectedLayer]) -> dict[str, Array]:
     """The means over all documents that replace arrays of the example, `[1, head, …]`."""
     arrays = dict[str, Array]()
     for index, layer in enumerate(layers):
-        of_layer = [number for number, key in enumerate(totals.heads.keys) if key[:2] == (layer.layer, layer.name)]
-        sums = {name: array[None, of_layer] for name, array in totals.heads.sums.items()}
+        of_layer = [number for number, key in enumerate(totals.keys) if key[:2] == (layer.layer, layer.name)]
+        sums = {name: array[None, of_layer] for name, array in totals.sums.items()}
         profiles = sums["profile"][..., : len(layer.survey.steps)] / totals.n_documents
         means = {"profile": profiles[:, :, 0], "uniform_profile": profiles[:, :, 1]}
         if "spans" in sums:
@@ -474,25 +478,29 @@ _MOST_COUNT = 20
 """The limit of how often a document is drawn; a larger count has a probability below 1e-18."""
 
 
-def spreads(statistic: str, values: Array) -> Iterator[tuple[int, Spread]]:
-    """Each column of `values` `[document, head]` with its spread, without columns of NaN, which stands where a document has no
-    value."""
-    intervals = _intervals(values)
-    for number in np.flatnonzero(np.isfinite(values).any(axis=0)).tolist():
-        ordered = np.sort(values[np.isfinite(values[:, number]), number])
-        n = len(ordered)
-        mean = math.fsum(ordered.tolist()) / n
-        std = low = high = None
+def spreads(columns: Mapping[str, Array]) -> Iterator[Spread]:
+    """The spread over documents of each statistic that at least one of them has. NaN stands where a document has no value."""
+    intervals = _intervals(np.stack([*columns.values()], axis=1)).T.tolist()
+    for (statistic, values), (low, high) in zip(columns.items(), intervals, strict=True):
+        ordered = np.sort(values[np.isfinite(values)])
+        n, mean, std = len(ordered), _mean(ordered), None
         if n > 1:
             std = math.sqrt(math.fsum(((ordered - mean) ** 2).tolist()) / (n - 1))
-            low, high = intervals[:, number].tolist()
-        places = [math.ceil(quantile * n) - 1 for quantile in QUANTILES]
-        quantiles = tuple(ordered[places].tolist())
-        yield number, Spread(statistic, n, mean, std, low, high, quantiles)
+        else:
+            low = high = None
+        if n:
+            places = [math.ceil(quantile * n) - 1 for quantile in QUANTILES]
+            yield Spread(statistic, n, mean, std, low, high, tuple(ordered[places].tolist()))
+
+
+def _mean(values: Array) -> float:
+    """The exact mean of the finite values, NaN without any."""
+    known = values[np.isfinite(values)].tolist()
+    return math.fsum(known) / len(known) if known else math.nan
 
 
 def _intervals(values: Array) -> Array:
-    """The bounds `[bound, head]` that contain the mean of a fraction `CONFIDENCE` of the resamples.
+    """The bounds `[bound, column]` that contain the mean of a fraction `CONFIDENCE` of the resamples.
 
     The count of each document is Poisson with mean 1, the limit of resampling with replacement for many documents.
     Source: Hanley and MacGibbon 2006, "Creating non-parametric bootstrap samples using Poisson frequencies".

@@ -54,7 +54,7 @@ from mhacli.record.record import Record
 from mhacli.record.storage import load
 from mhacli.text.reading import Document, documents, is_pipe
 
-FORMAT = 4
+FORMAT = 5
 """The version of the files of units."""
 EXAMPLE_LEN = 64
 """The number of tokens up to which a longer document is a better example; of longer ones, the shortest is."""
@@ -214,14 +214,15 @@ class Worker:
             if best is None or _rank(record) > _rank(best[1]):
                 best = document, record
         columns = _rows(good)
+        written = {name: column for name, column in columns.items() if not name.startswith("uniform_")}
         if settings["rows"] == "jsonl":  # equal rows give equal bytes
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-            rows = "".join(f"{encode(row)}\n" for row in dicts_of(columns)).encode()
+            rows = "".join(f"{encode(row)}\n" for row in dicts_of(written)).encode()
         else:
             from pyarrow import parquet
 
             file = BytesIO()
-            parquet.write_table(arrow_of(columns), file, compression="zstd")
+            parquet.write_table(arrow_of(written), file, compression="zstd")
             rows = file.getvalue()
         totals.rows = hashlib.sha256(rows).hexdigest()
         example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
@@ -265,7 +266,8 @@ def _example(document: Document, record: Record, device: str) -> Record:
 
 def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
     """A row for each document, layer and head. The columns are `file`, `place` (line or row from 1, 0 for a whole file),
-    `n_documents` (1) and `n_tokens`, those of `HeadTable`, and the effects of removing the heads, if there are any."""
+    `n_documents` (1) and `n_tokens`, those of `HeadTable`, also of uniform attention, and the effects of removing the heads, if
+    there are any."""
     of_heads = [(document, record) for document, record in good for _ in record.heads]
     heads = HeadTable(head for _, record in good for head in record.heads)
     effects = EffectTable(effect for _, record in good for effect in record.effects)
@@ -274,7 +276,7 @@ def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
         "place": (int, [document.place for document, _ in of_heads]),
         "n_documents": (int, [1 for _ in of_heads]),
         "n_tokens": (int, [len(record.keys[0].ids) for _, record in of_heads]),
-        **heads.columns(),
+        **heads.columns(has_uniform=True),
         **({name: column for name, column in effects.columns().items() if name in EFFECTS} if effects else {}),
     }
 
