@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
-from functools import cache, partial
 
 from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io import memory
-from mhacli.io.data import Array, StoredArrays, checksum, decode, json_checksum, with_earlier_config
+from mhacli.io.data import Array, checksum, decode, json_checksum, with_earlier_config
 from mhacli.io.safetensors import TensorFile, read_tensor_header
 from mhacli.record.record import SCHEMA, Record
 from mhacli.text.numbers import shown
@@ -26,15 +25,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64",
 def load(path: str | os.PathLike[str]) -> Record:
     """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
     no record, or was changed."""
-    record = load_late(os.fspath(path))
-    return replace(record, arrays=dict(record.arrays))
-
-
-def load_late(path: str) -> Record:
-    """The record in a file or in the folder of a scan. An array is read, and numpy imported, when it is used.
-
-    Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
-    """
+    path = os.fspath(path)
     if is_scan(path):
         path, scan = os.path.join(path, SUMMARY), path
         if not os.path.lexists(path):
@@ -58,8 +49,7 @@ def load_late(path: str) -> Record:
         record = replace(record, config=record.config.resolved())
     except UsageError as fault:
         raise bad_file(file.path, f"{file.path}: {fault.message}") from None
-    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors}
-    return replace(record, arrays=StoredArrays(readers))
+    return replace(record, arrays={name: _array(file, name, sums.get(name)) for name in sums or file.tensors})
 
 
 def is_scan(path: str) -> bool:
