@@ -1,7 +1,8 @@
 """`mha` as a user meets it: words and files in; an exit code, two streams and files out.
 
-`run` forks the test process and calls the entry point of the installed `mha` in the child, with descriptors, environment, working
-folder and exit of its own. The imports are paid for once. A Python program that the child starts for code of the user is a fork
+`run` calls the command line in the test process, which has the descriptors, environment and working folder of the run
+meanwhile: the imports are paid for once, and no memory is copied. What needs a process of its own, a terminal or colours (rich
+keeps the codes of a style), is run by the entry point in a fork. A Python program that is started for code of the user is a fork
 too. With `cold=True` the installed script is started instead, for what depends on imports: start-up, signals while modules load,
 memory, another Python path. Every run must keep the invariants of `_require`.
 """
@@ -31,7 +32,8 @@ import termios
 import threading
 import traceback
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import pairwise
@@ -107,17 +109,21 @@ def run(
         screen = None if terminal is None else _open_terminal(*terminal)
         fds = (source, stdout or out.fileno(), err.fileno()) if screen is None else (source, screen[1], screen[1])
         surroundings = _environment(folder, env or {}, modules or {})
-        begin = _start if cold or shell != PLAIN_SHELL or modules else _fork
-        pid = begin(folder, texts, fds, surroundings, shell)
-        watchdog = threading.Timer(PATIENCE_S, _kill, [pid])
-        watchdog.start()
-        shown = None if screen is None else _read_terminal(*screen)
-        _, status = os.waitpid(pid, 0)
-        watchdog.cancel()
+        is_cold = cold or shell != PLAIN_SHELL or bool(modules)
+        shown = None
+        if not (is_cold or screen or colour):
+            result = _call(folder, texts, fds, surroundings)
+        else:
+            pid = (_start if is_cold else _fork)(folder, texts, fds, surroundings, shell)
+            watchdog = threading.Timer(PATIENCE_S, _kill, [pid])
+            watchdog.start()
+            shown = None if screen is None else _read_terminal(*screen)
+            _, status = os.waitpid(pid, 0)
+            watchdog.cancel()
+            result = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
         shown = out.read() if shown is None else shown
-        result = os.waitstatus_to_exitcode(status)
         ended = Ended(texts, result if result >= 0 else 128 - result, shown.decode(), err.read().decode())
     _require(ended, {code} if isinstance(code, int) else set(code), colour=colour)
     _require_unchanged(before, _state(folder), [*texts, *writes])
@@ -219,6 +225,61 @@ def _entry() -> Callable[[], Any]:
     return loaded
 
 
+def _call(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]) -> int:
+    """The exit code of the command line, called in this process."""
+    _entry()
+    app, files = (importlib.import_module(f"mhacli.{name}") for name in ("cli.app", "io.files"))
+    with _as_before():
+        _become(folder, words, fds, env)
+        try:
+            code = int(app.main())
+        except SystemExit as leaving:  # of a script for completion
+            code = int(leaving.code or 0)
+        files.remove_temporary_folders()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+    return code
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """After the block this process is as it was before. The block is interrupted if it takes too long."""
+    import torch
+
+    streams = sys.stdin, sys.stdout, sys.stderr
+    others = tempfile.tempdir, subprocess.Popen, sys.argv[:]
+    place, variables, n_threads = os.getcwd(), dict(os.environ), torch.get_num_threads()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    copies = [os.dup(fd) for fd in range(3)]
+    handler = signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(PATIENCE_S)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        _connect(copies)
+        sys.stdin, sys.stdout, sys.stderr = streams
+        tempfile.tempdir, subprocess.Popen, sys.argv[:] = others  # type: ignore[misc]
+        os.chdir(place)
+        os.environ.clear()
+        os.environ.update(variables)
+        torch.set_num_threads(n_threads)
+
+
+def _give_up(number: int, frame: object) -> NoReturn:
+    raise AssertionError(f"no end after {PATIENCE_S} s")
+
+
+def _connect(copies: Iterable[int]) -> None:
+    """Makes these descriptors, which are closed, the first ones."""
+    for place, fd in enumerate(copies):
+        os.dup2(fd, place)
+        os.close(fd)
+
+
 def _fork(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str) -> int:
     """The id of a child of this process that runs the entry point."""
     entry = _entry()
@@ -243,7 +304,10 @@ def _run_in_fork(
     end: Any = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _become(folder, words, fds, env)
+        os.closerange(3, 4096)
+        _make_threads_anew()
         end = entry()
     except SystemExit as leaving:
         end = leaving.code
@@ -257,24 +321,24 @@ def _run_in_fork(
 
 
 def _become(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]) -> None:
-    """Makes of this fork the process that a shell would have started."""
-    for place, fd in enumerate(map(os.dup, fds)):
-        os.dup2(fd, place)
-    os.closerange(3, 4096)
+    """Makes of this process the one that a shell would have started."""
+    _connect([os.dup(fd) for fd in fds])
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
     gc.get_freeze_count = lambda: 0  # it would walk through all objects of the test process
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "torch" in sys.modules:  # which makes its pool of threads anew after a fork; two threads at once would break it
-        torch = sys.modules["torch"]
-        torch.set_num_threads(torch.get_num_threads())
     subprocess.Popen = _Forking
     sys.argv[:] = [MHA, *words]
-    sys.stdin = open(0, errors="surrogateescape")  # noqa: SIM115 (they stay open to the end)
-    sys.stdout = open(1, "w", errors="surrogateescape", newline="\n")  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", newline="\n")  # noqa: SIM115
+    sys.stdin = open(0, errors="surrogateescape", closefd=False)  # noqa: SIM115 (they stay open to the end)
+    sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", newline="\n", closefd=False)  # noqa: SIM115
+
+
+def _make_threads_anew() -> None:
+    """Makes the pool of torch, which a fork does not have; two threads at once would break it."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(torch.get_num_threads())
 
 
 class _Forking(subprocess.Popen[bytes]):
@@ -310,6 +374,7 @@ def _run_program(words: list[str], fds: tuple[int, int, int], kept: Collection[i
         for fd, mode, buffering in ((0, "rb", -1), (1, "wb", 0), (2, "wb", 0))
     )
     try:
+        _make_threads_anew()
         exec(words[0], {"__name__": "__main__"})
         os._exit(0)
     except BaseException:
