@@ -6,21 +6,22 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import enum
 import inspect
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from mhacli.attention.devices import choose_device
-from mhacli.errors import MhaError, first_names
+from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
-from mhacli.usercode.process import Stage, no_stage, shown_path, user_code_error
+from mhacli.usercode.process import Stage, exception_text, no_stage, shown_path, user_code_error
 from mhacli.usercode.roles import ROWS, Role, role_of, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
@@ -118,6 +119,8 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
+        if not request.keeps_sizes:  # perhaps it cannot be built narrower
+            return _constructed(thing, replace(request, keeps_sizes=True), given)
         words = ", ".join(f"{name}={text}" for name, text in request.arguments)
         subject = f"{request.target.rpartition(':')[2]}({words})" + (f" of {shown_path(file)}" if file else "")
         advice = None if words else f"its arguments are {_described(parameters)}"
@@ -175,6 +178,7 @@ def _arguments(
     Raises `MhaError` for an unknown name, and for a required argument that mha cannot guess.
     """
     parameters, values, fields = parameters_of(thing), dict[str, Any](), dict[str, dict[str, Any]]()
+    enums = {name: enum for name, parameter in parameters.items() if (enum := enum_of(parameter)) is not None}
     for name, value in given.items():
         first, dot, rest = name.partition(".")
         if first not in parameters and (dot or not _takes_any(thing)):
@@ -182,28 +186,69 @@ def _arguments(
         if dot or (type(value) is dict and first in parameters and _is_config(parameters[first])):
             fields.setdefault(first, {}).update({rest: value} if dot else value)
         else:
-            values[name] = value
+            values[name] = member_of(enums.get(name), value)
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     required = [name for name, default in defaults.items() if default is _EMPTY and name not in values]
     configs = dict.fromkeys([*(name for name in required if _is_config(parameters[name])), *fields])
     roles = {name: role_of(name) for name in required if name not in configs}
-    stated = [item for group in (values, *fields.values(), defaults) for item in group.items()]
+    large = {} if request.keeps_sizes or any(map(_is_width, values)) else _large_widths(defaults)
+    usual_sizes = {name: default for name, default in defaults.items() if name not in large}
+    stated = [item for group in (values, *fields.values(), usual_sizes) for item in group.items()]
     known = {role_of(name): value for name, value in reversed(stated) if isinstance(value, int)}
     is_grouped = bool(configs) or "n_kv_heads" in (*roles.values(), *known)
     usual = usual_values(known, is_grouped=is_grouped, causal=request.causal, device=request.device)
-    unknown = [f"{path}{name}" for name, role in roles.items() if role not in usual]
+    for name in [name for name in roles if name in enums]:
+        values[name], guesses[f"{path}{name}"] = member_of(enums[name]), "the first of its kind"
+        del roles[name]
+    unknown = [name for name, role in roles.items() if role not in usual]
     if unknown:
-        message = f"{request.target} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
-        hint = f"for example {' '.join(f'--arg {name}=1' for name in unknown)}"
+        names = " and ".join(f"{path}{name}" for name in unknown)
+        of_tensors = {name for name in unknown if parameters[name].annotation is Tensor}
+        values_of = {name: "'torch.ones(8)'" if name in of_tensors else "1" for name in unknown}
+        hint = f"for example {' '.join(f'--arg {path}{name}={value}' for name, value in values_of.items())}"
+        hint += "; or name a function without arguments that builds it" if of_tensors else ""
+        message = f"{request.target} needs a value for {names}, which mha cannot guess from the name"
         raise MhaError(message, hint=hint, code="argument")
     for name, default in defaults.items():
         if request.causal and default is False and name not in values and role_of(name) == "causal":
             roles[name] = "causal"
     for name, role in roles.items():
         values[name], guesses[f"{path}{name}"] = usual[role]
+    for name, width in large.items():
+        values[name], guesses[f"{path}{name}"] = usual[role_of(name)][0], f"narrower than {width}, its default"
     for name in configs:
         values[name] = _config(parameters[name], fields.get(name, {}), usual, request, guesses)
     return values
+
+
+_WIDE: Final = 1024
+"""The least default width in whose place a narrow one is used."""
+
+
+def _is_width(name: str) -> bool:
+    return role_of(name) in ("d_model", "d_head", "d_v", "d_out")
+
+
+def _large_widths(defaults: Mapping[str, Any]) -> dict[str, int]:
+    """The widths among the defaults of a constructor, if one is so large that calls would be slow."""
+    widths = {name: value for name, value in defaults.items() if type(value) is int and _is_width(name)}
+    return widths if max(widths.values(), default=0) >= _WIDE else {}
+
+
+def enum_of(parameter: inspect.Parameter) -> type[enum.Enum] | None:
+    """The enumeration of which a parameter takes a member, by its annotation."""
+    types = (parameter.annotation, *get_args(parameter.annotation))
+    return next((each for each in types if inspect.isclass(each) and issubclass(each, enum.Enum)), None)
+
+
+def member_of(of: type[enum.Enum] | None, value: Any = None) -> Any:
+    """The member of an enumeration by its name or value, the first one for None; any other value as it is."""
+    if of is None:
+        return value
+    members = [
+        member for member in of if value is None or str(value).rpartition(".")[2] in (member.name, str(member.value))
+    ]
+    return members[0] if members else value
 
 
 def _no_argument(name: str, described: str) -> MhaError:
@@ -320,8 +365,8 @@ _VALUES: Final[Mapping[str, object]] = {
 
 
 def parse_value(text: str) -> object:
-    """The value of a command-line word: a Python literal, `true`, `none`, `torch.float32`, `nn.ReLU`, else the string
-    itself.
+    """The value of a command-line word: a Python literal, `true`, `none`, `torch.float32`, `torch.ones(8)`, `nn.ReLU`, else the
+    string itself. Raises `UsageError` for a call of torch that fails.
 
     >>> parse_value("64"), parse_value("true"), parse_value("(2, 3)"), parse_value("'8'"), parse_value("relu")
     (64, True, (2, 3), '8', 'relu')
@@ -329,6 +374,11 @@ def parse_value(text: str) -> object:
     word = text.strip()
     if word.lower() in _VALUES:
         return _VALUES[word.lower()]
+    if re.fullmatch(r"torch\.\w+\(.*\)", word):
+        try:
+            return eval(word, {"torch": torch})
+        except Exception as fault:
+            raise UsageError(f"{word:.80} cannot be computed: {exception_text(fault)}") from fault
     if re.fullmatch(r"(torch|nn)(\.[A-Za-z_]\w*)+", word):
         value: Any = torch if word.startswith("torch") else nn
         for name in word.split(".")[1:]:

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.usercode.build import Built, cast_copy, parse_value, seeded
+from mhacli.usercode.build import Built, cast_copy, enum_of, member_of, parameters_of, parse_value, seeded
 from mhacli.usercode.process import exception_text, source_line_of, user_code_error
 from mhacli.usercode.roles import (
     IN_ORDER,
     MASKS,
     ROWS,
     CallParameter,
+    called_function,
     never_read,
     signature_of,
     stated,
@@ -83,7 +84,12 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
 
 def plain_call(built: Built, request: TargetRequest) -> UserAttention:
     """The target with what is known of its call before one is tried."""
-    fixed = {name: parse_value(value) for name, value in request.call_arguments}
+    parameters = parameters_of(called_function(built.call))
+    enums = {name: enum for name, parameter in parameters.items() if (enum := enum_of(parameter)) is not None}
+    fixed = {
+        name: member_of(enum) for name, enum in enums.items() if parameters[name].default is inspect.Parameter.empty
+    }
+    fixed |= {name: member_of(enums.get(name), parse_value(value)) for name, value in request.call_arguments}
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
@@ -443,8 +449,10 @@ def forms_of(parameter: CallParameter, *, padding: bool) -> list[MaskForm]:
         return []
     if parameter.role == "lengths":
         return [MaskForm(parameter.name, ("batch",), "lengths", is_padding=padding)]
-    forms = []
+    forms, default = [], parameter.default
     for axes, kind, meaning in itertools.product(_OF_PADDING if padding else _OF_MASKS, _KINDS, _MEANINGS):
+        if isinstance(default, Tensor) and default.ndim != len(axes):
+            continue
         is_added = kind == "additive" and meaning == "keep"
         if is_added or (kind != "additive" and parameter.role != "bias"):
             forms.append(MaskForm(parameter.name, axes, kind, meaning, is_padding=padding))

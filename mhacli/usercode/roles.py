@@ -158,7 +158,9 @@ def never_read(call: Callable[..., Any]) -> frozenset[str]:
     return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - read - {"self"}
 
 
-_BATCH_FIRST = re.compile(r"(?i)\b(b|n|bs\w*|batch\w*), *(t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)\b")
+_BATCH_FIRST = re.compile(
+    r"(?i)(?<!, )(?<![\w,.])(b|bs\w*|batch\w*), *\w|\bn, *(t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)\b"
+)
 
 
 def states_batch_first(thing: object) -> bool:

@@ -45,7 +45,7 @@ class TargetRequest:
     """One class or function, `FILE.py:NAME` or `package.module:NAME`, and how to build and call it.
 
     `arguments` and `call_arguments` are `(name, value as typed)` for the constructor and for each call; `example`
-    is a call of it, as a function of the target and a length.
+    is a call of it, as a function of the target and a length. With `keeps_sizes` default widths stay, however large.
     """
 
     target: str
@@ -55,6 +55,7 @@ class TargetRequest:
     device: str = "cpu"
     seed: int = 0
     example: str | None = None
+    keeps_sizes: bool = False
 
 
 def split_target(target: str) -> tuple[str, str]:
