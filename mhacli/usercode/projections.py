@@ -70,6 +70,7 @@ class ProjectionReading:
 
 def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
     """Every reading, the most natural first. Empty if queries, keys and values cannot be told apart."""
+    parts, makers = _through_latents(parts, widths)
     for groups in _groups(parts):
         named = [part.name for _, group in groups for part in group]
         order = next((part.letters for _, (part, *_) in groups if len(part.letters) == 3), None)
@@ -79,10 +80,30 @@ def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterat
             n_kv_heads = _n_kv_heads(q, k, v, widths.n_heads)
             choices = dict.fromkeys(choice for _, chosen in combination for choice in chosen)
             for out, out_names in outputs if n_kv_heads else ():
-                used = tuple(dict.fromkeys((*named, *out_names)))
+                used = tuple(dict.fromkeys((*named, *out_names, *makers)))
                 unused = tuple(part.name for part in parts if part.name not in used)
                 weights = Projections(q, k, v, out)
                 yield ProjectionReading(weights, widths.n_heads, n_kv_heads, tuple(choices), order, used, unused)
+
+
+def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[list[WeightMatrix], list[str]]:
+    """The parts, with each that reads a latent as its product with the matrix that makes the latent, and the names of those."""
+    d_ins, makers = (widths.d_in, widths.d_context), dict[str, WeightMatrix]()
+    for part in parts:
+        for other in parts if part.orientation == "out-in" and part.weight.shape[1] not in d_ins else ():
+            is_fitting = other.weight.shape[1] in d_ins and len(other.weight) == part.weight.shape[1]
+            if other.orientation == "out-in" and is_fitting and {*part.letters} <= {*(other.letters or "qkv")}:
+                makers[part.name] = other
+    names, found = [maker.name for maker in makers.values()], []
+    for part in [part for part in parts if part.name not in names]:
+        if (maker := makers.get(part.name)) is not None:
+            bias = None if maker.bias is None else part.weight @ maker.bias
+            biases = [each for each in (part.bias, bias) if each is not None]
+            summed = torch.stack(biases).sum(dim=0) if biases else None
+            found.append(replace(part, weight=part.weight @ maker.weight, bias=summed))
+        else:
+            found.append(part)
+    return found, names
 
 
 def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
@@ -266,8 +287,8 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises its input, by its class name. Weight parametrizations do not count."""
-    return "norm" in type(module).__name__.lower() and "parametriz" not in type(module).__module__
+    """Whether a module normalises its input, by its class name."""
+    return "norm" in type(module).__name__.lower()
 
 
 def _orientation(parent: nn.Module | None) -> Orientation:

@@ -26,6 +26,7 @@ from mhacli.commands.check.inputs import (
     plain,
     randomised,
     unmasked_inputs,
+    unparametrized,
 )
 from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
@@ -171,7 +172,7 @@ def _with_same_weights(
     if first.built.module is None or second.built.module is None or not list(second.built.module.parameters()):
         yield (first, second), Choice("weights", "there are no weights to copy")
         return
-    modules = randomised(first.built.module, request.of.seed), second.built.module
+    modules = randomised(first.built.module, request.of.seed), unparametrized(second.built.module)
     has_copies = False
     readings = (_cells(module, subject, request) for module, subject in zip(modules, (first, second), strict=True))
     for (_, cells), (words, other_cells) in itertools.product(*readings):

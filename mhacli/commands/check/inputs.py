@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.commands.check.probes import Probed, with_dropout
@@ -172,16 +175,30 @@ def with_random_weights(
     return Examined(subject, reference, tensors, probed, request, expects_causal)
 
 
+def unparametrized(module: nn.Module) -> nn.Module:
+    """A copy whose weights are parameters, also those that torch computes from others, as with a weight norm."""
+    copied_module = copy.deepcopy(module)
+    for part in copied_module.modules():
+        for name in [*getattr(part, "parametrizations", ())]:
+            parametrize.remove_parametrizations(part, name)
+        for key, hook in [*part._forward_pre_hooks.items()]:  # the older weight norm and spectral norm
+            if isinstance(hook, WeightNorm | SpectralNorm):
+                hook.remove(part)
+                del part._forward_pre_hooks[key]
+    return copied_module
+
+
 def randomised(module: nn.Module, seed: int) -> nn.Module:
     """A copy with random weights, scaled for queries and keys of unit size, and non-zero biases."""
-    copied_module, generator = copy.deepcopy(module), torch.Generator().manual_seed(seed + 1)
+    copied_module, generator = unparametrized(module), torch.Generator().manual_seed(seed + 1)
     for parameter in copied_module.parameters():
-        if not parameter.is_floating_point() or parameter.numel() == 1:
+        is_set = parameter.numel() == 1 and bool(parameter != 0)  # a gate of 0 would hide all that is behind it
+        if not parameter.is_floating_point() or is_set:
             continue
         numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if bool((parameter.detach() == 1).all()):  # an untrained gain of a norm, or a temperature
             numbers = (1 + numbers * 0.2).abs()
         else:
-            numbers = numbers * (0.5 if parameter.ndim == 1 else 1.2 * sorted(parameter.shape)[-1] ** -0.5)
+            numbers = numbers * (0.5 if parameter.ndim < 2 else 1.2 * sorted(parameter.shape)[-1] ** -0.5)
         parameter.data.copy_(numbers)
     return copied_module
