@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,9 @@ def scales(examined: Examined, run: Run) -> Iterator[Option]:
     yield {}, ()
     for name, value in numbers_of(examined.subject.built.arguments.items(), "scale"):
         yield {"scale": value}, (Choice("scale", f"the scale is {value:g}, given as {name}"),)
+    behind = run.behind
     for op, source in run.combined("mul", "div"):
-        if not _is_learned(source):
+        if not _is_learned(source) or op in behind:
             continue
         factor = 1 / source.output if op.name.startswith("div") else source.output
         scores = run.as_scores(factor, op.output.shape)
@@ -228,6 +230,8 @@ def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
         shape, added = op.output.shape, source.output
         if not added.is_floating_point():
             continue
+        if op.arguments.get("beta") == 0:
+            continue
         if op.name == KERNEL:
             shape = torch.Size((*op.sources[0].output.shape[:-1], op.sources[1].output.shape[-2]))
         bias = run.as_scores(added, shape)
@@ -238,20 +242,22 @@ def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
         if op.name.startswith("sub"):
             factor = -factor
         bias = _in_order(run, bias.masked_fill(bias < HIDDEN, 0.0) * factor)
+        if bias is None:
+            continue
         if not _is_learned(source) and _rewards_distance(bias, visible):
             bias = -bias
         found.append((bias, op.at))
     return found
 
 
-def _in_order(run: Run, bias: Tensor) -> Tensor:
-    """The bias `[batch, head, query, key]` as `[1, head, query, key]`, with heads and sequences in the intended order. Raises
-    ValueError if it differs between sequences."""
+def _in_order(run: Run, bias: Tensor) -> Tensor | None:
+    """The bias `[batch, head, query, key]` as `[1, head, query, key]`, with heads and sequences in the intended order; None if
+    it differs between sequences."""
     batch, n_heads, *lengths = bias.shape
     if not torch.equal(bias, bias[:1].expand_as(bias)):
         by_head = bias.reshape(n_heads, batch, *lengths)  # sequences vary faster than heads
         if not torch.equal(by_head, by_head[:, :1].expand_as(by_head)):
-            raise ValueError("the bias differs between sequences")
+            return None
         return by_head[None, :, 0]
     if n_heads == 1:
         return bias[:1]
@@ -443,14 +449,14 @@ _ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
 def around(examined: Examined, run: Run) -> Iterator[Option]:
-    """What the run does to the input of attention and to its output: a norm of the module, a residual connection, an activation
-    at the end."""
+    """What the run does to the input of attention and to its output: a norm of the module, a learned number, a residual
+    connection, an activation at the end."""
     if examined.subject.is_function or not run.operations:
         yield {}, ()
         return
     module, x, out, last = examined.module, run.rows.queries, plain(run.graph.out), run.operations[-1]
     made = [_as_rows(op.output) for op in run.operations if op.output.ndim > 2]
-    made = [rows for each in made for rows in (each, each.transpose(0, 1)) if rows.shape == out.shape]
+    made = [rows for each in made for rows in (each, each.transpose(0, 1), each.mT) if rows.shape == out.shape]
     name, activation = last.name.rstrip("_"), None
     if name in _ACTIVATIONS:
         out, activation = _as_rows(last.sources[0].output), getattr(F, name)
@@ -463,8 +469,8 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
         if any(_is_made(rows + x if is_residual else rows, norm, [out]) for rows in made):
             break
 
-    def after(out: Tensor, x: Tensor) -> Tensor:
-        summed = out + x if is_residual else out
+    def after(gate: Tensor, out: Tensor, x: Tensor) -> Tensor:
+        summed = out * gate + x if is_residual else out * gate
         normed = summed if norm is None else norm(summed)
         return normed if activation is None else activation(normed)
 
@@ -474,9 +480,19 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
         (norm is not None, Choice("post-norm", "the output is normalised")),
         (is_residual, Choice("residual", "the input is added to the output")),
     ]
-    changes_output = is_residual or norm is not None or activation is not None
     choices = tuple(choice for is_so, choice in shown if is_so)
-    yield {"before": first, "after": after if changes_output else None}, choices
+    for gate in _gates(run, out.shape[-1]):
+        gated = (Choice("gate", "the output is multiplied by learned numbers"),)
+        yield {"before": first, "after": partial(after, gate)}, (*choices, *gated)
+    changes_output = is_residual or norm is not None or activation is not None
+    yield {"before": first, "after": partial(after, torch.ones(())) if changes_output else None}, choices
+
+
+def _gates(run: Run, width: int) -> Iterator[Tensor]:
+    """The learned number by which a run multiplies the output of attention, or one for each of its columns."""
+    for op, source in run.combined("mul"):
+        if op in run.behind and source.output.numel() in (1, width) and _is_learned(source):
+            yield plain(source.output).flatten()
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

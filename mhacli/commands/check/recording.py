@@ -59,6 +59,12 @@ class Run:
             if operation.name.rstrip("_") in names and operation.live and len(fixed) == 1:
                 yield operation, fixed[0]
 
+    @property
+    def behind(self) -> Sequence[Operation]:
+        """The operations after the first weighted values."""
+        z = next(iter(self.graph.attentions), {}).get("z")
+        return [] if z is None else self.operations[self.operations.index(z) + 1 :]
+
     def path(self, role: str) -> list[Operation]:
         """The operations from a projection to the queries or keys of the first product; `role` is q or k."""
         first = next(iter(self.graph.attentions), {})
