@@ -35,6 +35,13 @@ def projected(projections: str, inputs: str, layer: ReferenceLayer, rows: Refere
     return [by_letter[p][0](by_letter[i][1]) for p, i in zip(projections, inputs, strict=True)]
 
 
+def projected_twice(taker: str, giver: str, layer: ReferenceLayer, rows: ReferenceInputs) -> list[Tensor]:
+    """Queries, keys and values, of which one reads another instead of rows."""
+    made = dict(zip("qkv", stages.project(layer, rows), strict=True))
+    made[taker] = inputs_of(layer)["qkv".index(taker)](made[giver])
+    return [*made.values()]
+
+
 def changed(
     letters: str, change: Callable[[Projection], Any], layer: ReferenceLayer, rows: ReferenceInputs
 ) -> list[Tensor]:
@@ -73,6 +80,10 @@ def projections() -> Forms:
         ("keys-of-queries", "the keys come from the rows of the queries", "qqv"),
     ):
         yield code, sentence, partial(projected, "qkv", inputs), (f"{code[0]}_proj",)
+    for taker, giver in permutations(_NAMES, 2):
+        sentence = f"the {_NAMES[taker]} are made of the {_NAMES[giver]} that are projected already"
+        name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
+        yield name, sentence, partial(projected_twice, taker, giver), (f"{taker}_proj",)
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
         unbiased = partial(changed, letters, lambda projection: projection._replace(bias=None))
         yield "bias-missing", f"the bias of {', '.join(letters)} is left out", unbiased

@@ -22,6 +22,7 @@ from mhacli.commands.check.inputs import (
     make_case,
     masked_cases,
     max_error,
+    plain,
     unmasked_inputs,
 )
 from mhacli.commands.check.recording import Run, run_of_case
@@ -57,7 +58,8 @@ class Diagnosis:
     """The result of a diagnosis. `run` is the recorded first case. `proofs` are the mistakes that together reproduce the outputs,
     each with the largest difference, relative to the tolerance, and the trial that shows it. `likeliest` is the layer that shares
     the most tensors with the run, and `shown` its mistake that makes the run's weighted values, if the output is not explained.
-    `not_examined` are masks that act only beside another argument; without `explains_masks`, no hypothesis matches a mask."""
+    `not_examined` are masks that act only beside another argument, `ignored` those that hide nothing whatever stands in them;
+    without `explains_masks`, no hypothesis matches a mask."""
 
     cases: list[InputCase]
     run: Run
@@ -68,6 +70,7 @@ class Diagnosis:
     choices: list[Choice] = field(default_factory=list)
     explains_masks: bool = True
     not_examined: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     n_hypotheses: int = 0
 
     @property
@@ -282,9 +285,18 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
     runs = [run_of_case(subject, case) for case in cases]
     pool = [one for one in _pool(examined, candidate, runs[0]) if one.is_shown_by_masks]
     trials = [Trial(candidate, [case], run, pool) for case, run in zip(cases, runs, strict=True)]
-    result.explains_masks &= any(result.accepts_one_more(trial, result.mistakes) for trial in trials) or any(
-        map(result.accepts_several, trials)
-    )
+    if any(result.accepts_one_more(trial, result.mistakes) for trial in trials):
+        return
+    opened = {
+        name: torch.ones_like(mask)
+        for name in ("allowed", "real")
+        if (mask := getattr(cases[0].inputs, name)) is not None
+    }
+    if torch.equal(plain(subject(cases[0].inputs._replace(**opened), mask=form)), cases[0].output):
+        result.ignored.append(form.parameter)
+    elif any(map(result.accepts_several, trials)):
+        return
+    result.explains_masks = False
 
 
 def _explain_large(result: Diagnosis, examined: Examined, case: InputCase) -> None:

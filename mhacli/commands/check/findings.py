@@ -152,6 +152,11 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     if probed.keeps_state:
         line = run.lines_for(_KEEPS, ("k",), built)[0]
         yield finding_of("state-kept-between-calls", messages["determinism"], line)
+    for name in diagnosis.ignored:
+        evidence = f"the output is the same if {name} hides nothing"
+        yield finding_of(
+            "mask-ignored", evidence, run.line_of("scores"), message=f"what stands in {name} changes nothing"
+        )
     is_open = not (diagnosis.is_right or diagnosis.mistakes)
     unused = unused_projections(subject, examined.request.of.seed) if is_open else ()
     if unused:

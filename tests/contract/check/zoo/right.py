@@ -1,10 +1,12 @@
 """Attention in forms that are right, however unlike each other."""
 
+import enum
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 
 class Einsum(nn.Module):
@@ -337,4 +339,63 @@ class TenThousand(nn.Module):
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(mask[:, None, None] == 0, -10000.0)
+        return self.out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Latent(nn.Module):
+    """Keys and values of a narrow latent, with weights that torch computes from others."""
+
+    def __init__(self, d_model, n_heads, rank=7):
+        super().__init__()
+        self.n_heads = n_heads
+        self.q_proj, self.kv_down = weight_norm(nn.Linear(d_model, d_model)), nn.Linear(d_model, rank)
+        self.k_up, self.v_up = nn.Linear(rank, d_model), nn.Linear(rank, d_model, bias=False)
+        self.out_proj = weight_norm(nn.Linear(d_model, d_model))
+
+    def forward(self, x):
+        latent = self.kv_down(x)
+        rows = self.q_proj(x), self.k_up(latent), self.v_up(latent)
+        q, k, v = (each.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for each in rows)
+        return self.out_proj((torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class GatedMap(nn.Module):
+    """A fused convolution over a normalised map, heads outside, scaled on both sides; a gate that is closed at first."""
+
+    def __init__(self, channels=24, heads=3):
+        super().__init__()
+        self.heads, self.norm = heads, nn.GroupNorm(4, channels)
+        self.qkv, self.proj_out = nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        q, k, v = self.qkv(self.norm(x.flatten(2))).reshape(b * self.heads, -1, h * w).chunk(3, dim=1)
+        root = (c // self.heads) ** -0.25
+        weights = torch.softmax(torch.einsum("bct,bcs->bts", q * root, k * root), dim=-1)
+        z = torch.einsum("bts,bcs->bct", weights, v).reshape(b, c, h * w)
+        return x + self.gamma * self.proj_out(z).reshape(b, c, h, w)
+
+
+class Kind(enum.Enum):
+    """How attention is computed."""
+
+    WRITTEN, FUSED = "written", "fused"
+
+
+class Wide(nn.Module):
+    """Large by default, of a kind that no word can be; an empty mask stands for none."""
+
+    def __init__(self, kind: Kind, hidden_size=4096, num_heads=32):
+        super().__init__()
+        self.kind, self.num_heads = Kind(kind), num_heads
+        self.qkv, self.out = nn.Linear(hidden_size, 3 * hidden_size), nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x, mask=torch.ones((0, 0, 0), dtype=torch.bool)):  # noqa: B008 as people write it
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        keep = mask.unsqueeze(1) if mask.size(2) > 0 else None
+        scores = torch.empty(*q.shape[:2], q.shape[2], k.shape[2], dtype=q.dtype).flatten(0, 1)
+        scores = torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=q.shape[-1] ** -0.5)
+        scores = scores.unflatten(0, q.shape[:2])
+        scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
         return self.out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
