@@ -9,16 +9,7 @@ from typing import Literal
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import SORTS, require_order
-from mhacli.settings import (
-    CHECKPOINT,
-    LAYERS,
-    PICTURES,
-    VIEW,
-    LayerChoices,
-    index_list,
-    layer_list,
-    setting,
-)
+from mhacli.settings import CHECKPOINT, LAYERS, PICTURES, VIEW, LayerChoices, index_list, layer_list, setting
 
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
 """`auto` is the matrix, or, if it does not fit, the heatmap."""

@@ -12,14 +12,7 @@ from mhacli.io.data import Array
 from mhacli.render.base.colours import SINK, UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import fitted
-from mhacli.render.base.grids import (
-    FORBIDDEN,
-    NOT_A_NUMBER,
-    levels,
-    ramp_of,
-    scale_words,
-    swatch_levels,
-)
+from mhacli.render.base.grids import FORBIDDEN, NOT_A_NUMBER, levels, ramp_of, scale_words, swatch_levels
 from mhacli.render.figures.svg import (
     FAINT,
     SOFT,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.record.heads import HeadStatistics, words_of_type
+from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Grid
@@ -27,6 +26,7 @@ from mhacli.render.heads.head_map import (
     kv_head_of,
     largest_of_maps,
 )
+from mhacli.render.heads.table import types_of
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
@@ -62,6 +62,9 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
     for head, cells in zip(heads, maps, strict=True):
         of = grid_of(cells, "", scale=scale, top=top, digits=options.precision)
         of_heads.append(_with_words(of, head, cells, is_single=len(heads) == 1))
+    types = " · ".join(text.plain for text in types_of([head.statistics for head in heads]))
+    if len(heads) == 1:
+        types = f"{KIND_SIGNS[heads[0].statistics.kind][0]} {_of_statistics(heads[0].statistics)}"
     block = max(cells.block for cells in maps)
     sequence = f"sequence {sequences[0]}" if len(record.sequences) > 1 else ""
     parts = [heads[0].label, sequence]
@@ -70,10 +73,7 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
     kv_head = kv_head_of(heads[0].record, heads[0].statistics.head) if len(heads) == 1 else ""
     return Sheet(
         title=" · ".join(filter(None, parts)) + kv_head,
-        about=[
-            *_texts(heads, sequences[0], options),
-            *_types([head.statistics for head in heads]),
-        ],
+        about=[*_texts(heads, sequences[0], options), types],
         body=[grids([*_rows(heads, of_heads)], side), legend(of_heads, "attention weight")],
         caption=[cell_meaning(block, of_queries=maps[0].rows is not None), *_notes(record, heads, whole, options)],
     )
@@ -137,16 +137,6 @@ def _texts(heads: Sequence[DrawableHead], sequence: int, options: ViewOptions) -
         n_tokens = count_of(len(text.words), "word") if options.words else count_of(len(text.tokens), "token")
         words = visible(" ".join(text.text.split()))
         yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
-
-
-def _types(found: Sequence[HeadStatistics]) -> Iterator[str]:
-    """The types of heads with their signs, and the number of heads of each."""
-    if len(found) == 1:
-        yield f"{KIND_SIGNS[found[0].kind][0]} {_of_statistics(found[0])}"
-    else:
-        n_of = Counter(statistics.kind for statistics in found)
-        signs = ((sign, kind) for kind, (sign, _) in KIND_SIGNS.items() if kind in n_of)
-        yield " · ".join(f"{sign} {words_of_type(kind).name} {n_of[kind]}" for sign, kind in signs)
 
 
 def _of_statistics(statistics: HeadStatistics) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -24,7 +25,7 @@ from mhacli.record.heads import (
     words_of_type,
 )
 from mhacli.record.record import Record
-from mhacli.render.base.colours import KIND_SIGNS
+from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import count_of, fitted, flowing, sparkline, token_at, token_text, type_name
 from mhacli.render.base.options import Screen, ViewOptions
@@ -226,6 +227,14 @@ def _type_text(head: HeadStatistics) -> str:
     if _has_no_choice(head):
         return "–"
     return f"{KIND_SIGNS[head.kind][0]} {type_name(head, with_nearest=True)}"
+
+
+def types_of(heads: Iterable[HeadStatistics]) -> list[Text]:
+    """The types of heads, each with its sign and the number of heads."""
+    n_of = Counter(head.kind for head in heads)
+    return [
+        Text.assemble(type_sign(kind), f" {words_of_type(kind).name} {n_of[kind]}") for kind in KIND_SIGNS if n_of[kind]
+    ]
 
 
 def _type_style(row: HeadRow) -> str:

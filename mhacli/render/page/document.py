@@ -10,11 +10,7 @@ from typing import Any
 from mhacli.record.heads import UNTYPED
 from mhacli.record.record import Record
 from mhacli.render.base.doc import pairs
-from mhacli.render.base.format import (
-    count_of,
-    fitted,
-    provenance,
-)
+from mhacli.render.base.format import count_of, fitted, provenance
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import (
     DrawableHead,
