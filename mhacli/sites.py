@@ -94,7 +94,7 @@ class Dims:
 def filled_in(template: str, f: Dims) -> str:
     """A template of record/glossary.toml for a run: `<condition:then|else>` is one of two texts, `{name}` a value."""
     config, d_head, group = f.config, f.config.d_head or 1, f.config.heads_per_kv_head
-    scaled, c = f"{config.scale or 0:.6g} · qk", config.softcap
+    scaled, c = f"{config.scale or 0:.4g} · qk", config.softcap
     sharing = f"; each is read by {group} query heads in a row" if group > 1 else ""
     sharing = "; all query heads read the same one" if group == config.n_heads > 1 else sharing
     slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]

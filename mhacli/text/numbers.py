@@ -23,20 +23,20 @@ _FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
     "change": [(1e-4, 1, "{:.1e}"), (inf, 1, "{:.4f}")],
     "size": [(1e-4, 1, "{:.1e}"), (inf, 1, "{:.4f}")],
     "error": [(inf, 1, "{:.2e}")],
-    "fraction": [(inf, 0.01, "{:.0f}%")],
+    "fraction": [(inf, 0.01, "{:.0f} %")],
     "percent": [(0.0995, 0.01, "{:#.2g} %"), (inf, 0.01, "{:.0f} %")],
     "count": [
         (10_000, 1, "{}"),
-        (999.5e3, 1e3, "{:.3g} k"),
-        (999.5e6, 1e6, "{:.3g} M"),
-        (999.5e9, 1e9, "{:.3g} G"),
-        (inf, 1e12, "{:.3g} T"),
+        (999.5e3, 1e3, "{:#.3g} k"),
+        (999.5e6, 1e6, "{:#.3g} M"),
+        (999.5e9, 1e9, "{:#.3g} G"),
+        (inf, 1e12, "{:#.3g} T"),
     ],
     "seconds": [
-        (999.5e-9, 1e-9, "{:.3g} ns"),
-        (999.5e-6, 1e-6, "{:.3g} µs"),
-        (0.9995, 1e-3, "{:.3g} ms"),
-        (999.5, 1, "{:.3g} s"),
+        (999.5e-9, 1e-9, "{:#.3g} ns"),
+        (999.5e-6, 1e-6, "{:#.3g} µs"),
+        (0.9995, 1e-3, "{:#.3g} ms"),
+        (999.5, 1, "{:#.3g} s"),
         (inf, 1, "{:,.0f} s"),
     ],
     "bytes": [
@@ -72,7 +72,7 @@ def shown(value: object, unit: Unit, digits: int | None = None) -> str:
     _, divisor, form = next(fitting, _FORMS[unit][-1])
     if digits is not None:
         form = f"{{:.{digits}{'g' if unit == 'error' else 'f'}}}{form.partition('}')[2]}"
-    text = form.format(number if divisor == 1 else number / divisor)
+    text = form.format(number if divisor == 1 else number / divisor).replace(". ", " ")  # three digits: 610 µs, 24.0 µs
     if unit in ("weight", "brief"):
         unsigned = text.lstrip("-")
         sign = "-" if number < 0 and unsigned.strip("0.") else ""
