@@ -289,7 +289,8 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     words += f" --cell {head.head},{cell.query},{cell.key}"
     words += f" --sequence {cell.sequence}" if len(record.sequences) > 1 else ""
     weight = shown(cell.share, "weight", options.precision)
-    about = f"with the same text and layer computes the weight {weight} of head {head.head}, query {query}, key {key}"
+    about = f"with the same text and {'layer' if record.model is None else 'model'} computes the weight {weight}"
+    about += f" of head {head.head}, query {query}, key {key}"
     _write_filled(words, *about.split())
 
 

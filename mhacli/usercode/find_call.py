@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -555,7 +556,8 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     """The error if no call works: the exception of the first one, its line, and an example to give."""
     attention, fault = tried[0]
     line, text = source_line_of(fault, built.file), exception_text(fault)
-    message = f"{text:.160}" + (f" (line {line.line}: {line.source:.60})" if line else "")
+    place = f" (line {line.line}: {shorten(line.source, 80, placeholder=' …')})" if line else ""
+    message = shorten(text, 160, placeholder=" …") + place
     if (error := user_code_error(f"{built.name} could not be called", fault, built.file, code="")).code:
         return error  # no code of the call would mend it
     if request.example is not None:
