@@ -20,7 +20,7 @@ from rich.text import Text
 from mhacli.io.data import Array
 from mhacli.render.base.colours import CHANGES, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, Ramp
 from mhacli.render.base.doc import Column, Grid
-from mhacli.render.base.format import fitted, flowing
+from mhacli.render.base.format import count_of, fitted, flowing
 from mhacli.render.base.options import Screen, Selection, balanced
 from mhacli.text.numbers import Unit, shown
 
@@ -155,7 +155,9 @@ def grids(
     tops: dict[str, float] = {}
     for g in parts:
         tops[g.scale] = max(g.top, tops.get(g.scale, 0.0))
-    sized = _rows(parts, screen.width, has_numbers=has_numbers)
+    sized = _rows(parts, screen.width, has_numbers=has_numbers, is_whole=has_numbers and not in_one_row)
+    if sum(len(row[0][0].rows.shown) for row in sized) > MAX_ROWS:
+        sized = _rows(parts, screen.width, has_numbers=has_numbers)
     widths = [max(panel.width(size) for panel, size in filter(None, place)) for place in zip_longest(*sized)]
     n_lines, drawn = 0, list[_Panel]()
     for of_row in sized:
@@ -167,7 +169,7 @@ def grids(
         n_lines += len(lines)
     n_more += len(parts) - len(drawn)
     if n_more:
-        yield Text(f"⋮ {n_more} more not drawn (--all or --head)", style="dim")
+        yield Text(f"⋮ {count_of(n_more, 'more pattern')} not drawn (--all or --head)", style="dim")
     caption = [*_caption(drawn, tops, screen)] if drawn else []
     if caption:
         yield flowing(caption, screen.width)
@@ -176,9 +178,9 @@ def grids(
 # -------------------------------------------------------------------------------------------------------- what fits
 
 
-def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool) -> list[_Row]:
-    """The grids with the width of their cells in as few rows as fit, evenly filled, with the same room below each other. Of grids
-    with the same rows the first in a row names them."""
+def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool, is_whole: bool = False) -> list[_Row]:
+    """The grids with the width of their cells in as few rows as fit, with whole names of columns or at least their cells, evenly
+    filled, with the same room below each other. Of grids with the same rows the first in a row names them."""
     sized: list[_Row] = []
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
@@ -189,7 +191,7 @@ def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool) -> list[_Row]
                 is_named = g is parts[start] or g.rows is not parts[start].rows
                 named = g if is_named else replace(g, rows=[""] * len(g.rows), corner="")
                 rows[-1].append(_forms(named, has_numbers=has_numbers))
-        widths = [[forms[-1].width(forms[-1].least) for forms in row] for row in rows]
+        widths = [[forms[-1].width(forms[-1].size(width if is_whole else 0)) for forms in row] for row in rows]
         rooms = [max(place) for place in zip_longest(*widths, fillvalue=0)]
         spare = width - sum(rooms) - _GAP * (n - 1)
         if n == 1 or spare >= 0:
@@ -206,7 +208,7 @@ def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool) -> list[_Row]
 def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Grid:
     """The grid with as many rows and columns as fit; one that does not is pooled so that two stand side by side."""
     lines = len(g.rows) if everything else MAX_LINES * (2 if screen.colour else 1)
-    names = max(_forms(g, has_numbers=False)[-1].label, 13)
+    names = max(_forms(g, has_numbers=False)[-1].around, 13)
     room = screen.width - names
     if g.smaller is None or (len(g.rows) <= lines and len(g.columns) <= room):
         return g
@@ -257,9 +259,8 @@ def _side_by_side(row: _Row, widths: Sequence[int], tops: Mapping[str, float], s
     painted = [[*_painted(panel, size, tops[panel.grid.scale], screen)] for panel, size in row]
     for place, title in enumerate(panel.grid.title for panel, _ in row):
         if title:
-            width = widths[place] if len(widths) > 1 else screen.width
             rule = Text(title, style="bold", overflow="ellipsis", no_wrap=True)
-            rule.append(" " + "─" * (width - cell_len(title) - 1), style="not bold dim")
+            rule.append(" " + "─" * (widths[place] - cell_len(title) - 1), style="not bold dim")
             painted[place].insert(0, rule)
     for texts in zip_longest(*painted, fillvalue=Text()):
         line = Text(no_wrap=True)
@@ -412,7 +413,7 @@ def ends(
     if scale == "change":
         return (shown(-top, unit, digits) if least < 0 else "0"), high
     is_exceeded = largest > top and shown(largest, unit, digits) != high
-    low = "0" if scale == "linear" else f"{top / 10**DECADES:.1g} or less"
+    low = "0" if scale == "linear" else f"{top / 10**DECADES:.1g} or less".removeprefix("0")
     return low, high + " or more" * is_exceeded
 
 

@@ -272,7 +272,8 @@ def effect_table(record: Record, summary: EffectSummary, digits: int | None = No
     for place, name in enumerate(numbers, 1):
         number = number_column(name, None if name == "rank" else digits)
         columns.append(replace(number, drop=0 if name == summary.metric else place))
-    legend = ("Δlogprob and KL in nats", "rank 0: the most likely") if "kl" in numbers else ()
+    legend = ["Δlogprob and KL in nats", "rank 0: the most likely"] if "kl" in numbers else []
+    legend += [] if summary.metric == "d_output" else ["Δoutput relative to the length of the output"]
     return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
 
 
@@ -336,7 +337,7 @@ def removal_name(effect: Effect, record: Record) -> str:
     """The name of a removal, such as `5.1`; `head 1` in a layer of mha."""
     names = {(layer.kind, layer.layer): short_name(layer, record.layers) for layer in reversed(record.layers)}
     if effect.removed == "spans":
-        return " → ".join(map(visible, effect.spans))
+        return " → ".join(map(visible, reversed(effect.spans)))
     heads, kinds = effect.heads, effect.kinds or (effect.kind,) * len(effect.heads)
     if effect.head is not None:
         heads, kinds = ((effect.layer or 0, effect.head),), (effect.kind,)

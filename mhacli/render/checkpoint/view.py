@@ -3,7 +3,6 @@ distributions over documents."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,9 @@ from rich.text import Text
 
 from mhacli.record.corpus import CONFIDENCE, CorpusHead, CorpusSummary, Spread, named
 from mhacli.record.glossary import words_of
-from mhacli.record.heads import HEAD_TYPES, STATISTICS, UNTYPED, HeadStatistics, in_order, nearest_type, words_of_type
+from mhacli.record.heads import HEAD_TYPES, STATISTICS, UNTYPED, HeadStatistics, in_order, nearest_type
 from mhacli.record.record import Record
-from mhacli.render.base.colours import KIND_SIGNS, type_sign
+from mhacli.render.base.colours import type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
 from mhacli.render.base.format import fitted, flowing, token_at
 from mhacli.render.base.grids import grids
@@ -34,11 +33,13 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.header import checks_view, head_footer, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
-from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, statistics, token_name
+from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, statistics, token_name, types_of
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 
+_EFFECTS = ("d_logit", "d_output")
+"""What ranks removals: the first number that they have."""
 MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN = 24, 8, 4, 8
 """The largest number of heads in the table of one layer, of several, and of a corpus, which has two tables; and of patterns."""
 
@@ -100,19 +101,21 @@ def listed_heads(
 ) -> tuple[tuple[HeadStatistics, ...], str]:
     """The heads with a table row, in order, and how they were selected if not all: by the requested order, or by
     excess."""
-    ordered = in_order(heads, options.sort)
+    effects = [name for name in _EFFECTS if any(getattr(head, name) is not None for head in heads)]
+    sort = effects[0] if effects and options.sort == "head" else options.sort
+    ordered = in_order(heads, sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
     ranked = MAX_RANKED if record.corpus is None else MAX_OF_CORPUS
     limit = MAX_LISTED if n_layers == 1 else ranked
-    is_table = any(head.control is not None or head.d_output is not None for head in heads)  # requested: all are shown
+    is_table = any(head.control is not None for head in heads)  # requested: all are shown
     if options.everything or is_table or len(ordered) <= limit:
         return ordered, ""
     typed = [head for head in heads if head.kind not in UNTYPED]
-    if options.sort == "head" and n_layers > 1 and typed:
+    if sort == "head" and n_layers > 1 and typed:
         listed = in_order(typed, "certainty")[:limit]
         description = f"{len(listed)} of {len(ordered)} heads, by excess over uniform, mixed left out"
     else:
-        listed, by = ordered[:limit], "" if options.sort == "head" else f" by {options.sort}"
+        listed, by = ordered[:limit], "" if sort == "head" else f" by {sort}"
         description = f"the first {len(listed)} of {len(ordered)} heads{by}"
     return listed, description
 
@@ -170,10 +173,7 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
         beside=[Column(heading="", value=lambda row: rows[row][4])] if any(row[4] for row in rows) else [],
         has_all_rows=True,
     )
-    n_of = Counter(head.kind for _, head in heads)
-    types = [kind for kind in KIND_SIGNS if n_of[kind]]
-    legend = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name} {n_of[kind]}") for kind in types]
-    return Group(*grids([shown], screen, form="shades"), flowing(legend, screen.width))
+    return Group(*grids([shown], screen, form="shades"), flowing(types_of([head for _, head in heads]), screen.width))
 
 
 # ---------------------------------------------------------------------------------------------------------------- spans
@@ -280,7 +280,7 @@ def corpus_tables(
         of_types.append((*heads[head.layer, head.attention, head.head], field))
     spreads = [(name, head, spread) for name, head, field in of_types if (spread := head.spread(field)) is not None]
     yield Group(*table(_spreads(spreads), screen.width, "interval: bootstrap of the mean"))
-    for metric in ("d_logit", "d_output"):
+    for metric in _EFFECTS:
         found = [(name, head, spread) for name, head in heads.values() if (spread := head.spread(metric)) is not None]
         if found:
             chosen = [row for row in found if options.heads is None or row[1].head in options.heads]

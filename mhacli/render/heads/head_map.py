@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from rich.cells import set_cell_size
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -22,7 +23,7 @@ from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.format import PADDING, fitted, token_at, token_text
-from mhacli.render.base.grids import FORBIDDEN, MAX_LINES, Form, grids
+from mhacli.render.base.grids import FORBIDDEN, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.selection import DrawableHead, usual_scale
 from mhacli.render.base.terminal import table
@@ -361,7 +362,7 @@ _NAME, _NAME_WITH_NEXT = 12, 22
 """The widest name of a query, alone and followed by the generated next token."""
 _MEANING = "attention weights query → key"
 _FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
-_SINK_WIDTH, _LONGEST, _LEAST_KEYS = 5, 28, 30
+_LONGEST, _LEAST_KEYS = 28, 30
 
 
 def cell_meaning(block: int, *, of_queries: bool = False) -> str:
@@ -404,8 +405,8 @@ def patterns(
     for title in (title for title, cells in heads if not len(cells.weights)):
         yield Text(f"{title}: none of the chosen rows is in this text", style="yellow")
     if options.view == "top":
-        for title, cells in drawn:
-            yield from table(_top_keys(title, cells, options), screen.width)
+        tables = [Group(*table(_top_keys(title, cells, options), screen.width)) for title, cells in drawn]
+        yield Columns(tables, padding=(0, 2))
         return
     scale = options.map_scale or usual_scale(cells.keys for _, cells in drawn)
     panels = [_pattern_grid(title, cells, options, scale=scale, top=largest) for title, cells in drawn]
@@ -498,7 +499,7 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
                 value=lambda row: f"{token_at(cells.token(QUERY, row), cells.place(QUERY, row), _LONGEST)} →",
                 style=lambda row: "bold",
             ),
-            Column(heading="strongest keys", value=keys_of, least=_LEAST_KEYS, wraps=True),
+            Column(heading="strongest weights", value=keys_of, least=_LEAST_KEYS, wraps=True),
         ],
         rows=range(len(cells.weights)),
         title=title,
@@ -507,33 +508,43 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
     )
 
 
-def head_map_view(
-    record: Record, place: int, sequence: int, options: ViewOptions, screen: Screen, *, layer: str = ""
+def maps_view(
+    record: Record, places: Sequence[int], sequence: int, options: ViewOptions, screen: Screen, *, layer: str = ""
 ) -> RenderableType:
-    """The map of a head of a sequence without its sink, which stands beside it. `layer` is an optional name."""
-    lines = len(record.sequences[sequence].tokens) if options.everything else MAX_LINES * (2 if screen.colour else 1)
-    head = record.heads[place]
-    whole = block_map(record, place, sequence).fitting(lines, screen.width - _NAME - 1 - _SINK_WIDTH)
+    """The maps of heads of a sequence on a common scale, without their sinks, which stand beside them. `layer` is an optional
+    name."""
+    panels, notes = list[Grid](), list[Text]()
+    for place in places:
+        head, whole = record.heads[place], block_map(record, place, sequence)
+        name = f"head {head.head}"
+        title = where(record, sequence, layer, name, words_of_type(head.kind).name)
+        panels.append(_without_sinks(whole, title, options))
+        notes += _taken(whole.without_sinks(), name, options.precision)
+    return Group(*grids(panels, screen, form="shades", everything=options.everything), *notes)
+
+
+def _without_sinks(whole: HeadMap, title: str, options: ViewOptions) -> Grid:
+    """A map without its sinks, which stand beside it."""
     cells = whole.without_sinks()
-    title = where(record, sequence, layer, f"head {head.head}", words_of_type(head.kind).name)
-    grid = _map_grid(cells, title, options.map_scale or "log", options)
-    if cells.sinks:
-        sink: Column[int] = Column(
-            heading="sink",
-            value=lambda row: cells.sink_weights[row] if cells.n_queries[row] else None,
-            unit="fraction",
-            style=lambda row: "magenta",
-        )
-        grid = replace(grid, beside=[sink])
-    return Group(*grids([grid], screen, form="shades"), *_taken(cells, options.precision))
+    sink: Column[int] = Column(
+        heading="sink",
+        value=lambda row: cells.sink_weights[row] if cells.n_queries[row] else None,
+        unit="fraction",
+        style=lambda row: "magenta",
+    )
+    return replace(
+        _map_grid(cells, title, options.map_scale or "log", options),
+        beside=[sink] if cells.sinks else [],
+        smaller=lambda rows, columns: _without_sinks(whole.fitting(rows, columns), title, options),
+    )
 
 
-def _taken(cells: HeadMap, digits: int) -> Iterator[Text]:
-    """What was removed from a map, with its part of all attention; nothing if nothing was."""
+def _taken(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
+    """What was removed from the map of a head, with its part of all attention; nothing if nothing was."""
     sink, learned = cells.sink_mass, cells.learned_mass or 0.0
     parts = [f"sink {shown(sink, 'weight', digits)}"] if cells.sinks else []
     parts += [] if cells.learned is None else [f"sink logit {shown(learned, 'weight', digits)}"]
     if parts:
         parts.append(f"shown {shown(1 - sink - learned, 'weight', digits)} of all attention")
         beside = "the first token, a sink, stands beside the rest of each row, which" if cells.sinks else "the rest"
-        yield Text(" · ".join(parts), style="bold").append(f": {beside} is renormalised", style="not bold")
+        yield Text(f"{name}: {' · '.join(parts)}", style="bold").append(f": {beside} is renormalised", style="not bold")

@@ -27,7 +27,7 @@ from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
-from mhacli.render.heads.head_map import cell_map, grid_of, head_map_view, where
+from mhacli.render.heads.head_map import cell_map, grid_of, maps_view, where
 from mhacli.render.heads.table import TOKEN_WIDTH, heads_table, sinks_line, statistics, token_name
 from mhacli.run import BASE_BYTES
 from mhacli.text.escape import visible
@@ -52,8 +52,8 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
         sections.append(_costs(record, survey, screen))
     if options.tokens or options.verbose:
         sections += token_tables(record, sequences_to_draw(options, len(record.sequences)), options, screen)
-    sections.append(strong_places(record, listed, options, screen))
     sections += cells_view(record, listed, options, screen)
+    sections.append(strong_places(record, listed, options, screen))
     sections.append(Group(*statistics(of_heads, options, screen), sinks))
     sections.append(_checks(record, survey, options, screen))
     return spaced(sections)
@@ -155,9 +155,9 @@ def cells_view(
     """The requested maps of a layer, and of the listed heads the kept block of the pattern, and the top keys of the requested
     queries. `layer` is its name, if there are several."""
     for b in sequences_to_draw(options, len(record.sequences)).shown:
-        for place, head in enumerate(record.heads):
-            if head.head in options.maps:
-                yield head_map_view(record, place, b, options, screen, layer=layer)
+        drawn = [place for place, head in enumerate(record.heads) if head.head in options.maps]
+        if drawn:
+            yield maps_view(record, drawn, b, options, screen, layer=layer)
         if listed and "corner" in record.arrays:
             yield Group(*_corner_view(record, listed, b, options, screen, layer))
         if listed and "top_keys" in record.arrays and requested_queries(record, b):

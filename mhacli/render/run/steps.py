@@ -18,7 +18,7 @@ from mhacli.render.base.format import memory_text, sparkline
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-_LEAST_FORMULA, _NUMBER_WIDTH, _PAGE_WIDTH = 16, 10, 60
+_LEAST_FORMULA, _NUMBER_WIDTH, _PAGE_WIDTH = 16, 11, 60
 _NOT_FINITE = "not fin."
 
 
@@ -144,7 +144,7 @@ def number_row(numbers: Sequence[float | None], width: int, missing: str = _NOT_
     """The numbers that fit on a line, in columns, and how many there are more."""
     n_shown = max(2, width // _NUMBER_WIDTH)
     if len(numbers) > n_shown:
-        n_shown = max(1, n_shown - 2)
+        n_shown = max(1, n_shown - 1)
     words = (missing if number is None else shown(number, "number") for number in numbers[:n_shown])
     more = f" … {len(numbers) - n_shown} more" if n_shown < len(numbers) else ""
     return "".join(f" {word:>{_NUMBER_WIDTH - 1}}" for word in words) + more
