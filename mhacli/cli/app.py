@@ -42,28 +42,25 @@ COMMANDS: Mapping[str, str] = {
 folder of that name, in its `command`."""
 
 
-def _listed() -> None:
-    """What stands for a command whose module is not needed."""
-
-
 def _application(needed: str | None) -> Any:
-    """The group of all commands. Only the module of the `needed` one is imported; listing others needs only their names and
-    help."""
+    """The group of all commands. Only the module of the `needed` one is imported; the others have a name and a help."""
     app = typer.Typer(name="mha", pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True, epilog=_EXAMPLES)(_root)
-    for name, text in COMMANDS.items():
-        command: Any = _listed
-        if name == needed:
-            with gc_paused():
-                module = importlib.import_module(f"mhacli.commands.{name}")
-                if hasattr(module, "__path__"):  # a folder
-                    module = importlib.import_module(f"mhacli.commands.{name}.command")
-            command = getattr(module, name)
+    if needed is not None and needed in COMMANDS:
+        with gc_paused():
+            module = importlib.import_module(f"mhacli.commands.{needed}")
+            if hasattr(module, "__path__"):  # a folder
+                module = importlib.import_module(f"mhacli.commands.{needed}.command")
+        command: Any = getattr(module, needed)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, help=text)
+            app.add_typer(command, name=needed, help=COMMANDS[needed])
         else:
-            app.command(name, cls=HelpCommand, help=text, epilog=getattr(command, "examples", None))(command)
-    return add_help_options(typer.main.get_command(app))
+            examples = getattr(command, "examples", None)
+            app.command(needed, cls=HelpCommand, help=COMMANDS[needed], epilog=examples)(command)
+    group: Any = typer.main.get_command(app)
+    loaded = group.commands
+    group.commands = {name: loaded.get(name) or HelpCommand(name, help=text) for name, text in COMMANDS.items()}
+    return add_help_options(group)
 
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)

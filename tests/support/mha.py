@@ -160,7 +160,7 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
 def obeyed_or_hidden(text: str, *, colour: bool = False) -> set[str]:
     """The characters that a terminal would obey or not show: controls, C1, bidi, zero-width, line separators."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text) if colour else text
-    return {c for c in plain if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
+    return {c for c in set(plain) if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
 
 
 def _state(folder: Path) -> dict[str, tuple[object, ...]]:
