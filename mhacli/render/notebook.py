@@ -165,14 +165,15 @@ _BY_WIDTH = (
 View = Callable[[Screen], RenderableType]
 
 
-def report_page(view: View, name: str, command: Sequence[str]) -> str:
-    """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command."""
+def report_page(view: View, name: str, command: Sequence[str], *sections: Html) -> str:
+    """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command; then more
+    `sections`."""
 
     def printed(screen: Screen, kind: str) -> Html:
         return tag("section", preformatted(view(screen), screen.width), class_=kind)
 
     top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
-    body = joined([top, tag("main", printed(PAPER, "wide"), printed(PHONE, "narrow"))])
+    body = joined([top, tag("main", printed(PAPER, "wide"), printed(PHONE, "narrow"), *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
 
 

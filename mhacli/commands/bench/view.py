@@ -6,6 +6,7 @@ import math
 import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter, methodcaller
 from typing import Any
@@ -22,6 +23,7 @@ from mhacli.render.base.terminal import table
 from mhacli.render.figures import svg
 from mhacli.render.figures.document import document
 from mhacli.render.figures.svg import Piece, Sheet, element, placed, rectangle, written
+from mhacli.render.notebook import report_page
 from mhacli.render.page import elements
 from mhacli.render.page.elements import Html, tag
 from mhacli.text.escape import visible
@@ -59,7 +61,7 @@ def _sentence(rows: Sequence[BenchRow]) -> str:
     ratio, low, high = (shown(each, "short") for each in (other.ratio, other.ratio_low, other.ratio_high))
     is_certain = first.is_sure and (other.ratio_low or 0.0) > 1
     words = f"{first.backend} {'is' if is_certain else 'was'} {ratio} × faster than {other.backend} at {where}"
-    words += f" ({shown(other.median_s, 'seconds')} against {time}, 95 % interval {low} to {high} ×)"
+    words += f" ({time} against {shown(other.median_s, 'seconds')}, 95 % interval {low} to {high} ×)"
     return words if is_certain else f"{words}, which may be chance"
 
 
@@ -107,23 +109,22 @@ _NUMBERS: Sequence[Column[BenchRow]] = (
 def _times(family: str, rows: Sequence[BenchRow]) -> Table[Mapping[str, str]]:
     """The times of the backends at each size, the fastest at the longest one first, and its other numbers. Of sizes, a narrow
     screen leaves out the shortest, after these numbers."""
-    sizes = [*dict.fromkeys(f"{_size(row)} " for row in rows)]  # a star or a blank follows each time
+    sizes = [*dict.fromkeys(map(_size, rows))]
     cells: dict[str, dict[str, str]] = {}
     for row in _longest(rows):
         cells[row.backend] = {each.heading: each.text(row) for each in _NUMBERS}
     for row in rows:
         if row.interval is not None:
-            star = "*" if row.ratio == 1 or row.is_similar else " "
+            star = "* " * (row.ratio == 1 or row.is_similar)
             times = cells.setdefault(row.backend, {})
-            times[f"{_size(row)} "] = shown(row.median_s, "seconds") + star
+            times[_size(row)] = star + shown(row.median_s, "seconds")
             times["backend"] = _kernels(row.backend, rows)
     columns = [Column[Mapping[str, str]](heading="backend", value=itemgetter("backend"))]
     for drop, size in enumerate(sizes):
-        columns.append(
-            Column(heading=size, value=methodcaller("get", size, "– "), unit="id", drop=len(sizes) - 1 - drop)
-        )
+        columns.append(Column(heading=size, value=methodcaller("get", size), unit="id", drop=len(sizes) - 1 - drop))
     for drop, each in enumerate(_NUMBERS, len(sizes)):
-        columns.append(Column(heading=each.heading, value=methodcaller("get", each.heading), unit="id", drop=drop))
+        value = methodcaller("get", each.heading)
+        columns.append(Column(heading=each.heading, value=value, unit="id", drop=drop, meaning=each.meaning))
     return Table(columns=columns, rows=[*cells.values()], title=visible(family), gap=1)
 
 
@@ -154,7 +155,7 @@ def _legend(benchmark: Benchmark) -> Iterator[str]:
     if timed:
         yield f"median time of a call by number of tokens{' (batch × length)' * any(row.batch > 1 for row in timed)}"
         yield "* fastest, or not certainly slower"
-        yield f"ratio to the fastest, torch's memory, error from float64: at {', '.join(lengths)}"
+        yield f"numbers beside the times: at {', '.join(lengths)}"
     if not all(row.is_sure for row in timed):
         yield "too few rounds: intervals are the whole range of the times"
     if any(row.backend in LAYERS for row in timed):
@@ -203,8 +204,8 @@ def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableTy
 
 
 def bench_page(benchmark: Benchmark) -> str:
-    """One static page: the picture, and every row as a table."""
-    picture = bench_figure(benchmark)
+    """One static page: what the terminal prints, the plots, and every row as a table."""
+    picture = document(Sheet(title="time and rate by length", body=_plots(benchmark)), {})
     columns: list[Column[BenchRow]] = [
         column("bench", "backend", lambda row: _kernels(row.backend, [row])),
         column("bench", "size", _size),
@@ -215,8 +216,8 @@ def bench_page(benchmark: Benchmark) -> str:
     parts = [tag("div", Html(picture[picture.index("<svg") :]), class_="scroll")]
     for family, rows in _families(benchmark.rows).items():
         parts.append(elements.table(Table(columns=columns, rows=rows, title=family)))
-    body = tag("main", *(tag("section", part, class_="numbers") for part in parts))
-    return elements.whole("mha bench", elements.STATIC, elements.page_part("10-page.css"), body)
+    sections = (tag("section", part, class_="numbers") for part in parts)
+    return report_page(partial(bench_view, benchmark), "mha bench", benchmark.command, *sections)
 
 
 _COLOURS = (
@@ -229,7 +230,14 @@ _TICKS = [digit * 10.0**power for power in range(-12, 13) for digit in (1, 2, 5)
 
 
 def bench_figure(benchmark: Benchmark) -> str:
-    """An SVG picture of time and rate against length, for each family of sizes, and each of the requested batches."""
+    """An SVG picture of the answer and the plots."""
+    about = visible(" · ".join([shlex.join(benchmark.command), *_machine(benchmark)]))
+    sheet = Sheet(title="mha bench", about=[*benchmark.summary, about], body=_plots(benchmark))
+    return document(sheet, {"command": [*benchmark.command]})
+
+
+def _plots(benchmark: Benchmark) -> list[Piece]:
+    """Time and rate against length, for each family of sizes, and each of the requested batches."""
     timed = [row for row in benchmark.rows if row.interval is not None]
     colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
     series: dict[str, list[BenchRow]] = {}
@@ -245,9 +253,7 @@ def bench_figure(benchmark: Benchmark) -> str:
         rates = _chart(rows, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
         charts = placed(times, 0, 0) + placed(rates, times.width, 0)
         body += [svg.lines([visible(title)]), Piece(charts, times.width + rates.width, times.height)]
-    about = visible(" · ".join([shlex.join(benchmark.command), *_machine(benchmark)]))
-    sheet = Sheet(title="mha bench", about=[*benchmark.summary, about], body=body)
-    return document(sheet, {"command": [*benchmark.command]})
+    return body
 
 
 def _chart(
