@@ -75,7 +75,7 @@ block: the attention that its queries give, on average, to all its keys. The tex
 def _help(session: Session, width: int) -> Iterator[RenderableType]:
     """All keys, and the use of the mouse."""
     for title, keys in KEYS.items():
-        rows = [(key.key_display or "", key.tooltip) for key in keys if isinstance(key, Binding) and key.tooltip]
+        rows = [(f"{key.key_display:<11}", key.tooltip) for key in keys if isinstance(key, Binding) and key.tooltip]
         yield from (*table(pairs(rows, style="bold cyan", title=title), width), Text())
     yield Text(_EXPLAINED)
 

@@ -61,7 +61,8 @@ class EffectsScreen(HeadsScreen):
         """The heads by layer, or the tokens of edges, in the colours of what their removals change."""
         n_heads = max((1 + at[1] for at, effect in self.removals.items() if effect.removed == "head"), default=0)
         headings = [f"{head:>{_NUMBER}}" for head in range(n_heads)]
-        return "effects", self.lines_of(self.lines, headings, width, height) if self.lines else []
+        title = "effects: heads (columns) in layers (rows)" if headings else "effects"
+        return title, self.lines_of(self.lines, headings, width, height) if self.lines else []
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether an action is not one on pictures of heads."""
@@ -78,10 +79,8 @@ class EffectsScreen(HeadsScreen):
             yield Text(*title_line(view.removal_words(effect, record), width))
             columns = map(view.number_column, numbers_of(record.effects))
             yield flowing([named(of.heading, of.text(effect)) for of in columns], width, "  ")
-            scale, shaded = list[Text](), view.effect_grids(record)
-            if shaded:
-                shades = swatches(shaded, colour=self.session.colour)
-                scale.append(Text.assemble(f"scale {scale_words(shaded)} ", shades))
+            shaded, colour = view.effect_grids(record), self.session.colour
+            scale = [Text.assemble(f"scale {scale_words(shaded)} ", swatches(shaded, colour=colour))] if shaded else []
             yield flowing([*scale, Text(view.meaning_of(self.summary), "dim")], width)
         yield view.effect_words(record, Paper(width, self.session.colour))[-1]
 

@@ -221,7 +221,8 @@ class Matrix(Pane):
     def _cursor(self, text: str, style: Style, *, is_upper: bool) -> Cell:
         """The cell under the cursor: in its colour among half blocks, else reversed, in a frame unless it is a tight number."""
         if self.width == HALF:
-            return "▀" if is_upper else "▄", _CURSOR
+            other = style.color if (text == "▄") == is_upper else style.bgcolor
+            return "▀" if is_upper else "▄", _CURSOR + Style(bgcolor=other)
         return text if self.width == _TIGHT else f"[{text[1:-1]}]", style + CURSOR
 
     def on_click(self, event: events.Click) -> None:

@@ -3,7 +3,6 @@ the signs of all heads, and the numbers of the head under the cursor."""
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -246,8 +245,6 @@ _HIGH, _ALL, _FEW = 30, 6, 2
 """The lines of a screen with all statistics, and the least priority of those that such a screen and a lower one show."""
 _FRAME = 4
 """The columns around the title of a picture."""
-_TOKENS = 100
-"""The most tokens in the first line."""
 _PAUSE_S = 0.05
 """The pause before numpy is imported, in which the first screen appears."""
 
@@ -277,7 +274,7 @@ class Overview(HeadsScreen):
         """The checkpoint or layer, the text, and doubts."""
         record, sequence = self.session.record, self.session.sequence
         name = "a layer of mha" if record.model is None else visible(record.model.family)
-        tokens = map(token_label, record.sequences[sequence].tokens[:_TOKENS])
+        tokens = map(token_label, record.sequences[sequence].tokens[:width])
         heading = f"  {' · '.join(texts_read(record))}"
         heading += f"  sequence {sequence}:" if len(record.sequences) > 1 else ""
         yield Text.assemble((name, "bold cyan"), (heading, "bold"), (f" {' '.join(tokens)}", "dim"))
@@ -322,7 +319,7 @@ class Overview(HeadsScreen):
         titles = f"{number} {word.name}", f"{number} {word.short}"
         title = next((title for title in titles if cell_len(title) < width - _FRAME), number)
         lines: list[list[Cell]] = [[title_line(title, width - 1, is_chosen=place == self.at)]]
-        picture = self.session.picture(place) if "mhacli.viewer.head" in sys.modules else None
+        picture = self.session.picture(place)
         if picture is not None:
             lines += picture.thumbnail(height - 1, width - 1)
         for line in (*lines, *[[]] * (height - len(lines))):
@@ -340,8 +337,13 @@ class Overview(HeadsScreen):
                 name = statistic.words.name or statistic.words.heading
                 parts.append(named(name, value).append(f" ({uniform})" if uniform else "", "dim"))
         yield words.flowing(parts, width, "  ")
-        hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
-        about = Text(f"pictures: {session.scale}, one scale for all heads{hidden}", "dim")
+        picture, about = session.picture(), Text(session.why_nothing(), "bold yellow")
+        if picture is not None:
+            from mhacli.render.base.grids import scale_words
+
+            hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
+            scale = scale_words([picture.grid(1)], "number")
+            about = Text(f"pictures: {scale}, one scale for all heads{hidden}", "dim")
         kinds = {each.statistics.kind for each in session.heads.values()}
         signs = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name}") for kind in KIND_SIGNS if kind in kinds]
         yield words.flowing([about, *signs], width, "  ")

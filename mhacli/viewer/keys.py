@@ -25,6 +25,7 @@ _ENDS = [
 ]
 KEYS = {
     "everywhere": [
+        *_ENDS,
         *_keys("↑ ↓ ← →", "move the cursor; a click does the same",
                {"up": "move(-1, 0)", "down": "move(1, 0)", "left": "move(0, -1)", "right": "move(0, 1)"}),
         *_keys("PgUp PgDn", "a page up or down", {"pageup": "page(-1, 0)", "pagedown": "page(1, 0)"}),
@@ -37,7 +38,6 @@ KEYS = {
         *_keys("w", "the walkthrough: every tensor with its axes, formula, meaning and cost", {"w": "app.read('walk')"}, "walk"),
         *_keys("i", "where the numbers come from: command, versions, seed, self-check", {"i": "app.read('origin')"}),
         *_keys(", .", "the previous or next sequence", {"comma": "sequence(-1)", "full_stop": "sequence(1)"}),
-        *_ENDS,
     ],
     "all heads": _keys("Enter", "open the head; so does a click on it while it is chosen", {"enter,ctrl+j": "open"}, "open"),
     "a head": [
@@ -54,7 +54,7 @@ KEYS = {
         *_keys("t T", "more or fewer of the strongest keys", {"t": "most(1)", "T": "most(-1)"}),
         *_keys("Tab", "which part the arrows move in: matrix, list, keys, queries",
                {"tab": "app.focus_next", "shift+tab": "app.focus_previous"}),
-        *_keys("y", "copy the row as JSON to the terminal's clipboard (OSC 52)", {"y": "copy"}, "copy"),
+        *_keys("y", "copy the row as JSON to the terminal's clipboard (OSC 52)", {"y": "copy"}),
     ],
     "effects": [
         *_keys("Home End", "the largest or the smallest change", {"home": "largest(0)", "end": "largest(-1)"}, "largest"),
@@ -62,10 +62,10 @@ KEYS = {
         Binding("e", "app.back", show=False),
     ],
     "a text to read": [
+        *_ENDS,
         *_keys("↑ ↓", "a line up or down", {"up": "scroll_up", "down": "scroll_down"}, "scroll"),
         *_keys("PgUp PgDn", "a page up or down", {"pageup,b": "page_up", "pagedown,space": "page_down"}),
         *_keys("Home End", "the beginning or the end", {"home,g": "scroll_home", "end,G": "scroll_end"}),
-        *_ENDS,
     ],
 }
 # fmt: on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
@@ -63,9 +64,10 @@ class Session:
             raise UsageError(f"{', '.join(chosen)} is not in the record")
 
     def picture(self, place: Place | None = None) -> Picture | None:
-        """The picture of a head (None: of that under the cursor); None if the record lacks its weights."""
+        """The picture of a head (None: of that under the cursor); None if the record lacks its weights, or before numpy is
+        imported."""
         place = place or self.place
-        if not {"pattern", "map"} & {*self.heads[place].record.arrays}:
+        if not {"pattern", "map"} & {*self.heads[place].record.arrays} or "mhacli.viewer.head" not in sys.modules:
             return None
         try:
             return self._picture(place, self.sequence, self.scale, self.hides_sinks)
@@ -88,8 +90,9 @@ class Session:
         return largest_of_maps(each.without_sinks() if hides_sinks else each for each in maps)
 
     def why_nothing(self) -> str:
-        """Why a head cannot be drawn."""
-        without = "the record holds no pattern of this head: --keep pattern keeps it"
+        """Why a head cannot be drawn, or not yet."""
+        is_early = "mhacli.viewer.head" not in sys.modules
+        without = "pictures follow" if is_early else "the record holds no pattern of this head: --keep pattern keeps it"
         return without if self.fault is None else self.fault.message
 
 
