@@ -151,10 +151,14 @@ def with_independent_rows(attention: UserAttention, seed: int) -> UserAttention:
     """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
     torch's own layers, and the code does not state the batch first."""
     code = attention.built.thing if attention.built.module is None else type(attention.built.module)
-    is_known = attention.axes not in (ROW_AXES, OF_IDS) or states_batch_first(code)
+    is_batch_first = states_batch_first(code)
+    is_known = attention.axes not in (ROW_AXES, OF_IDS) or is_batch_first
     if is_known or attention.example is not None or attention.is_pooled:
         return attention
-    for axes in (attention.axes, ("row", "batch", *attention.axes[2:])):
+    second = ("row", "batch", *attention.axes[2:])
+    if is_batch_first is False:
+        return with_output(replace(attention, axes=second), seed)
+    for axes in (attention.axes, second):
         with suppress(Exception):  # the user's code may raise anything
             way = with_output(replace(attention, axes=axes), seed)
             inputs = _inputs(way, seed)

@@ -158,17 +158,20 @@ def never_read(call: Callable[..., Any]) -> frozenset[str]:
     return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - read - {"self"}
 
 
-_BATCH_FIRST = re.compile(
-    r"(?i)(?<!, )(?<![\w,.])(b|bs\w*|batch\w*), *\w|\bn, *(t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)\b"
-)
+_BATCH, _LENGTH = r"(?:b|n|bs\w*|batch\w*)", r"(?:t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)"
+_BATCH_FIRST = rf"\b{_BATCH}, *{_LENGTH}\b|^ *\(?(?:b|bs\w*|batch\w*), *\w[\w, ]*\)? *=.*\.(?:shape|size)\b"
+_LENGTH_FIRST = rf"^ *\(?{_LENGTH}, *{_BATCH}, *\w+\)? *=.*\.(?:shape|size)\b"
 
 
-def states_batch_first(thing: object) -> bool:
-    """Whether the code of a class or a function names a batch before a length: `B, T, C = x.shape`."""
+def states_batch_first(thing: object) -> bool | None:
+    """Whether the code of a class or a function names a batch before a length, as in `B, T, C = x.shape`, or behind it; None if
+    neither."""
     try:
-        return _BATCH_FIRST.search(inspect.getsource(thing)) is not None  # type: ignore[arg-type]
+        code = inspect.getsource(thing)  # type: ignore[arg-type]
     except (OSError, TypeError):  # there is no source
-        return False
+        return None
+    found = (first for first in (True, False) if re.search(_BATCH_FIRST if first else _LENGTH_FIRST, code, re.I | re.M))
+    return next(found, None)
 
 
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:

@@ -424,8 +424,9 @@ def _norms(
         if "norm" in name.rpartition(".")[2].lower() and [*child.parameters()] and read_name(name)[0] in ("q", "k")
     }
     if named:
-        choice = Choice("qk-norm", "queries and keys of each head are normalised")
-        yield {"q_norm": named.get("q"), "k_norm": named.get("k")}, (choice,)
+        choice = Choice("qk-norm", "queries and keys are normalised")
+        norms = {f"{letter}_norm": _of_heads(norm, layer.d_head) for letter, norm in named.items()}
+        yield norms, (choice,)
         return
     if None in shown:
         yield {}, ()
@@ -439,6 +440,13 @@ def _norms(
     if is_as_wide and fits and not unused:  # an unused gain is one that the queries or keys should have
         choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
         yield {"q_norm": q_norm, "k_norm": k_norm}, (choice,)
+
+
+def _of_heads(norm: nn.Module, d_head: int | None) -> Before:
+    """A norm as a function of heads `[batch, head, length, d]`, also one of all heads together."""
+    if next(norm.parameters()).shape[-1] == d_head:
+        return norm
+    return lambda heads: norm(heads.transpose(1, 2).flatten(2)).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
 
 
 # ------------------------------------------------------------------------------------------------- around the attention
