@@ -249,15 +249,14 @@ def _grouped(span: _Span) -> _Span:
 
 @dataclass(eq=False)
 class _Item:
-    """What runs in a block or outside of all, in order: a `call`, an attention that is `silent`, a norm, a `unit` of weights, a
-    table of embeddings, or a block; with the module around it that computes the attention, if any."""
+    """What runs in a block or outside of all, in order: a `call` of an attention, one that is `silent`, a norm, a `unit` of
+    weights, a table of embeddings, or a block; with the module around it that computes the attention, if any."""
 
     kind: Literal["call", "silent", "norm", "unit", "table", "block"]
     span: _Span
     owner: _Span | None
-    call: int = -1
     of: object = None
-    """The part of the block to which it belongs: the number of an attention, or "mlp"."""
+    """The part of the block to which it belongs: the number of an attention, the span of a silent one, or "mlp"."""
 
 
 class _Planner:
@@ -275,16 +274,14 @@ class _Planner:
             self._put(self.root, None, None, "logits", "logits")
             return self.found
         last = max(place for place, item in enumerate(items) if item.kind == "block")
-        before: tuple[str, Stack | None] = ("", None)
-        begun = set[Stack | None]()
-        for item in items[:last]:
+        above, stack = "", None
+        for item in items[: last + 1]:
             if item.kind == "block":
-                before = self._next_block(item.span, begun)
-            elif item.kind == "table" and not begun:
+                above, stack = self._next_block(item.span)
+            elif item.kind == "table" and not self.found.n_layers:
                 self._put(item.span, None, None, "embedding", "lookup")
-            elif item.kind == "norm" and begun and item.span.name.startswith(before[0]):
-                self._put(item.span, None, before[1], "norm", "norm")
-        _, stack = self._next_block(items[last].span, begun)
+            elif item.kind == "norm" and self.found.n_layers and item.span.name.startswith(above):
+                self._put(item.span, None, stack, "norm", "norm")
         head = [item.span for item in items[last + 1 :] if item.kind in ("norm", "unit")]
         n_norms = next((n for n, span in enumerate(head) if not span.is_norm), len(head))
         for span in head[:n_norms]:
@@ -301,57 +298,52 @@ class _Planner:
         if span.run >= 0:
             self.found.add(("out", span.name, span.run), place)
 
+    def _attends(self, span: _Span) -> bool:
+        """Whether an attention ran within a span."""
+        return bool(span.calls) or any(isinstance(item, _Span) and item.name in self.silent for item in span.within())
+
     def _blocks(self) -> set[str]:
-        """The names of the blocks: elements of the longest list of modules of one class whose elements contain attention."""
-        spans = [item for item in self.root.within() if isinstance(item, _Span) and is_numbered(item.name)]
-        holds = {span: bool(span.calls) or self._has_silent(span) for span in spans}
+        """The names of the blocks: elements of the longest list of modules of one class whose elements contain attention; without
+        any attention, elements of the list with most modules."""
+        every = [item for item in self.root.within() if isinstance(item, _Span)]
+        spans = [span for span in every if is_numbered(span.name)]
+        holding = [span for span in spans if self._attends(span)]
         members: dict[tuple[str, type], set[str]] = defaultdict(set)
-        any_attention = any(holds.values())
-        for span in spans:
-            if holds[span] or not any_attention:
-                members[span.name.rpartition(".")[0], type(span.module)].add(span.name)
 
-        def size(span: _Span) -> int:
-            return len(members[span.name.rpartition(".")[0], type(span.module)])
+        def list_of(span: _Span) -> tuple[str, type]:
+            return span.name.rpartition(".")[0], type(span.module)
 
+        for span in holding or spans:
+            members[list_of(span)].add(span.name)
         lists = set[str]()
-
-        def visit(span: _Span, above: list[_Span]) -> None:
-            inner = [item for item in span.items if isinstance(item, _Span)]
-            above = [*above, span] if span in holds and (holds[span] or not any_attention) else above
-            is_end = any(isinstance(item, int) for item in span.items) or span.name in self.silent
-            if above and (is_end or (not any_attention and not inner)):
-                lists.add(max(above, key=size).name.rpartition(".")[0])  # of equals the outermost
-            for each in inner:
-                visit(each, above)
-
-        visit(self.root, [])
-        if not any_attention and lists:
-            most = Counter({name: sum(len(v) for (of, _), v in members.items() if of == name) for name in lists})
-            lists = {most.most_common(1)[0][0]}
+        for end in every:
+            above = [span for span in holding if f"{end.name}.".startswith(f"{span.name}.")]
+            is_end = end.name in self.silent or any(isinstance(item, int) for item in end.items)
+            if is_end and above:  # of equals the outermost
+                lists.add(list_of(max(above, key=lambda span: len(members[list_of(span)])))[0])
+        if not holding:
+            counts = Counter(of for (of, _), names in members.items() for _ in names)
+            lists = {of for of, _ in counts.most_common(1)}
         names = {span.name for span in spans if span.name.rpartition(".")[0] in lists}
         return {name for name in names if not any(name.startswith(f"{other}.") for other in names)}
-
-    def _has_silent(self, span: _Span) -> bool:
-        return any(isinstance(item, _Span) and item.name in self.silent for item in span.within())
 
     def _flat(self, span: _Span, owner: _Span | None) -> list[_Item]:
         """What runs within a span, at the level of norms and of units without one."""
         items = list[_Item]()
         for item in span.items:
             if isinstance(item, int):
-                items.append(_Item("call", span, owner, item))
+                items.append(_Item("call", span, owner, of=item))
                 continue
             inner = [each for each in item.within() if isinstance(each, _Span)]
             if item.name in self.blocks:
                 items.append(_Item("block", item, None))
             elif item.name in self.silent and not item.calls:
-                items.append(_Item("silent", item, item))
+                items.append(_Item("silent", item, item, of=item))
             elif item.is_norm:
                 items.append(_Item("norm", item, owner))
             elif any(each.name in self.blocks for each in inner):
                 items += self._flat(item, None)
-            elif item.calls or self._has_silent(item):
+            elif self._attends(item):
                 items += self._flat(item, owner or item)
             elif any(each.is_norm for each in inner):
                 items += self._flat(item, owner)
@@ -361,7 +353,7 @@ class _Planner:
 
     # --------------------------------------------------------------------------------------------------------- a block
 
-    def _next_block(self, span: _Span, begun: set[Stack | None]) -> tuple[str, Stack | None]:
+    def _next_block(self, span: _Span) -> tuple[str, Stack | None]:
         """Adds a block, and before the first of a stack the embedding, which it reads. Returns what the names of modules around
         its list begin with, and its stack."""
         above = span.name.rpartition(".")[0]
@@ -374,13 +366,12 @@ class _Planner:
         stack: Stack | None = "decoder" if "cross" in kinds else None
         stack = next((_STACKS[kind] for kind in ("encoder", "decoder") if kind in kinds), stack)
         layer = self.found.n_layers.get(stack, 0)
-        self.found.n_layers[stack] = layer + 1
-        if stack not in begun:
-            begun.add(stack)
+        if stack not in self.found.n_layers:
             first = span
             while first.run < 0 and isinstance(first.items[0], _Span):
                 first = first.items[0]
             self.found.add(("in", first.name, first.run), Place(None, stack, "embedding", "embedding", first.name))
+        self.found.n_layers[stack] = layer + 1
         self._block(span, stack, layer)
         return above.rpartition(".")[0], stack
 
@@ -390,23 +381,20 @@ class _Planner:
             content = inner
         items = self._flat(content, None)
         self._assign(items)
-        stacks = {item.call: _STACKS[self.all_calls[item.call].kind] for item in items if item.kind == "call"}
-        units = [item for item in items if item.kind == "unit"]
-        has_norm_first = next((item.kind == "norm" for item in items if item.kind != "table"), False)
         for at, item in enumerate(items):
             if item.kind == "norm":
-                self._norm(items, at, layer, stacks, stack, begins=has_norm_first)
+                self._norm(items, at, layer, stack)
             elif item.kind == "silent":
                 self._put(item.span, layer, stack, "attention", "output")
-            elif item.kind == "call":
-                name = self.all_calls[item.call].name
-                place = Place(layer, stacks[item.call], "attention", "scores", name)
-                self.found.add(("call", "", item.call), place)
-                after = [unit for unit in units if unit.of == item.call and items.index(unit) > at]
-                output = after[0].span if after else item.owner
+            elif isinstance(item.of, int) and item.kind == "call":
+                call = self.all_calls[item.of]
+                place = Place(layer, _STACKS[call.kind], "attention", "scores", call.name)
+                self.found.add(("call", "", item.of), place)
+                after = (unit.span for unit in items[at:] if unit.kind == "unit" and unit.of == item.of)
+                output = next(after, item.owner)
                 if output is not None:
-                    self._put(output, layer, stacks[item.call], "attention", "output")
-        of_mlp = [unit.span for unit in units if unit.of == "mlp"]
+                    self._put(output, layer, place.stack, "attention", "output")
+        of_mlp = [item.span for item in items if item.kind == "unit" and item.of == "mlp"]
         for inner in (each for unit in of_mlp for each in unit.within() if isinstance(each, _Span)):
             if inner.is_router:
                 self._put(inner, layer, stack, "mlp", "router")
@@ -419,42 +407,31 @@ class _Planner:
         """The only module with weights in a span, if it contains all attentions of the span."""
         inner = [item for item in span.items if isinstance(item, int) or item.has_weights]
         only = inner[0] if len(inner) == 1 else None
-        is_whole = isinstance(only, _Span) and bool(only.calls or self._has_silent(only))
-        return only if isinstance(only, _Span) and is_whole and only.name not in self.silent else None
+        is_whole = isinstance(only, _Span) and self._attends(only) and only.name not in self.silent
+        return only if isinstance(only, _Span) and is_whole else None
 
     def _assign(self, items: Sequence[_Item]) -> None:
         """Says to which attention each unit belongs: those before it, and the first one after it; the others are of the MLP."""
-        calls = [item for item in items if item.kind == "call"]
-        has_output = set[int]()
-        for item in items:
-            if item.kind in ("call", "silent"):
-                item.of = item.call if item.kind == "call" else item.span
+        has_output = set[object]()
+        for at, item in enumerate(items):
             if item.kind != "unit":
                 continue
-            of_owner = [call for call in calls if call.owner is item.owner]
-            coming = [call for call in of_owner if items.index(call) > items.index(item)]
-            gone = [call for call in of_owner if call not in coming]
-            if coming:
-                item.of = coming[0].call
-            elif gone and (item.owner is not None or gone[-1].call not in has_output):
-                item.of = gone[-1].call
-                has_output.add(gone[-1].call)
+            before, after = (
+                [other.of for other in part if other.kind == "call" and other.owner is item.owner]
+                for part in (items[:at], items[at:])
+            )
+            if after:
+                item.of = after[0]
+            elif before and (item.owner is not None or before[-1] not in has_output):
+                item.of = before[-1]
+                has_output.add(item.of)
             else:
                 item.of = "mlp"
 
-    def _norm(
-        self,
-        items: Sequence[_Item],
-        at: int,
-        layer: int,
-        stacks: dict[int, Stack | None],
-        stack: Stack | None,
-        *,
-        begins: bool,
-    ) -> None:
+    def _norm(self, items: Sequence[_Item], at: int, layer: int, stack: Stack | None) -> None:
         """Adds a norm, with the part that it precedes or follows: in a block that begins with a norm, the last norm between two
         parts precedes the second; in others norms follow."""
-        item = items[at]
+        item, begins = items[at], next(each.kind == "norm" for each in items if each.kind != "table")
         before = next((each for each in items[at - 1 :: -1] if each.kind != "norm"), None) if at else None
         after = next((each for each in items[at + 1 :] if each.kind != "norm"), None)
         site, of = "norm", after
@@ -468,7 +445,7 @@ class _Planner:
         if of is None or site in ("q_norm", "k_norm"):
             return
         is_mlp = of.of == "mlp"
-        own = stack if is_mlp or not isinstance(of.of, int) else stacks[of.of]
+        own = _STACKS[self.all_calls[of.of].kind] if isinstance(of.of, int) else stack
         self._put(item.span, layer, own, "mlp" if is_mlp else "attention", site)
 
 
