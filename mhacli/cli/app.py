@@ -32,13 +32,13 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "Examine this installation or a checkpoint: what is wrong with it, and how to fix it.",
     "check": "Check attention code: whether it is correct, and if not, which mistake it makes and how to correct it.",
     "vocab": "Count the tokens of a text of any size, and number them.",
-    "weights": "List what a checkpoint or a weights file contains.",
+    "weights": "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file.",
     "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
     "show": "Show a saved record in any view of run. Needs no torch.",
     "explain": "Explain a column, sign, head type, tensor or mistake, with its formula and source.",
     "diff": "Compare two models, or two saved records: where they first differ, and in which head.",
 }
-"""The commands with their help. Each is a function or Typer group named NAME, in the module `mhacli.commands.NAME` or, of a
+"""The commands with their help. Each is a function named NAME, in the module `mhacli.commands.NAME` or, of a
 folder of that name, in its `command`."""
 
 
@@ -52,11 +52,7 @@ def _application(needed: str | None) -> Any:
             if hasattr(module, "__path__"):  # a folder
                 module = importlib.import_module(f"mhacli.commands.{needed}.command")
         command: Any = getattr(module, needed)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=needed, help=COMMANDS[needed])
-        else:
-            examples = getattr(command, "examples", None)
-            app.command(needed, cls=HelpCommand, help=COMMANDS[needed], epilog=examples)(command)
+        app.command(needed, cls=HelpCommand, help=COMMANDS[needed], epilog=command.examples)(command)
     group: Any = typer.main.get_command(app)
     loaded = group.commands
     group.commands = {name: loaded.get(name) or HelpCommand(name, help=text) for name, text in COMMANDS.items()}
@@ -121,13 +117,13 @@ def main() -> int:
 def _as_error(fault: Exception) -> MhaError:
     """The error to print for an exception of a library or a bug of mha."""
     if isinstance(fault, typer.TyperException):  # an option or argument that Typer rejected, in Typer's words
-        message = fault.format_message().strip()
+        message = " ".join(fault.format_message().split())
         option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
         hint = context and f"{context.command_path} --help shows what there is"
         if option[1:2].isdigit():
             hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
         for old, new in _GONE.items():
-            if old == option or f"command '{old}'" in message:
+            if old == option or f"'{old}'" in message:
                 hint = f"it is gone; {new} takes its place"
         return UsageError(message, hint=hint)
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):

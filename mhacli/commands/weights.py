@@ -8,13 +8,10 @@ from dataclasses import asdict
 from functools import partial
 from math import prod
 from os.path import getsize
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.attention.weights_file import EMBEDDING, saved_metadata
-from mhacli.cli.console import note, show_activity, write
-from mhacli.cli.help import HelpCommand, help_text
+from mhacli.cli.console import note, show_activity
 from mhacli.cli.output import COLOUR, Output, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.io.safetensors import TensorInfo
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 SCHEMA = "mha.weights-info/1"
-_EXAMPLE = "mha weights info MiniLM\n"
-_HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
 _PATH = "A folder with config.json and safetensors, or a .safetensors file."
 _FUSED = "c_attn|query_key_value|qkv_proj|Wqkv|in_proj"
 _PROJECTIONS = {
@@ -129,23 +124,13 @@ def _attentions(config: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> Ite
             yield {"stack": stack, **sizes, "biases": biases, "cache_bytes": cache}
 
 
-# -------------------------------------------------------------------------------------------------------- the commands
+# --------------------------------------------------------------------------------------------------------- the command
 
 
-weights = typer.Typer(add_completion=False, suggest_commands=False)
-"""The group of the command."""
-
-
-@weights.callback(invoke_without_command=True, epilog=f"{_EXAMPLE}mha weights info layer.safetensors --tensors")
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        write(help_text(context))
-
-
-@weights.command("info", cls=HelpCommand, help=_HELP, epilog=f"{_EXAMPLE}mha weights info MiniLM --tensors")
-@command()
-def info(
+@command("mha weights info MiniLM", "mha weights info layer.safetensors --tensors")
+def weights(
     *,
+    action: Literal["info"] = setting("", "", "What to do: list the contents.", argument=True, metavar="info"),
     path: str = setting("", "", _PATH, argument=True, metavar="PATH"),
     tensors: bool = setting(False, OUTPUT, "List every tensor."),
     output: Annotated[Output, offers("json", *COLOUR)],

@@ -377,8 +377,12 @@ class _Planner:
 
     def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
         content = span
-        while (inner := self._only(content)) is not None:
-            content = inner
+        while True:  # the only module with weights in a span, if it contains all attentions of the span
+            parts = [item for item in content.items if isinstance(item, int) or item.has_weights]
+            only = parts[0] if len(parts) == 1 else None
+            if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
+                break
+            content = only
         items = self._flat(content, None)
         self._assign(items)
         for at, item in enumerate(items):
@@ -402,13 +406,6 @@ class _Planner:
             self._put(of_mlp[-1], layer, stack, "mlp", "output")
         if span is not self.root:
             self._put(span, layer, stack, "mlp", "residual")
-
-    def _only(self, span: _Span) -> _Span | None:
-        """The only module with weights in a span, if it contains all attentions of the span."""
-        inner = [item for item in span.items if isinstance(item, int) or item.has_weights]
-        only = inner[0] if len(inner) == 1 else None
-        is_whole = isinstance(only, _Span) and self._attends(only) and only.name not in self.silent
-        return only if isinstance(only, _Span) and is_whole else None
 
     def _assign(self, items: Sequence[_Item]) -> None:
         """Says to which attention each unit belongs: those before it, and the first one after it; the others are of the MLP."""
