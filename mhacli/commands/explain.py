@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec.structs import replace
 
-from mhacli.cli.output import COLOUR, Output, print_report
+from mhacli.cli.output import Output, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
 from mhacli.record.glossary import TABLES, Word, words_of
@@ -36,7 +36,7 @@ _COUNTED = ("site", "probe", "mistake")
 def explain(
     *,
     term: tuple[str, ...] = setting((), "", _TERM, argument=True, metavar="[TERM]"),
-    output: Annotated[Output, offers("json", *COLOUR)],
+    output: Annotated[Output, offers("json")],
 ) -> None:
     """Prints the explanation of a term, the list of the terms of a group, or of all terms."""
     matching = _named(" ".join(term)) if term else terms()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import progress
-from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
+from mhacli.cli.output import DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import Corner, Kept
@@ -77,7 +77,7 @@ def heads(
         offers("precision", "everything", "tokens", "verbose", "brief", "maps", "sort", *DRAWING, sequences=_SEQUENCES),
     ],
     reading: Reading,
-    output: Annotated[Output, offers("json", "save", "force", *DRAWN, *COLOUR, csv="Print CSV: a line per head.")],
+    output: Annotated[Output, offers("json", "save", "force", *DRAWN, csv="Print CSV: a line per head.")],
     *,
     keep_z: bool = setting(False, OUTPUT, "Save the head outputs (z) too."),
     effect: bool = setting(False, HEADS, _EFFECT, common=True, modes=("model",), excludes=("generate",)),

@@ -6,18 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.output import (
-    COLOUR,
-    DRAWING,
-    DRAWN,
-    PATTERNS,
-    SAVED,
-    TABLES,
-    Output,
-    after_run,
-    print_result,
-    require_output,
-)
+from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, SAVED, TABLES, Output, after_run, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
@@ -39,7 +28,7 @@ def run(
     what: Computation,
     reading: Reading,
     options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "words", "rows", *DRAWING)],
-    output: Annotated[Output, offers("json", "csv", *SAVED, *DRAWN, *COLOUR)],
+    output: Annotated[Output, offers("json", "csv", *SAVED, *DRAWN)],
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
     from mhacli.cli.source import make_run

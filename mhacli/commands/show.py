@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mhacli.cli.output import COLOUR, DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
+from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
 from mhacli.record.storage import load
@@ -20,7 +20,7 @@ from mhacli.settings import setting
 )
 def show(
     options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "maps", "sort", "layers", "words", "rows", *DRAWING)],
-    output: Annotated[Output, offers("json", "csv", "force", *DRAWN, *COLOUR)],
+    output: Annotated[Output, offers("json", "csv", "force", *DRAWN)],
     *,
     path: str = setting("", "", "A record that --save wrote.", metavar="RECORD", argument=True),
 ) -> None:

@@ -11,17 +11,7 @@ from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
-from mhacli.cli.output import (
-    COLOUR,
-    DRAWING,
-    DRAWN,
-    SAVED,
-    Output,
-    after_trace,
-    print_report,
-    print_result,
-    require_output,
-)
+from mhacli.cli.output import DRAWING, DRAWN, SAVED, Output, after_trace, print_report, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal, make_run, record_command, recorded, require_one_layer, start
 from mhacli.errors import UsageError
@@ -126,7 +116,7 @@ def trace(
     what: Computation,
     walk: Walk,
     options: Annotated[ViewOptions, offers(*DRAWING)],
-    output: Annotated[Output, offers("json", *SAVED, *DRAWN, *COLOUR)],
+    output: Annotated[Output, offers("json", *SAVED, *DRAWN)],
 ) -> None:
     """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
     has_keys = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 from mhacli.cli.console import colour_system, is_interactive, wants_colour
-from mhacli.cli.output import COLOUR, SAVED, Output, print_result, require_output
+from mhacli.cli.output import SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal, make_run
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
@@ -57,7 +57,7 @@ def _mode(given: Mapping[str, Any]) -> Mode:
 def view(
     what: Computation,
     reading: Reading,
-    output: Annotated[Output, offers(*SAVED, *COLOUR)],
+    output: Annotated[Output, offers(*SAVED)],
     *,
     head: int | None = setting(None, VIEW, _HEAD, low=0, high=_MOST, common=True),
     sequence: int = setting(0, VIEW, _SEQUENCE, low=0, high=_MOST, common=True),
@@ -88,7 +88,7 @@ def view(
 
     if sequence >= len(record.sequences):
         raise UsageError(out_of_range("--sequence", sequence, len(record.sequences)))
-    has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "STANDARD"
+    has_shades = wants_colour(output.terminal.color, sys.stdout) and colour_system() != "STANDARD"
     session = Session(record, colour=has_shades, scale=map_scale, hides_sinks=hide_sinks, sequence=sequence)
     session.choose(head, layers)
     show = partial(run_viewer, session, is_open=head is not None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
+from mhacli.cli.output import Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.io.files import write_whole
 from mhacli.render.base.options import ViewOptions
@@ -36,7 +36,7 @@ def vocab(
     *,
     top: int | None = setting(None, OUTPUT, _TOP, TOP, low=1, high=10**9, metavar="K", common=True),
     everything: bool = like(ViewOptions, "everything", VIEW),
-    output: Annotated[Output, offers("json", "force", *COLOUR, save=_SAVE)],
+    output: Annotated[Output, offers("json", "force", save=_SAVE)],
 ) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
     from mhacli.cli.source import texts_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.attention.weights_file import EMBEDDING, saved_metadata
 from mhacli.cli.console import note, show_activity
-from mhacli.cli.output import COLOUR, Output, print_report
+from mhacli.cli.output import Output, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights, size_of
@@ -133,7 +133,7 @@ def weights(
     action: Literal["info"] = setting("", "", "What to do: list the contents.", argument=True, metavar="info"),
     path: str = setting("", "", _PATH, argument=True, metavar="PATH"),
     tensors: bool = setting(False, OUTPUT, "List every tensor."),
-    output: Annotated[Output, offers("json", *COLOUR)],
+    output: Annotated[Output, offers("json")],
 ) -> None:
     """Prints the contents of a checkpoint."""
     with show_activity("reading headers"):

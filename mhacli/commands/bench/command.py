@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable, write_pictures
+from mhacli.cli.output import Output, note_written, print_report, require_writable, write_pictures
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
@@ -43,7 +43,7 @@ def _rule(word: str) -> float:
 )
 def bench(
     given: Annotated[Mapping[str, Any], Sweep],
-    output: Annotated[Output, offers("json", "force", *COLOUR, csv=_CSV, svg=_SVG, html=_HTML)],
+    output: Annotated[Output, offers("json", "force", csv=_CSV, svg=_SVG, html=_HTML)],
     compare_with: str | None = setting(None, _BASELINE, _COMPARE, "--compare", metavar="FILE", common=True),
     fail_if: float | None = setting(
         None, _BASELINE, _FAIL_IF, parse=_rule, metavar="RULE", common=True, needs=("compare_with",)

@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from mhacli.cli.console import leave_deleted_folder, stages
-from mhacli.cli.output import (
-    COLOUR,
-    REPORT,
-    Output,
-    print_report,
-    require_writable,
-)
+from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.commands.check.result import CheckRequest
@@ -33,9 +27,7 @@ _USUAL_STAGES = 12
     "mha check --model MiniLM",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
-def check(
-    request: CheckRequest, output: Annotated[Output, offers("json", "png", "force", *COLOUR, csv=_CSV, **REPORT)]
-) -> None:
+def check(request: CheckRequest, output: Annotated[Output, offers("json", "png", "force", csv=_CSV, **REPORT)]) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     Config(d_model=1, n_heads=1, device=request.device).resolved()
     require_writable(output.files, force=output.force)

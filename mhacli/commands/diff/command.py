@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from mhacli.cli.console import loading_torch, note, show_activity, stages
-from mhacli.cli.output import COLOUR, REPORT, Output, print_report, require_writable
+from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
 from mhacli.commands.diff.request import DiffRequest
@@ -46,7 +46,7 @@ def diff(
         ViewOptions,
         offers("precision", "everything", "layers", "map_scale", heads=_HEADS, sequences=_SEQUENCES),
     ],
-    output: Annotated[Output, offers("json", "png", "force", *COLOUR, csv=_CSV, save=_SAVE, **REPORT)],
+    output: Annotated[Output, offers("json", "png", "force", csv=_CSV, save=_SAVE, **REPORT)],
 ) -> None:
     """Compares two models, place by place in the order of execution, or two records; exit code 3 if they differ."""
     if output.save is not None and request.b is not None:

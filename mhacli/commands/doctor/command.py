@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from mhacli.cli.console import loading_torch, progress
-from mhacli.cli.output import (
-    COLOUR,
-    REPORT,
-    Output,
-    print_report,
-    require_writable,
-)
+from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
 from mhacli.errors import EXIT_CHECK
@@ -28,7 +22,7 @@ _TOKENIZER = "byte, or the path of a tokenizer.json."
 @command("mha doctor", "mha doctor --model MiniLM", modes=layer_or_model)
 def doctor(
     *,
-    output: Annotated[Output, offers("json", "png", "force", *COLOUR, csv=_CSV, **REPORT)],
+    output: Annotated[Output, offers("json", "png", "force", csv=_CSV, **REPORT)],
     typed: tuple[str, ...] = setting((), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"),
     text: tuple[str, ...] = like(Source, "text", CHECKPOINT),
     model: Annotated[ModelSettings, offers("path", "revision")],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from mhacli.cli.console import loading_torch, progress, show_activity
-from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_output
+from mhacli.cli.output import DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError
 from mhacli.io.memory import gc_paused
@@ -115,7 +115,7 @@ def effect(
     what: Computation,
     reading: Annotated[Reading, offers("span", "pair")],
     options: Annotated[ViewOptions, offers("everything")],
-    output: Annotated[Output, offers("json", "save", "force", *DRAWN, *COLOUR, csv="Print CSV: a line per removal.")],
+    output: Annotated[Output, offers("json", "save", "force", *DRAWN, csv="Print CSV: a line per removal.")],
 ) -> None:
     """Computes the effects, saves the record and prints it."""
     from mhacli.cli.source import make_run, recorded

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.console import flush, is_interactive, loading_torch, note, progress, stderr_line
-from mhacli.cli.output import COLOUR, Output, print_record, require_self_check
+from mhacli.cli.output import Output, print_record, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
@@ -119,7 +119,7 @@ class Scan:
     "mha show heads.mha",
 )
 def scan(
-    output: Annotated[Output, offers("json", *COLOUR)],
+    output: Annotated[Output, offers("json")],
     request: Scan,
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads.

@@ -48,7 +48,7 @@ from mhacli.record.effect import EFFECT_NUMBERS
 from mhacli.record.exports import Columns, HeadTable
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
-from mhacli.record.storage import MANIFEST, SUMMARY
+from mhacli.record.storage import MANIFEST, SUMMARY, load
 from mhacli.text.reading import Document
 
 Settings = Mapping[str, Any]
@@ -165,9 +165,17 @@ class ScanFolder:
         """The paths of the examples, in the order of their units."""
         return sorted(map(str, self.path.glob("example-*")))
 
-    def finish(self, record: Record, totals: Totals, names: Sequence[str]) -> None:
-        """Writes the record of the corpus, and the manifest with its sums and units for people; removes unneeded examples, and
-        temporary files of killed processes. Recent ones are kept, because another rank may be writing them."""
+    def record(self, names: Sequence[str], *, spans: Sequence[str], command: tuple[str, ...]) -> Record:
+        """The record of all units, which is also written, and in the manifest its sums. Raises `MhaError` if no document is good.
+        Removes unneeded examples, and temporary files of killed processes. Recent ones are kept, because
+        another rank may be writing them."""
+        paths, totals = [self.paths(name)[-1] for name in names], Totals()
+        for path in paths:
+            totals.merge(read_totals(path))
+        if not totals.n_documents:
+            first = "".join(f": {bad.named}: {bad.reason}" for bad in totals.bad[:1])
+            raise MhaError(f"the corpus has no good document{first}", code="no-documents")
+        record = replace(summary(totals, load(self.examples()[0]), paths, spans=spans), command=command)
         record.save(str(self.path / SUMMARY), force=True)
         facts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "devices")}
         _write_manifest(self.path, self.settings, **facts, documents=json_checksum(totals.documents), units=names)
@@ -177,6 +185,7 @@ class ScanFolder:
             with suppress(FileNotFoundError):
                 if time.time() - temporary.stat().st_mtime > _TEMPORARY_S:
                     temporary.unlink()
+        return record
 
 
 def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:

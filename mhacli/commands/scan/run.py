@@ -32,15 +32,12 @@ from mhacli.commands.scan.folder import (
     ANEW,
     EFFECTS,
     UNIT_SIZE,
-    ScanFolder,
     Settings,
     Totals,
     Unit,
     UnitFiles,
     differences,
     open_folder,
-    read_totals,
-    summary,
     totals_to_bytes,
 )
 from mhacli.errors import MhaError, UsageError
@@ -51,7 +48,6 @@ from mhacli.models.run import make_texts, run_of, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
 from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of, require_library
 from mhacli.record.record import Record
-from mhacli.record.storage import load
 from mhacli.text.reading import Document, documents, is_pipe
 
 FORMAT = 5
@@ -114,21 +110,9 @@ def run_scan(
         message = f"{scan.out} has {len(found)} units of documents that the corpus does not have"
         raise UsageError(message, hint=ANEW, path=scan.out)
     done.of_documents = done.n_documents  # only the end of a stream shows its length
-    return _record(scan, folder, names) if all(map(folder.has, names)) else None
-
-
-def _record(scan: Scan, folder: ScanFolder, names: Sequence[str]) -> Record:
-    """The record of all units, which is also written. Raises `MhaError` if no document is good."""
-    paths, totals = [folder.paths(name)[-1] for name in names], Totals()
-    for path in paths:
-        totals.merge(read_totals(path))
-    if not totals.n_documents:
-        first = "".join(f": {bad.named}: {bad.reason}" for bad in totals.bad[:1])
-        raise MhaError(f"the corpus has no good document{first}", code="no-documents")
-    record = summary(totals, load(folder.examples()[0]), paths, spans=scan.span_names)
-    record = replace(record, command=recorded_command())
-    folder.finish(record, totals, names)
-    return record
+    if not all(map(folder.has, names)):
+        return None
+    return folder.record(names, spans=scan.span_names, command=recorded_command())
 
 
 # --------------------------------------------------------------------------------------------------------------- a worker
