@@ -3,8 +3,7 @@
     python benchmarks/bench.py [cpu|cuda]
 
 1. Its clock beside torch's own: `torch.utils.benchmark` on the CPU, `triton.testing.do_bench` on CUDA; within 5 %.
-2. `attend` beside the same formula in four lines (at most 1.05 ×), and the dispatch to a fused kernel beside the direct
-   call (at most 1.02 × from 1,024 tokens on).
+2. `attend` beside the same formula in four lines (at most 1.05 ×).
 3. Two whole runs of `mha bench`, one after the other: no two backends in another order whose intervals lie apart in both.
 
 Everything alternates, A B A B …, in one process; medians of ratios.
@@ -24,7 +23,7 @@ from pathlib import Path
 import torch
 
 from mhacli.attention import attend, masks
-from mhacli.commands.bench.measure import calls_of, fused_attend, seconds_of, time_in_turns
+from mhacli.commands.bench.measure import calls_of, seconds_of, time_in_turns
 from mhacli.commands.bench.result import Benchmark, Sweep, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))
@@ -62,15 +61,12 @@ def theirs(call: Callable[[], object], device: str, n_calls: int) -> float:
 
 
 def four_lines(length: int, device: str) -> None:
-    """Prints `attend` beside the plain formula, masked and not, and the dispatch beside the direct call."""
+    """Prints `attend` beside the plain formula, masked and not."""
     q, k, v = heads(length, device)
     pairs = {
         "attend / four lines": (partial(attend, q, k, v, allowed=masks.causal()), partial(masked, q, k, v)),
         "attend / two lines, no mask": (partial(attend, q, k, v), partial(unmasked, q, k, v)),
-        "dispatch / direct": (
-            partial(fused_attend, q, k, v), partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
-        ),
-    }  # fmt: skip
+    }
     said = []
     for name, (ours, direct) in pairs.items():
         calls, place = {"ours": ours, "direct": direct}, torch.device(device)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.autograd.profiler import profile
@@ -265,9 +264,10 @@ def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> 
 
 def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
     """The call to time. Raises `NotImplementedError` for what the backend cannot do."""
-    device, compiled = leaves[0].device, partial[Any](torch.compile, fullgraph=True, dynamic=False)
+    device, is_grouped = leaves[0].device, row.n_kv_heads != row.n_heads
+    compiled = partial[Any](torch.compile, fullgraph=True, dynamic=False)
     if row.backend in LAYERS:  # whose weights keep the size of normal rows
-        if row.n_kv_heads != row.n_heads or row.q_len != row.k_len:
+        if is_grouped or row.q_len != row.k_len:
             raise NotImplementedError("nn.MultiheadAttention has no shared kv heads, and no cache to decode with")
         x, generator = leaves[0], torch.Generator().manual_seed(0)
         width = x.shape[-1]
@@ -282,7 +282,8 @@ def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
         function = attend if row.backend == "explicit" else compiled(attend)
         return partial(function, *leaves, allowed=masks.causal() if row.is_masked else None)
     if row.backend != "flex":
-        return partial(fused_attend, *leaves, causal=row.is_masked)
+        q, k, v = leaves
+        return partial(scaled_dot_product_attention, q, k, v, is_causal=row.is_masked, enable_gqa=is_grouped)
     if device.type != "cuda":
         raise NotImplementedError(f"FlexAttention is measured on CUDA, where it is one kernel, not on {device.type}")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -291,7 +292,7 @@ def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
     if row.is_masked:
         create: Any = torch.compile(create_block_mask)  # uncompiled it would ask every cell at once
         blocks = create(lambda b, h, q_idx, k_idx: q_idx >= k_idx, None, None, row.q_len, row.k_len, device=device)
-    return partial(compiled(flex_attention), *leaves, block_mask=blocks, enable_gqa=row.n_kv_heads != row.n_heads)
+    return partial(compiled(flex_attention), *leaves, block_mask=blocks, enable_gqa=is_grouped)
 
 
 def _watched(row: BenchRow, call: Callable[[], Leaves], device: torch.device) -> tuple[Leaves, str, int | None]:
@@ -367,7 +368,7 @@ def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[f
     return samples
 
 
-# ------------------------------------------------------------------------------------------------------ fused attention
+# ------------------------------------------------------------------------------------------------------ kernels of attention
 
 KERNELS: Mapping[str, SDPBackend] = {
     "math": SDPBackend.MATH,
@@ -386,20 +387,6 @@ _TRACES = {
     "_fused_attention_overrideable": "overrideable",
 }
 """What stands in the name of the operator `aten::_scaled_dot_product…` of each kernel."""
-
-
-def fused_attend(
-    q: Float[Tensor, "batch head query d_head"],
-    k: Float[Tensor, "batch kv_head key d_head"],
-    v: Float[Tensor, "batch kv_head key d_v"],
-    *,
-    causal: bool = False,
-) -> Float[Tensor, "batch head query d_v"]:
-    """The z of `attend` by the kernel that torch picks, or that `sdpa_kernel` allows, with the default scale.
-
-    `causal` takes query i as token i, as torch does. Gradients flow. Source: Dao et al. 2022, "FlashAttention".
-    """
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def kernel_among(operators: frozenset[str]) -> str | None:
