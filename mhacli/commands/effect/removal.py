@@ -5,7 +5,6 @@ use the capture with which the effects are computed, so an error there shows as 
 from __future__ import annotations
 
 import inspect
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -136,8 +135,6 @@ def _cut_edges(z: Tensor, call: Call, query: int, edges: Sequence[Placed]) -> tu
 
 # ------------------------------------------------------------------------------------------------- the parts of a model
 
-_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o_proj|out_proj|c_proj|dense|out_lin|wo|o|out)$", re.IGNORECASE)
-"""The usual names of the output projection."""
 _MASKS = ("attention_mask", "mask", "allowed", "attn_mask")
 """The names of the mask parameter in attention modules. `allowed` is that of a layer of mha, a predicate; `attn_mask` is that of
 torch's own attention, which is True for hidden cells."""
@@ -177,8 +174,8 @@ class Parts:
 
 @contextmanager
 def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
-    """A context in which a pass fills `parts`. Every z is replaced by itself. An output projection is the module whose input
-    equals z bit for bit, among those with a usual name."""
+    """A context in which a pass fills `parts`. Every z is replaced by itself. An output projection is the first module without
+    parts whose input equals z bit for bit."""
     modules = dict(model.named_modules())
     numbered = [name for name in modules if is_numbered(name)]
     blocks = [name for name in numbered if not any(name.startswith(f"{other}.") for other in numbered)]
@@ -208,7 +205,7 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
         for name, module in modules.items():
             if name in blocks:
                 stack.callback(module.register_forward_hook(keep).remove)
-            if _OUTPUT_PROJECTION.search(name):
+            if not any(module.children()):
                 stack.callback(module.register_forward_pre_hook(find_projection).remove)
         stack.enter_context(captured(model, take, batch=1))
         yield
