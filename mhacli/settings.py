@@ -374,7 +374,7 @@ def _nearest_divisor(of: int, to: int) -> int:
 
 # ------------------------------------------------------------------------------------------- texts, weights, checkpoint
 
-CHECKPOINT, HEADS, OUTPUT = "Checkpoint", "Heads", "Output"
+CHECKPOINT, HEADS, OUTPUT, OWN_CODE = "Checkpoint", "Heads", "Output", "Your own attention"
 SINK_TOKENS = 4
 """The number of first tokens that `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
 SINK_SHARE = 0.1
@@ -388,10 +388,9 @@ _MAX_TOKENS = "Use only the first N tokens of each sequence."
 LAYERS = "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or cross.5."
 MODEL = "Use this checkpoint: a folder, or a Hugging Face id such as org/name (needs the extra hf)."
 _DEVICE_MAP = "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra device-map)"
-ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
-CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
-EXAMPLE = "A call that works, at every length T, such as 'lambda m, T: m(torch.randn(2, T, 64))'. (default: guessed)"
-TIME_LIMIT = "Seconds that an import or a call may take."
+_ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
+_CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
+_EXAMPLE = "A call that works, at every length T, such as 'lambda m, T: m(torch.randn(2, T, 64))'. (default: guessed)"
 _GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
 _CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."
 _PAIR = "Second text of a pair, read with the token types of a pair: one for all texts, or one for each."
@@ -573,6 +572,20 @@ class Statistics:
     sink_weight: float = setting(SINK_SHARE, HEADS, _SINK, "--sink-weight --sink-share", above=0, high=1, metavar="P")
     # fmt: on
     heads: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCode:
+    """How code of the user's own is built and called, and for how many seconds at most."""
+
+    # fmt: off
+    arg: tuple[str, ...] = setting((), OWN_CODE, _ARG, metavar="NAME=VALUE", common=True, modes=("code",))
+    call_arg: tuple[str, ...] = setting((), OWN_CODE, _CALL_ARG, metavar="NAME=VALUE", modes=("code",))
+    example: str | None = setting(
+        None, OWN_CODE, _EXAMPLE, parse=example_call, metavar="LAMBDA", default="", modes=("code",), excludes=("call_arg",))
+    time_limit: float = setting(
+        5, OWN_CODE, "Seconds that an import or a call may take.", above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
+    # fmt: on
 
 
 # --------------------------------------------------------------------------------------------------------------- views

@@ -17,26 +17,13 @@ from mhacli.cli.source import are_literal, make_run, record_command, recorded, r
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
-from mhacli.settings import (
-    ARG,
-    CALL_ARG,
-    EXAMPLE,
-    MAX_SECONDS,
-    TIME_LIMIT,
-    Computation,
-    Mode,
-    example_call,
-    like,
-    numbers,
-    pairs,
-    setting,
-)
+from mhacli.settings import Computation, Mode, OwnCode, like, numbers, pairs, setting
 from mhacli.text.tokens import Texts
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
 
-_WALK, _CODE = "Walkthrough", "Your own attention"
+_WALK = "Walkthrough"
 _OURS = ("layer", "model")
 _ROUTE = "Formulation to trace; all three give the same output."
 _CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
@@ -47,15 +34,9 @@ _OF_A_LAYER = ("cell", "values", "step", "save", "save_weights", "keep", "score_
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The implementation, cell or code of the user's own to trace, and its view."""
+    """The implementation or cell to trace, and its view."""
 
     # fmt: off
-    arg: tuple[str, ...] = setting((), _CODE, ARG, metavar="NAME=VALUE", common=True, modes=("code",))
-    call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", modes=("code",))
-    example: str | None = setting(
-        None, _CODE, EXAMPLE, parse=example_call, metavar="LAMBDA", default="", modes=("code",), excludes=("call_arg",)
-    )
-    time_limit: float = setting(5, _CODE, TIME_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
     route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
     values: bool = setting(False, _WALK, "Show the range and distribution of each tensor, and small ones whole.")
     cell: tuple[int, int, int] | None = setting(
@@ -114,6 +95,7 @@ def _mode(given: Mapping[str, Any]) -> Mode:
 )
 def trace(
     what: Computation,
+    code: OwnCode,
     walk: Walk,
     options: Annotated[ViewOptions, offers(*DRAWING)],
     output: Annotated[Output, offers("json", *SAVED, *DRAWN)],
@@ -125,9 +107,9 @@ def trace(
     options = replace(options, figure=options.figure or "walk")
     require_output(options, output)
     run, notes = None, tuple[str, ...]()
-    target = _target({**vars(walk), "typed": what.typed, "path": what.model.path})
+    target = _target({**vars(code), "typed": what.typed, "path": what.model.path})
     if target is not None:
-        record = _walk_code(target, walk, what.given)
+        record = _walk_code(target, code, what.given, has_values=walk.values)
     else:
         require_one_layer(what.model, "mha trace")
         run, texts = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
@@ -177,7 +159,7 @@ def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
     draw(end, on)
 
 
-def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
+def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_values: bool) -> Record:
     """The record of code of the user's own, made in a child process. Raises `MhaError` for code that cannot be imported or
     called."""
     from mhacli.io.data import decode, load_json
@@ -187,13 +169,13 @@ def _walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
 
     require_readable(target)
     request = TargetRequest(
-        target, pairs(walk.arg, "arg"), pairs(walk.call_arg, "call-arg"), example=walk.example, **given
+        target, pairs(code.arg, "arg"), pairs(code.call_arg, "call-arg"), example=code.example, **given
     )
     if request.device == "auto":
         request = replace(request, device="cpu")
-    job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}
+    job: dict[str, Any] = {"of": asdict(request), "values": has_values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
-        result, printed = run_in_child("mhacli.usercode.trace:trace_request", job, time_limit_s=walk.time_limit)
+        result, printed = run_in_child("mhacli.usercode.trace:trace_request", job, time_limit_s=code.time_limit)
     record = decode(Record, load_json(result, target), target)
     assert record.module is not None, "the record of code has its module"
     return replace(record, module=replace(record.module, printed=printed))

@@ -13,21 +13,9 @@ from mhacli.errors import UsageError
 from mhacli.io.data import plain
 from mhacli.record.exports import Shown
 from mhacli.record.record import Argument
-from mhacli.settings import (
-    ARG,
-    CALL_ARG,
-    EXAMPLE,
-    MAX_SECONDS,
-    MODEL,
-    TIME_LIMIT,
-    Config,
-    example_call,
-    like,
-    pairs,
-    setting,
-)
+from mhacli.settings import MODEL, Config, OwnCode, like, pairs, setting
 from mhacli.usercode.process import shown_path
-from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
+from mhacli.usercode.target import Choice, Mode, TargetRequest
 
 Verdict = Literal["right", "consistent", "wrong", "unknown"]
 
@@ -56,9 +44,9 @@ class CheckRequest:
     # fmt: off
     target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
     model: str | None = setting(None, _CODE, MODEL, "--model --checkpoint", metavar="DIR", excludes=("target", "arg", "other"))
-    arg: tuple[str, ...] = _pairs((), _CODE, ARG)
-    call_arg: tuple[str, ...] = _pairs((), _CODE, CALL_ARG)
-    example: str | None = setting(None, _CODE, EXAMPLE, parse=example_call, metavar="LAMBDA", default="", excludes=("call_arg",))
+    arg: tuple[str, ...] = like(OwnCode, "arg", _CODE, common=False)
+    call_arg: tuple[str, ...] = like(OwnCode, "call_arg", _CODE)
+    example: str | None = like(OwnCode, "example", _CODE)
     other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET")
     other_arg: tuple[str, ...] = _pairs((), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT, needs=("other",))
     other_call_arg: tuple[str, ...] | None = _pairs(
@@ -72,8 +60,7 @@ class CheckRequest:
     device: str = like(Config, "device", _RUN, value="cpu", default="")
     seed: int = like(Config, "seed", _RUN)
     length: int | None = setting(None, _RUN, _LENGTH, low=4, high=4096, default="256, or the model's positions")
-    time_limit_s: float = setting(DEFAULT_TIME_LIMIT_S, _RUN, TIME_LIMIT, "--time-limit", above=0, high=MAX_SECONDS,
-                                  metavar="SECONDS")
+    time_limit_s: float = like(OwnCode, "time_limit", _RUN, names=("--time-limit",))
     # fmt: on
 
     @cached_property

@@ -11,7 +11,7 @@ from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.folder import is_hub_id
 from mhacli.record.storage import is_scan
-from mhacli.settings import ARG, Computation, Config, Dtype, ModelSettings, example_call, index_list, like, setting
+from mhacli.settings import Computation, Config, Dtype, ModelSettings, OwnCode, example_call, index_list, like, setting
 from mhacli.usercode.target import require_readable
 
 PLACES = "mha.places/1"
@@ -75,7 +75,7 @@ class DiffRequest:
     device_b: str | None = like(Config, "device", _MODELS, value=None, names=("--device-b",), help="Device of B.", default="")
     revision: str | None = like(ModelSettings, "revision", _MODELS, modes=("layer", "model"))
     revision_b: str | None = setting(None, _MODELS, "Branch, tag or commit of B.", metavar="NAME")
-    arg_a: tuple[str, ...] = _pairs((), _MODELS, ARG)
+    arg_a: tuple[str, ...] = like(OwnCode, "arg", _MODELS, common=False)
     arg_b: tuple[str, ...] = _pairs((), _MODELS, "Argument of the constructor of B; repeatable.")
     example_a: str | None = _call(None, _MODELS, _EXAMPLE)
     example_b: str | None = _call(None, _MODELS, "The call of the code of B.")
