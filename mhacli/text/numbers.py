@@ -11,7 +11,7 @@ Unit = Literal[
     "bytes", "seconds", "error"
 ]  # fmt: skip
 """What a value is: an `id` has no separators, a `change` a sign, the `size` of a change none, and a `brief` one few digits; a
-`count` is of operations, and an `error` of rounding, with the same digits at every size."""
+`count` is of operations, and an `error` of rounding, with three digits."""
 
 _FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
     "integer": [(inf, 1, "{:,}")],
@@ -22,7 +22,7 @@ _FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
     "number": [(1e-4, 1, "{:.2e}"), (1e5, 1, "{:.4g}"), (inf, 1, "{:.2e}")],
     "change": [(1e-4, 1, "{:.1e}"), (inf, 1, "{:.4f}")],
     "size": [(1e-4, 1, "{:.1e}"), (inf, 1, "{:.4f}")],
-    "error": [(inf, 1, "{:.2e}")],
+    "error": [(0.0995, 1, "{:.2e}"), (inf, 1, "{:.3g}")],
     "fraction": [(inf, 0.01, "{:.0f} %")],
     "percent": [(0.0995, 0.01, "{:#.2g} %"), (inf, 0.01, "{:.0f} %")],
     "count": [

@@ -318,9 +318,9 @@ class Asker:
             self.findings.append(replace(failure_of(name, message, evidence), fix=words.advice))
             return answer
         cut, position = None if answer.at is None else answer.at.cut, int((pair.apart > self.tolerance).nonzero()[0])
-        sizes = f"by {pair.largest:.2g} of an output's size, where rounding explains {self.tolerance:.2g}"
-        after = f"; everything from position {cut} on was changed" if name == "causality" else ""
-        finding = failure_of(name, message, f"the output at position {position} differs {sizes}{after}")
+        before = f"with other tokens from position {cut} on, " if name == "causality" else ""
+        sizes = f"{pair.largest:.2g} × the usual size of an output (rounding: {self.tolerance:.2g})"
+        finding = failure_of(name, message, f"{before}the output at position {position} differs by {sizes}")
         part, attention = self._first_parts(pair)
         label = None
         if part is not None and self.module is not None:

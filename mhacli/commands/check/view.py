@@ -40,9 +40,10 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     rest = [*_building(examination, on), *_answers(examination), *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
     against = "" if examination.against is None else f" against {examination.against}"
-    target, sentence = f"{visible(examination.target + against)}:", _text(examination.sentence)
-    verdict = Text.assemble(_VERDICTS[examination.verdict], "  ", (target, "bold"), " ", sentence)
-    return Group(*blocks, _grid(rest, on), Text(""), *limits, verdict)
+    target, (words, style) = f"{visible(examination.target + against)}:", _VERDICTS[examination.verdict]
+    verdict = Text.assemble((target, "bold"), " ", _text(examination.sentence))
+    end = bare(pairs([(words, verdict)], style=style), on.width)
+    return Group(*blocks, _grid(rest, on), Text(""), *limits, end)
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -1,4 +1,4 @@
-"""Compares two models over the same inputs: loads or builds each, runs it, and says where the two part."""
+"""Compares two models over the same inputs: loads or builds each, runs it, and says where they first differ."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _computed(
                 model.set_attn_implementation(side.attn)
         except (ValueError, ImportError) as fault:
             line = str(fault).partition("\n")[0]
-            raise UsageError(f"--attn {side.attn} does not work with {type(model).__name__}: {line:.200}") from fault
+            raise UsageError(f"attention {side.attn} does not work with {type(model).__name__}: {line:.200}") from fault
         forward = forward_of(model, tensors)
     else:
         model, forward = _built(side, tensors, stage)

@@ -108,7 +108,7 @@ def model_diff(found: Comparison, names: tuple[str, str]) -> Diff:
 
 
 def _summary(d: Diff) -> str:
-    """The result in a sentence: where the two part, how far, and what may be its cause."""
+    """The result in a sentence: where the two first differ, how far, and what may be its cause."""
     first, places = d["first"], d["places"]
     if d["ids"] is not None:
         x, y = d["ids"]
@@ -121,7 +121,7 @@ def _summary(d: Diff) -> str:
     relative = math.inf if place["relative"] is None else place["relative"]
     size = f"{where(place)}: relative {shown(relative, 'number')}, rounding {shown(place['rounding'], 'number')}"
     if first is not None:
-        return f"the two part in {size}; {_narrowed(d, first)}"
+        return f"they first differ in {size}; {_narrowed(d, first)}"
     size = f"the nearest to it is {size}" if relative else "they are the same, bit for bit"
     return f"no difference beyond rounding in {len(places)} places; {size}"
 

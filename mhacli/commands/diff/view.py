@@ -1,5 +1,5 @@
 """The terminal views of a comparison. Of two records: settings, tokens, sites, effects, heads, maps, and the verdict last. Of two
-models: where they part in a sentence, a grid of blocks × places that shows where it grows, and the places."""
+models: a grid of blocks × places that shows where it grows, the places, and last in a sentence where they first differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
-_OF_WEIGHT = {row.field for row in STATISTICS if row.is_change and row.unit == "weight"}
+_OF_CHANGE = {row.field for row in STATISTICS if row.is_change}
 _LABEL = 12
 """The most columns of the name of a row of a map."""
 _LEAST = 8
@@ -130,7 +130,7 @@ def _sites(
     title = f"sites{' that differ' * (not options.everything)}, in the order of execution"
     title = "the first site of each layer that differs" if is_brief else title
     n_more = sum(len(layer.sites) for layer in layers) - len(rows)
-    notes = [f"{count_of(n_more, 'more site')} (--all)"] if n_more else []
+    notes = [f"{count_of(n_more, 'more site')}{' without a difference' * (not is_brief)} (--all)"] if n_more else []
     if rows:
         yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
     elif not layers:
@@ -196,8 +196,8 @@ def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[Renderab
 
 
 def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """The heads that changed most, missing and new ones first, each with the weight that changed most; with `everything` all
-    statistics that changed."""
+    """The heads that changed most, missing and new ones first, each with the statistic that changed most; with `everything`
+    all that changed."""
     heads = [head for layer in layers for head in layer.heads]
     heads.sort(key=lambda head: -math.inf if head["size"] is None else -head["size"])
     rows, names = [], words_of("columns", "statistic")
@@ -206,7 +206,7 @@ def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Scre
         name = f"{visible(head['layer'])} head {head['head']}".removeprefix(" head ")
         about = {"head": name, "type": " → ".join(kinds)}
         changes = sorted(head["statistics"], key=lambda row: -change_of(row["a"], row["b"]))
-        changes.sort(key=lambda row: row["name"] not in _OF_WEIGHT)
+        changes.sort(key=lambda row: row["name"] not in _OF_CHANGE)
         for row in changes[: None if options.everything else 1]:
             rows.append({**about, "statistic": names[row["name"]].name, "A": row["a"], "B": row["b"]})
         if not changes:
@@ -295,13 +295,13 @@ _SHORT = {"scores": "score", "residual": "sum", "q_rotated": "q′", "k_rotated"
 def _model_view(d: Diff, screen: Screen, options: ViewOptions) -> RenderableType:
     """The complete output for two models."""
     sides = [" ".join([d[side], *d["dtypes"][n : n + 1]]) for n, side in enumerate("ab")]
+    parts = [*_model_grid(d, screen), *_model_places(d, screen, options)]
     return Group(
-        Text(visible(d["summary"]), style="bold green" if d["verdict"] == "agree" else "bold red"),
         Text(visible(f"A = {sides[0]} · B = {sides[1]}"), style="bold"),
         *(Text(visible(note), style="yellow") for note in d["notes"]),
+        *((Text(), *parts) if parts else ()),
         Text(),
-        *_model_grid(d, screen),
-        *_model_places(d, screen, options),
+        Text(visible(d["summary"]), style="bold green" if d["verdict"] == "agree" else "bold red"),
     )
 
 
@@ -326,7 +326,7 @@ def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
         columns=[name.replace("output", "out").replace("pattern", "patt.") for name in names],
         top=max(1.0, float(np.nanmax(values))),
         corner="layer ",
-        unit="number",
+        unit="short",
         meaning=f"powers of ten of relative difference ÷ rounding; beyond rounding from {math.log10(d['times_rounding']):.1f} on",
     )
     yield from grids([grid], screen, form="shades")

@@ -336,7 +336,7 @@ def test_two_checkpoints_are_compared_over_a_text(mha: Any, folders: Any) -> Non
     assert first(ended.json) == (1, "attention", "k")
     assert (ended.json["first"]["head"], ended.json["a"], ended.json["ids"]) == (1, folders[0], None)
     shown = mha("diff", *folders, TEXT, code=3).stdout
-    assert " ".join(shown.split()).startswith(ended.json["summary"])
+    assert " ".join(shown.split()).endswith(ended.json["summary"])
     assert len(mha("diff", *folders, TEXT, "--csv", code=3).stdout.splitlines()) == 1 + len(ended.json["places"])
     assert (
         first(mha("diff", folders[0], folders[0], TEXT, "--dtype-b", "bfloat16", "--one-at-a-time", "--json").json)
@@ -375,7 +375,7 @@ def test_other_ids_of_two_tokenizers_are_the_answer(mha: Any, folders: Any) -> N
     document = mha(*words, TEXT, "--json", code=3).json
     assert (document["verdict"], document["first"], document["places"]) == ("differ", None, [])
     assert document["ids"][0] != document["ids"][1]
-    assert mha(*words, TEXT, code=3).stdout.startswith("the two tokenizers give other ids")
+    assert "the two tokenizers give other ids" in mha(*words, TEXT, code=3).stdout
     assert mha(*words, "--ids", "5,7,9", "--json", code=3).json["first"]["part"] == "embedding"
 
 
