@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -191,10 +191,11 @@ def sequences_of_ids(
         fixed={**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **like.fixed},
         is_forgetful=False,
     )
-    for n in _OF_SOURCE if decoder else (0,):
-        source = torch.randint(min(tables), (n,), generator=torch.Generator().manual_seed(n)).to(like.device)
-        made = {ids.name: lambda sizes, rows=source: rows.expand(sizes.batch, -1)} if n else {}
-        found, note = _first_of_ids(replace(attention, made=made), others)
+    for n, axes in product(_OF_SOURCE, (OF_IDS, ("row", "batch"))) if decoder else ((0, OF_IDS),):
+        source = torch.randint(min(tables), (n, 1), generator=torch.Generator().manual_seed(n)).to(like.device)
+        source = source if axes != OF_IDS else source.mT
+        made = {ids.name: lambda sizes, rows=source: rows.expand([sizes.batch if m == 1 else m for m in rows.shape])}
+        found, note = _first_of_ids(replace(attention, axes=axes, made=made if n else {}), others)
         if found is not None:
             break
     table = None if found is None else _table_of(found)
@@ -229,6 +230,8 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
             return None, ""
         attention, others = replace(shown, made={}), ()
     masks = [p.name for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
+    masks.sort(key=lambda name: name not in _OF_DECODER)
+    attention = replace(attention, fixed={**dict.fromkeys(masks[1:]), **attention.fixed})
     made = {p.name: partial(positions, "offset", 0) for p in others if p.role == "offset"}
     attention = replace(attention, made={**attention.made, **made})
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in _TARGETS]

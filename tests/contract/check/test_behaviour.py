@@ -100,6 +100,15 @@ def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     assert asked["cache"] is (True if layer == "Cached" else None)
 
 
+def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_length_first(tmp_path: Path) -> None:
+    report = mhacli.check(user_code.load(user_code.ZOO / "models.py").Translation(), length=32)
+    assert report.verdict == "right"
+    assert "trg [32, 2], tgt_mask=a causal mask" in report.called
+    path, _ = user_code.write(tmp_path, "models:Translation", ("src_mask, tgt_mask, None", "src_mask, None, None"))
+    (finding,) = mhacli.check(user_code.load(path).Translation(), length=32).findings
+    assert finding.code == "sees-the-future"
+
+
 def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_path: Path) -> None:
     path, line = user_code.write(tmp_path, "models:GPT", ("is_causal=self.causal", "is_causal=self.causal, scale=1.0"))
     report = mhacli.check(user_code.load(path).GPT())

@@ -178,3 +178,16 @@ class Cached(GPT):
             x = x + block.mlp(block.between(x))
         logits = self.head(self.norm(x))
         return (logits, kept) if use_cache else logits
+
+
+class Translation(nn.Module):
+    """An encoder and a decoder of torch, the length first, with masks for both."""
+
+    def __init__(self, vocab=31):
+        super().__init__()
+        self.transformer = nn.Transformer(24, 3, 1, 1, 32)
+        self.table, self.head = nn.Embedding(vocab, 24), nn.Linear(24, vocab)
+
+    def forward(self, src, trg, src_mask, tgt_mask, src_padding_mask, tgt_padding_mask):
+        masks = src_mask, tgt_mask, None, src_padding_mask, tgt_padding_mask
+        return self.head(self.transformer(self.table(src), self.table(trg), *masks))
