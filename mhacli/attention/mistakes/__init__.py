@@ -6,7 +6,7 @@ function of its stage, in the file of its part, and a line in record/mistakes.to
 
 from __future__ import annotations
 
-from mhacli.attention.mistakes import heads, scores, masks, projections  # isort: skip # in the order in which they are tried
+from mhacli.attention.mistakes import heads, scores, masks, projections, caching  # isort: skip # in the order in which they are tried
 from mhacli.attention.mistakes.stages import MISTAKES, Mistake
 
-__all__ = ["MISTAKES", "Mistake", "heads", "masks", "projections", "scores"]
+__all__ = ["MISTAKES", "Mistake", "caching", "heads", "masks", "projections", "scores"]

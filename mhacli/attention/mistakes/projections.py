@@ -13,82 +13,104 @@ from torch import Tensor
 
 from mhacli.attention.mistakes import stages
 from mhacli.attention.mistakes.stages import (
+    Form,
     Forms,
     Pairing,
     Projection,
+    Projections,
     ReferenceInputs,
     ReferenceLayer,
-    inputs_of,
     mistakes,
     require,
     rotated,
 )
 
+Change = Callable[[Projections], Projections]
 _NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 # ----------------------------------------------------------------------------------------------------------- projection roles
 
 
-def projected(projections: str, inputs: str, layer: ReferenceLayer, rows: ReferenceInputs) -> list[Tensor]:
-    """Queries, keys and values with these projections, of these inputs: `qkk` takes those of the keys for the values."""
-    by_letter = dict(zip("qkv", zip(inputs_of(layer), rows[:3], strict=True), strict=True))
-    return [by_letter[p][0](by_letter[i][1]) for p, i in zip(projections, inputs, strict=True)]
+def with_weights(stage: Callable[..., Any], change: Change) -> Callable[..., Any]:
+    """A stage with other projections."""
+    return lambda layer, rows: stage(replace(layer, weights=change(layer.weights)), rows)
 
 
-def projected_twice(taker: str, giver: str, layer: ReferenceLayer, rows: ReferenceInputs) -> list[Tensor]:
+def of_roles(givers: str) -> Change:
+    """The projections of other roles: `qkk` takes those of the keys for the values."""
+    return lambda weights: weights._replace(
+        **{role: getattr(weights, of) for role, of in zip("qkv", givers, strict=True)}
+    )
+
+
+def each(names: Sequence[str], change: Callable[[Projection], Projection]) -> Change:
+    """Some projections changed."""
+    return lambda weights: weights._replace(**{name: change(getattr(weights, name)) for name in names})
+
+
+def unbiased(projection: Projection) -> Projection:
+    """A projection without its bias."""
+    return projection._replace(bias=None)
+
+
+def transposed(projection: Projection) -> Projection:
+    """A projection whose weight is applied transposed."""
+    return projection._replace(weight=projection.weight.mT)
+
+
+def of_rows(givers: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
+    """Queries, keys and values of the rows of other arguments: `qkk` takes those of the keys for the values."""
+    by_role = {"q": rows.queries, "k": rows.keys, "v": rows.values}
+    queries, keys, values = (by_role[giver] for giver in givers)
+    return stages.project(layer, ReferenceInputs(queries, keys, values))
+
+
+def projected_twice(taker: str, giver: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
     """Queries, keys and values, of which one reads another instead of rows."""
+    assert layer.weights is not None
     made = dict(zip("qkv", stages.project(layer, rows), strict=True))
-    made[taker] = inputs_of(layer)["qkv".index(taker)](made[giver])
+    made[taker] = getattr(layer.weights, taker)(made[giver])
     return [*made.values()]
-
-
-def changed(
-    letters: str, change: Callable[[Projection], Any], layer: ReferenceLayer, rows: ReferenceInputs
-) -> list[Tensor]:
-    """Queries, keys and values with the projections of these letters changed."""
-    roles = zip("qkv", inputs_of(layer), rows[:3], strict=True)
-    return [(change(p) if letter in letters else p)(vectors) for letter, p, vectors in roles]
 
 
 @mistakes("project", at=(r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\("), needs=("order",))
 def qkv_order() -> Forms:
     """The parts of a fused projection in other roles."""
-    for order in list(permutations("qkv"))[1:]:
-        roles = "".join("qkv"[order.index(letter)] for letter in "qkv")
-        yield "qkv-order", f"what is named q, k, v is used as {', '.join(order)}", partial(projected, roles, "qkv")
+    for order in map("".join, list(permutations("qkv"))[1:]):
+        yield Form("qkv-order", with_weights(stages.project, of_roles(order)), f"{', '.join(order)} serve as q, k, v")
 
 
 @mistakes("project")
 def projections() -> Forms:
     """Queries, keys and values by other projections, by one or none, or of other rows."""
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
-        name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
-        sentence = f"the {_NAMES[taker]} are made by the projection of the {_NAMES[giver]}"
-        yield name, sentence, partial(projected, roles, "qkv"), (f"{taker}_proj",)
+        roles = of_roles("qkv".replace(taker, giver))
+        name, sites = f"{_NAMES[taker]}-from-{_NAMES[giver]}", (f"{taker}_proj",)
+        yield Form(name, with_weights(stages.project, roles), sites=sites)
     for letter in "qkv":
-        sentence = f"queries, keys and values are made by the projection of the {_NAMES[letter]}"
-        yield "one-projection", sentence, partial(projected, letter * 3, "qkv")
+        yield Form(
+            "one-projection", with_weights(stages.project, of_roles(letter * 3)), f"that of the {_NAMES[letter]}"
+        )
     for letter, name in _NAMES.items():
         code = "projection-missing" if letter == "v" else f"projection-missing, {name}"
-        unprojected = partial(changed, letter, lambda projection: lambda vectors: vectors)
-        yield code, f"the rows are taken for the {name} as they are", unprojected, (letter,)
-    for code, sentence, inputs in (
-        ("values-of-queries", "the values come from the rows of the queries", "qkq"),
-        ("values-of-keys", "the values come from the rows of the keys", "qkk"),
-        ("keys-of-values", "the keys come from the rows of the values", "qvv"),
-        ("keys-of-values", "keys and values come from each other's rows", "qvk"),
-        ("keys-of-queries", "the keys come from the rows of the queries", "qqv"),
+        unprojected = each(
+            letter, lambda projection: Projection(torch.eye(projection.weight.shape[1]).to(projection.weight))
+        )
+        yield Form(code, with_weights(stages.project, unprojected), sites=(letter,))
+    for code, inputs in (
+        ("values-of-queries", "qkq"),
+        ("values-of-keys", "qkk"),
+        ("keys-of-values", "qvv"),
+        ("keys-of-values", "qvk"),
+        ("keys-of-queries", "qqv"),
     ):
-        yield code, sentence, partial(projected, "qkv", inputs), (f"{code[0]}_proj",)
+        yield Form(code, partial(of_rows, inputs), sites=(f"{code[0]}_proj",))
     for taker, giver in permutations(_NAMES, 2):
-        sentence = f"the {_NAMES[taker]} are made of the {_NAMES[giver]} that are projected already"
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
-        yield name, sentence, partial(projected_twice, taker, giver), (f"{taker}_proj",)
+        yield Form(name, partial(projected_twice, taker, giver), f"by the {_NAMES[giver]}", (f"{taker}_proj",))
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
-        unbiased = partial(changed, letters, lambda projection: projection._replace(bias=None))
-        yield "bias-missing", f"the bias of {', '.join(letters)} is left out", unbiased
-    transposed = partial(changed, "qkv", lambda projection: projection._replace(weight=projection.weight.mT))
-    yield "projection-transposed", "the weights of queries, keys and values are applied transposed", transposed
+        yield Form("bias-missing", with_weights(stages.project, each(letters, unbiased)), ", ".join(letters))
+    yield Form("projection-transposed", with_weights(stages.project, each("qkv", transposed)))
 
 
 @mistakes("take")
@@ -100,26 +122,16 @@ def exchanged() -> Forms:
         return [heads["qkv".index(letter)] for letter in roles]
 
     for taker, giver in permutations(_NAMES, 2):
-        sentence = f"the {_NAMES[giver]} take the place of the {_NAMES[taker]}"
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}, as heads", "qkv".replace(taker, giver)
-        yield name, sentence, partial(take, roles), ("z" if taker == "v" else "qk",)
-
-
-def out_with(change: Callable[[Projection], Projection], layer: ReferenceLayer, rows: Tensor) -> Tensor:
-    """The output with another weight or bias of its projection."""
-    assert layer.weights is not None
-    assert layer.weights.out is not None
-    return change(layer.weights.out)(rows)
+        yield Form(name, partial(take, roles), sites=("z" if taker == "v" else "qk",))
 
 
 @mistakes("project_out")
 def output() -> Forms:
     """The output projected otherwise, or not at all."""
-    unbiased = partial(out_with, lambda out: out._replace(bias=None))
-    yield "bias-missing, of the output", "the bias of the output projection is left out", unbiased
-    yield "out-proj-missing", "the heads side by side are returned as they are", lambda layer, rows: rows, ("concat",)
-    transposed = partial(out_with, lambda out: out._replace(weight=out.weight.mT))
-    yield "out-proj-transposed", "the output projection's weight is applied transposed", transposed
+    yield Form("bias-missing, of the output", with_weights(stages.project_out, each(["out"], unbiased)))
+    yield Form("out-proj-missing", lambda layer, rows: rows, sites=("concat",))
+    yield Form("out-proj-transposed", with_weights(stages.project_out, each(["out"], transposed)))
 
 
 # ------------------------------------------------------------------------------------------------------------ rotary positions
@@ -167,53 +179,39 @@ def rotation() -> Forms:
     """Columns that are paired otherwise than their angles, and queries or keys at other positions, by other angles, or not at
     all."""
     halves = "neighbouring columns are rotated by angles laid out for halves"
-    yield "rope-pairing", halves, partial(both_turned, pairing="interleaved", angles="half")
+    yield Form("rope-pairing", partial(both_turned, pairing="interleaved", angles="half"), halves)
     neighbours = "halves are rotated by angles laid out for neighbouring columns"
-    yield "rope-pairing", neighbours, partial(both_turned, pairing="half", angles="interleaved")
-    keys_left = "the keys are not rotated"
-    yield "rope-of-queries-only", keys_left, lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), ("k",)
-    queries_left = "the queries are not rotated"
-    yield "rope-of-keys-only", queries_left, lambda layer, q, k: (q, stages.rotate(layer, q, k)[1])
-    yield "rope-offset", "queries are rotated one place too far", partial(both_turned, q_shift=1)
-    yield "rope-offset", "keys are rotated one place too far", partial(both_turned, q_shift=-1)
-    yield "rope-axis", "the number of the head is taken for the place", by_head
-    yield "rope-rates", "the angles grow from pair to pair by theta^(2j/d)", partial(at_rates, torch.reciprocal)
-    yield "rope-rates", "all pairs are rotated by one angle", partial(at_rates, torch.ones_like)
-    backwards = "keys are rotated backwards"
-    yield (
-        "rope-sign",
-        backwards,
-        lambda layer, q, k: (stages.rotate(layer, q, k)[0], turned(layer, k, 0, sign=-1)),
-        ("k",),
+    yield Form("rope-pairing", partial(both_turned, pairing="half", angles="interleaved"), neighbours)
+    yield Form("rope-of-queries-only", lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), sites=("k",))
+    yield Form("rope-of-keys-only", lambda layer, q, k: (q, stages.rotate(layer, q, k)[1]))
+    yield Form("rope-offset", partial(both_turned, q_shift=1), "queries one place too far")
+    yield Form("rope-offset", partial(both_turned, q_shift=-1), "keys one place too far")
+    yield Form("rope-axis", by_head)
+    yield Form("rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)")
+    yield Form("rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle")
+    yield Form(
+        "rope-sign", lambda layer, q, k: (stages.rotate(layer, q, k)[0], turned(layer, k, 0, sign=-1)), sites=("k",)
     )
-    yield "rope-without-minus", "no column of a pair is rotated with a minus", one_signed
+    yield Form("rope-without-minus", one_signed)
 
 
 @mistakes("rotate", needs=("pairing",))
 def rope_other_pairing() -> Forms:
     """The other pairing."""
-    yield "rope-pairing", "columns are paired in the other of the two ways", other_pairing
+    yield Form("rope-pairing", other_pairing, "in the other of the two ways")
 
 
 @mistakes("take")
 def rope_of_values() -> Forms:
     """Rotated values."""
-    yield "rope-of-values", "the values are rotated too", lambda layer, q, k, v: (q, k, turned(layer, v, 0)), ("v",)
+    yield Form("rope-of-values", lambda layer, q, k, v: (q, k, turned(layer, v, 0)), sites=("v",))
 
 
 # --------------------------------------------------------------------------------------------------- norms of queries and keys
 
 
-def normed_as(of_q: str, of_k: str, layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys with the norm of queries or keys, `q` or `k`, or without one, empty."""
-    norms = {"q": layer.q_norm, "k": layer.k_norm, "": None}
-    return stages.norm(replace(layer, q_norm=norms[of_q], k_norm=norms[of_k]), q, k)
-
-
 @mistakes("norm")
 def norms() -> Forms:
-    """One norm for queries and keys, or none."""
-    yield "qk-norm-shared", "the keys are normalised by the norm of the queries", partial(normed_as, "q", "q"), ("k",)
-    yield "qk-norm-shared", "the queries are normalised by the norm of the keys", partial(normed_as, "k", "k")
-    yield "qk-norm-of-one", "the keys are not normalised", partial(normed_as, "q", ""), ("k",)
-    yield "qk-norm-of-one", "the queries are not normalised", partial(normed_as, "", "k")
+    """A norm of queries or of keys alone."""
+    yield Form("qk-norm-of-one", lambda layer, q, k: (stages.norm(layer, q, k)[0], k), "the keys are not", ("k",))
+    yield Form("qk-norm-of-one", lambda layer, q, k: (q, stages.norm(layer, q, k)[1]), "the queries are not")

@@ -7,8 +7,9 @@ mistake replaces a stage; the other files of this folder hold the catalogue.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -49,8 +50,8 @@ class ReferenceLayer:
     adjacent columns; `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future itself. `sees`,
     bool `[query, key]`, is another mask of the layer. `before(input)` and `after(out, input)` are further operations, such as a
     norm or a residual connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number, or one
-    for each head, `[head, 1, 1]`. `bias` returns the score bias `[1, head, query, key]` for some inputs, or None. `sinks`,
-    `[head]`, are sink logits in the softmax. `hidden` is the score of a hidden key.
+    for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query, key]` for some inputs, or None.
+    `sinks`, `[head]`, are sink logits in the softmax.
     """
 
     n_heads: int
@@ -71,7 +72,6 @@ class ReferenceLayer:
     k_norm: Callable[[Tensor], Tensor] | None = None
     bias: Callable[[ReferenceInputs], Tensor | None] | None = None
     sinks: Tensor | None = None
-    hidden: float = -math.inf
 
     @property
     def d_head(self) -> int | None:
@@ -81,13 +81,15 @@ class ReferenceLayer:
 
 class ReferenceInputs(NamedTuple):
     """Queries, keys and values `[batch, length, d_in]`, or heads `[batch, head, length, d]`, and the caller's masks, True = may
-    attend: `allowed` `[batch or 1, 1, query, key]`, `real` `[batch, key]`."""
+    attend: `allowed` `[batch or 1, 1, query, key]`, `real` `[batch, key]`. `ends`: where the steps end that read one causal text
+    with a cache; empty for one call."""
 
     queries: Tensor
     keys: Tensor
     values: Tensor
     allowed: Tensor | None = None
     real: Tensor | None = None
+    ends: tuple[int, ...] = ()
 
 
 class Result(NamedTuple):
@@ -102,8 +104,8 @@ class Result(NamedTuple):
 
 def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tensor, Tensor]:
     """The projected queries, keys and values, `[batch, length, head·d]`."""
-    q, k, v = inputs_of(layer)
-    return q(rows.queries), k(rows.keys), v(rows.values)
+    assert layer.weights is not None
+    return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
 
 
 def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
@@ -151,11 +153,6 @@ def cap(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     return scores if c is None else c * torch.tanh(scores / c)
 
 
-def add_bias(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
-    """The scores plus the bias `[1, head, query, key]`."""
-    return scores + bias
-
-
 def causal_rule(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
     """`[query, key]`, True for keys up to the query's position; the queries are the last positions of the keys."""
     return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
@@ -181,8 +178,8 @@ def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, T
 
 
 def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """The scores, −∞ where masked, or the number that the layer has for it."""
-    return scores.masked_fill(~keep, layer.hidden)
+    """The scores, −∞ where masked."""
+    return scores.masked_fill(~keep, -math.inf)
 
 
 def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -219,13 +216,41 @@ def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
     return rows if layer.weights is None or layer.weights.out is None else layer.weights.out(rows)
 
 
+# ------------------------------------------------------------------------------------------------- right stages of a step
+
+
+def place(layer: ReferenceLayer, start: int, role: str) -> int:
+    """The position from which the queries or keys of a step are rotated; `role` is q or k."""
+    return start
+
+
+def join(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
+    """The keys or values of a step with the cached ones; `role` is k or v."""
+    return torch.cat([cached, new], dim=2)
+
+
+def cache(layer: ReferenceLayer, keys: Tensor, values: Tensor, n_new: int) -> tuple[Tensor, Tensor]:
+    """What is cached of the keys and values of a step."""
+    return keys, values
+
+
+def read(layer: ReferenceLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values that a step reads."""
+    return keys, values
+
+
+def diagonal(layer: ReferenceLayer, q_len: int, k_len: int) -> int:
+    """The diagonal up to which the keys of a step are visible."""
+    return k_len - q_len
+
+
 Stages = Mapping[str, Callable[..., Any]]
 """Every stage of attention by name."""
 RIGHT: Stages = {
     stage.__name__: stage
     for stage in (
-        project, split, norm, rotate, take, repeat_kv, products, scale, cap, add_bias, causal_rule, mask_rule,
-        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out,
+        project, split, norm, rotate, take, repeat_kv, products, scale, cap, causal_rule, mask_rule,
+        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out, place, join, cache, read, diagonal,
     )
 }  # fmt: skip
 
@@ -237,6 +262,8 @@ def run(stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap
         rows = inputs._replace(
             queries=layer.before(inputs.queries), keys=layer.before(inputs.keys), values=layer.before(inputs.values)
         )
+    if inputs.ends:
+        return Result(in_steps(stages, layer, rows, inputs.queries), None)
     q, k, v = heads(stages, layer, rows, tap)
     layer_rule = stages["causal_rule"](layer, q.shape[2], k.shape[2]) if layer.causal else layer.sees
     caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
@@ -282,7 +309,7 @@ def attend_and_merge(
     tap("qk", qk)
     scaled = stages["cap"](layer, stages["scale"](layer, qk, q.shape[-1]))
     tap("scaled", scaled)
-    scaled = scaled if bias is None else stages["add_bias"](layer, scaled, bias)
+    scaled = scaled if bias is None else scaled + bias
     scores = scaled if keep is None else stages["mask"](layer, scaled, keep)
     tap("scores", scores)
     pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, keep)
@@ -296,6 +323,31 @@ def attend_and_merge(
     out: Tensor = stages["project_out"](layer, concat)
     tap("out", out)
     return out if layer.after is None else layer.after(out, queries)
+
+
+def in_steps(stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, queries: Tensor) -> Tensor:
+    """The output of a causal layer for a text that is read in steps. Raises if a mistake does not fit these steps."""
+    q, k, v = heads(stages, replace(layer, pairing=None), rows)
+
+    def turned(of: Tensor, start: int) -> Sequence[Tensor]:
+        """As queries and as keys, rotated from a position on."""
+        before = of.new_zeros(*of.shape[:2], start, of.shape[3])
+        as_queries, as_keys = stages["rotate"](layer, of, torch.cat([before, of], dim=2))
+        return as_queries, as_keys[:, :, start:]
+
+    outs, cached = [], (k[:, :, :0], v[:, :, :0])
+    for start, end in pairwise((0, *rows.ends)):
+        q_now, _ = turned(q[:, :, start:end], stages["place"](layer, start, "q"))
+        _, k_now = turned(k[:, :, start:end], stages["place"](layer, start, "k"))
+        keys = stages["join"](layer, cached[0], k_now, "k")
+        values = stages["join"](layer, cached[1], v[:, :, start:end], "v")
+        cached = stages["cache"](layer, keys, values, end - start)
+        keys, values = stages["read"](layer, keys, values)
+        sizes = end - start, keys.shape[2]
+        visible = torch.ones(sizes, dtype=torch.bool).tril(stages["diagonal"](layer, *sizes) if start else 0)
+        qkv = q_now, keys, values
+        outs.append(attend_and_merge(stages, layer, qkv, visible[None, None], None, queries[:, start:end]))
+    return torch.cat(outs, dim=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rotation
@@ -336,22 +388,25 @@ def require(is_possible: bool) -> None:
         raise ValueError("this mistake is not possible in this layer")
 
 
-def inputs_of(layer: ReferenceLayer) -> tuple[Projection, Projection, Projection]:
-    """The projections of queries, keys and values of a layer with weights."""
-    assert layer.weights is not None
-    return layer.weights.q, layer.weights.k, layer.weights.v
+class Form(NamedTuple):
+    """A form of a mistake: its name, the wrong stage, or several by name; where several forms have one name, in what it differs;
+    and the sites that it changes, where they are not those of the stage."""
+
+    name: str
+    wrong: Callable[..., Any] | Mapping[str, Callable[..., Any]]
+    detail: str = ""
+    sites: tuple[str, ...] = ()
 
 
-Forms = Iterator[tuple[Any, ...]]
-"""Mistakes of a stage: each with its name, a sentence that completes "matches exactly if …", and the wrong stage, or several by
-name. A fourth element are the sites that it changes, where they are not those of the stage."""
+Forms = Iterator[Form]
 
 _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show only with a mask."""
 _SITES: Mapping[str, str] = {
     "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "repeat_kv": "qk", "products": "qk",
     "scale": "scaled", "cap": "scaled", "weigh": "z", "merge": "concat", "project_out": "out", "take": "qk",
-    **dict.fromkeys(("add_bias", "causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
+    "place": "q", "join": "k", "cache": "k", "read": "k", "diagonal": "scores",
+    **dict.fromkeys(("causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
     **dict.fromkeys(("softmax", "value_weights"), "pattern"),
 }  # fmt: skip
 """The site that each stage computes."""
@@ -371,12 +426,12 @@ class Mistake:
 
     name: str
     stage: str
-    description: str
     stages: Mapping[str, Callable[..., Any]]
+    detail: str
     sites: tuple[str, ...]
     at: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    shown_by: Literal["", "large", "windows"] = ""
+    shown_by: Literal["", "large", "windows", "steps"] = ""
     may_be_nan: bool = False
 
     @property
@@ -389,14 +444,6 @@ class Mistake:
         """Whether inputs with a mask or padding may show it."""
         return self.stage in _MASKED
 
-    def is_possible_in(self, layer: ReferenceLayer) -> bool:
-        """Whether the layer uses the stage."""
-        if self.stage == "add_bias":
-            return layer.bias is not None
-        if self.stage == "rotate":
-            return layer.pairing is not None
-        return layer.weights is not None or self.stage not in ("project", "split", "merge", "project_out")
-
 
 MISTAKES: list[Mistake] = []
 """Every form of every mistake, the likelier first within a stage."""
@@ -406,10 +453,9 @@ def mistakes(stage: str, **more: Any) -> Callable[[Callable[[], Forms]], Callabl
     """Adds the mistakes of a stage that the decorated function yields to the catalogue; `more` are further fields of all."""
 
     def add(forms: Callable[[], Forms]) -> Callable[[], Forms]:
-        for name, description, wrong, *sites in forms():
+        for name, wrong, detail, sites in forms():
             stages = wrong if isinstance(wrong, Mapping) else {stage: wrong}
-            changed = sites[0] if sites else (_SITES[stage],)
-            MISTAKES.append(Mistake(name, stage, description, stages, changed, **more))
+            MISTAKES.append(Mistake(name, stage, stages, detail, sites or (_SITES[stage],), **more))
         return forms
 
     return add

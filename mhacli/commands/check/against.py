@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mhacli.commands.check.candidates import head_counts
-from mhacli.commands.check.findings import smallest
 from mhacli.commands.check.inputs import (
     TOLERANCE,
     InputCase,
@@ -87,7 +86,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     gaps, pair, weights = _compared(_with_same_weights(first, second, request), request.of.seed)
     failing = next((gap for gap in gaps if not gap.ok), None)
     departure = None if failing is None else _departure(failing, pair, request.of.seed)
-    findings = () if failing is None else (_finding(gaps, pair, request, departure),)
+    findings = () if failing is None else (_finding(gaps, request, departure),)
     worst = max(gaps, key=lambda gap: gap.difference / gap.case.tolerance)
     dtype = str(first.dtype).removeprefix("torch.")
     built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
@@ -268,13 +267,9 @@ def _gap(case: InputCase, second: UserAttention, form: MaskForm | None) -> Gap:
     return Gap(case, form, max_error(out, other))
 
 
-def _finding(gaps: Sequence[Gap], pair: Pair, request: CheckRequest, departure: FirstDifference | None) -> Finding:
+def _finding(gaps: Sequence[Gap], request: CheckRequest, departure: FirstDifference | None) -> Finding:
     assert request.against is not None
-    failing = [gap for gap in gaps if not gap.ok]
-    case, form = failing[0][:2]
-    example = smallest(pair[0], case, lambda cases: _gap(cases[0], pair[1], form).difference / cases[0].tolerance)
-    evidence = [*(gap.in_words for gap in failing), *([example] if example else [])]
-    evidence += [gap.in_words for gap in gaps if gap.ok]
+    evidence = [gap.in_words for gap in sorted(gaps, key=lambda gap: gap.ok)]
     fix = f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
     return Finding(
         code="differs",

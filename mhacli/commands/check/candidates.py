@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,6 @@ from mhacli.usercode.projections import (
     is_norm,
     parts_of,
     projection_readings,
-    read_name,
 )
 from mhacli.usercode.roles import Role, role_of
 from mhacli.usercode.target import Choice
@@ -58,24 +57,18 @@ class Candidate:
         return replace(self, layer=replace(self.layer, **fields), choices=choices)
 
     def contradicts(self, request: CheckRequest) -> tuple[str, ...]:
-        """The statements, `n_heads` or `scale`, that it does not follow."""
+        """The statements, `heads` or `scale`, that it does not follow."""
         heads = self.layer.weights is not None and request.n_heads not in (None, self.layer.n_heads)
         scale = request.scale is not None and self.layer.scale is not request.scale
-        return ("n_heads",) * heads + ("scale",) * scale
+        return ("heads",) * heads + ("scale",) * scale
 
 
 def candidates(examined: Examined, run: Run) -> list[Candidate]:
     """Every possible layer, those that contradict a statement last, with the fewest choices first. Empty if its projections
     cannot be identified."""
-    shown = (norm_of(run, "q"), norm_of(run, "k"))
-    read = (scales, causality, rotations, softcaps, score_biases, sinks, around)
+    read = (norms, scales, causality, rotations, softcaps, score_biases, sinks, around)
     designs = list(product(*(list(options(examined, run)) for options in read)))
-    layers = [
-        base.having(norm, *design)
-        for base in _base_layers(examined)
-        for norm in _norms(base.layer, examined, run, shown)
-        for design in designs
-    ]
+    layers = [base.having(*design) for base in _base_layers(examined) for design in designs]
 
     def doubts(candidate: Candidate) -> tuple[int, int]:
         n_not_shown = sum(_READ not in choice.message for choice in candidate.choices)
@@ -205,30 +198,38 @@ def _is_learned(source: Operation) -> bool:
 # ------------------------------------------------------------------------------------------------------ biases and sinks
 
 
+class Bias(NamedTuple):
+    """A bias added to scores in a run, `[1 or batch, head, query, key]`, scaled as it reaches the softmax, and its line; with the
+    name of the mistake that it is, if it is one."""
+
+    values: Tensor
+    at: SourceLine
+    mistake: str = ""
+
+
 def score_biases(examined: Examined, run: Run) -> Iterator[Option]:
-    """The score bias that a run shows, `[1, head, query, key]` for inputs of any length; it raises what the subject raises."""
-    subject, seed, shown = examined.subject, examined.request.of.seed, bias_terms(run)
+    """The score bias that a run shows, for inputs of any length; it raises what the subject raises."""
+    subject, seed, shown = examined.subject, examined.request.of.seed, biases_in(run)
 
     @functools.cache
-    def at_lengths(is_own: bool, q_len: int, k_len: int) -> Tensor | None:
-        inputs = subject.drawer(seed).inputs(with_context=not is_own, q_len=q_len, k_len=k_len)
-        terms = [term for term, _ in bias_terms(run_of(subject, inputs, seed))]
-        return torch.stack(terms).sum(dim=0) if terms else None
+    def at_lengths(is_own: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
+        inputs = subject.drawer(seed).inputs(with_context=not is_own, q_len=q_len, k_len=k_len, batch=batch)
+        biases = biases_in(run_of(subject, inputs, seed))
+        return sum((each.values for each in biases), torch.zeros(())) if biases else None
 
     def bias(rows: ReferenceInputs) -> Tensor | None:
-        return at_lengths(rows.keys is rows.queries, rows.queries.shape[-2], rows.keys.shape[-2])
+        return at_lengths(rows.keys is rows.queries, len(rows.queries), rows.queries.shape[-2], rows.keys.shape[-2])
 
-    added = [Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(line)}") for _, line in shown[:1]]
+    added = [Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(each.at)}") for each in shown[:1]]
     yield {"bias": bias if shown else None}, tuple(added)
 
 
-def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
-    """Every bias added to scores in a run, `[1, head, query, key]`, scaled as it reaches the softmax, with its line; masks are
-    left out. A bias that its code mistakes is returned as it was meant: as a penalty for distance, with its heads in order."""
+def biases_in(run: Run) -> list[Bias]:
+    """Every bias added to scores in a run; masks are left out."""
     found = []
     for op, source in run.combined("add", "sub", "baddbmm", KERNEL):
         shape, added = op.output.shape, source.output
-        if not added.is_floating_point():
+        if not added.is_floating_point() or op.arguments.get("beta") == 0:
             continue
         if op.arguments.get("beta") == 0:
             continue
@@ -237,46 +238,29 @@ def bias_terms(run: Run) -> list[tuple[Tensor, SourceLine]]:
         bias = run.as_scores(added, shape)
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
-        visible = bias[0, 0] >= HIDDEN
-        factor = next(filter(None, map(_factor_of, op.readers)), 1.0)
-        if op.name.startswith("sub"):
-            factor = -factor
-        bias = _in_order(run, bias.masked_fill(bias < HIDDEN, 0.0) * factor)
-        if bias is None:
+        visible = bias[0, 0, -1] >= HIDDEN
+        factor = next(filter(None, map(_factor_of, op.readers)), 1.0) * (-1 if op.name.startswith("sub") else 1)
+        bias = bias.masked_fill(bias < HIDDEN, 0.0) * factor
+        if not torch.equal(bias, bias[:1].expand_as(bias)):
+            by_head = bias.reshape(bias.shape[1], len(bias), *bias.shape[2:])  # as if sequences vary faster than heads
+            is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
+            found.append(Bias(bias, op.at, "bias-head-order, batched" * is_moved))
             continue
-        if not _is_learned(source) and _rewards_distance(bias, visible):
-            bias = -bias
-        found.append((bias, op.at))
+        slopes = bias[0, :, -1, visible].diff(dim=-1)  # a penalty grows with the distance to earlier keys
+        is_line = torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
+        is_bonus = slopes.shape[-1] > 1 and is_line and bool(slopes.max() < 0) and not _is_learned(source)
+        reshaped = next((each for each in source.upstream() if _moves_heads(each, bias.shape)), None)
+        at, mistake = (op.at, "bias-reversed" * is_bonus) if reshaped is None else (reshaped.at, "bias-head-order")
+        found.append(Bias(bias[:1], at, mistake))
     return found
 
 
-def _in_order(run: Run, bias: Tensor) -> Tensor | None:
-    """The bias `[batch, head, query, key]` as `[1, head, query, key]`, with heads and sequences in the intended order; None if
-    it differs between sequences."""
-    batch, n_heads, *lengths = bias.shape
-    if not torch.equal(bias, bias[:1].expand_as(bias)):
-        by_head = bias.reshape(n_heads, batch, *lengths)  # sequences vary faster than heads
-        if not torch.equal(by_head, by_head[:, :1].expand_as(by_head)):
-            return None
-        return by_head[None, :, 0]
-    if n_heads == 1:
-        return bias[:1]
-    for op in run.operations:  # a learned table with heads last, reshaped to heads first without a transpose
-        if op.name not in ("view", "reshape") or op.live or not _is_learned(op):
-            continue
-        table, reshaped = op.sources[0].output.shape, op.output.shape
-        if table[-1] == n_heads and table != reshaped and reshaped[-3:] == bias.shape[1:]:
-            return bias[0].reshape(*lengths, n_heads).permute(2, 0, 1)[None]
-    return bias[:1]
-
-
-def _rewards_distance(bias: Tensor, visible: Tensor) -> bool:
-    """Whether a fixed bias increases linearly with the distance to earlier visible keys, in every head."""
-    last_query = bias[0, :, -1]
-    slopes = last_query[:, visible[-1]].diff(dim=-1)
-    if slopes.shape[-1] < 2 or slopes.max() >= 0:
+def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
+    """Whether it reshapes a learned table, heads last, to a bias `[…, head, query, key]` without a transpose."""
+    if operation.name not in ("view", "reshape") or not _is_learned(operation):
         return False
-    return torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
+    table, reshaped = operation.sources[0].output.shape, operation.output.shape
+    return table[-1] == shape[1] > 1 and table != reshaped and reshaped[-3:] == tuple(shape[1:])
 
 
 def sinks(_: Examined, run: Run) -> Iterator[Option]:
@@ -374,22 +358,25 @@ _EPS = (0.0, torch.finfo(torch.float32).eps, 1e-6, 1e-5)
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm of heads `[batch, head, length, d]`: torch's `rms_norm` or `layer_norm`, then `gain` and `shift`, `[head or 1, 1,
-    d]`."""
+    """A norm of heads `[batch, head, length, d]`, each by itself or all together: torch's `rms_norm` or `layer_norm`, then `gain`
+    and `shift`, `[head or 1, 1, width]`."""
 
     function: Callable[..., Tensor]
     eps: float
     gain: Tensor
     shift: Tensor
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, heads: Tensor) -> Tensor:
         """The normalised heads."""
-        return self.function(rows, rows.shape[-1:], eps=self.eps) * self.gain + self.shift
+        if heads.shape[-1] != self.gain.shape[-1] and heads.shape[1] > 1:
+            joined = self(heads.transpose(1, 2).flatten(2)[:, None])
+            return joined.reshape(heads.transpose(1, 2).shape).transpose(1, 2)
+        return self.function(heads, heads.shape[-1:], eps=self.eps) * self.gain + self.shift
 
 
 def norm_of(run: Run, role: str) -> Norm | None:
     """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain; None without one."""
-    rows = [tensor for tensor in run.vectors(role) if tensor.ndim == 4]
+    rows = [tensor if tensor.ndim == 4 else tensor[:, None] for tensor in run.vectors(role)]
     for x, y in [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]:
         fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
         gaps = [float((norm(x) - y).abs().max()) for norm in fits]
@@ -413,40 +400,14 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
     return Norm(function, eps, gain, shift)
 
 
-def _norms(
-    layer: ReferenceLayer, examined: Examined, run: Run, shown: tuple[Norm | None, Norm | None]
-) -> Iterator[Option]:
-    """The norms of queries and keys that their names say, else those that a run shows; with and without if it shows one."""
-    module = examined.module
-    named = {
-        read_name(name)[0]: child
-        for name, child in ([] if module is None else module.named_modules())
-        if "norm" in name.rpartition(".")[2].lower() and [*child.parameters()] and read_name(name)[0] in ("q", "k")
-    }
-    if named:
-        choice = Choice("qk-norm", "queries and keys are normalised")
-        norms = {f"{letter}_norm": _of_heads(norm, layer.d_head) for letter, norm in named.items()}
-        yield norms, (choice,)
-        return
-    if None in shown:
-        yield {}, ()
-    q_norm, k_norm = shown[0] or shown[1], shown[1] or shown[0]
+def norms(_: Examined, run: Run) -> Iterator[Option]:
+    """The norms of queries and keys that a run shows, the same for both and none where it shows one."""
+    q_norm, k_norm = norm_of(run, "q"), norm_of(run, "k")
     if q_norm is None or k_norm is None:
-        return
-    is_as_wide = q_norm.gain.shape[-1] == k_norm.gain.shape[-1] == layer.d_head
-    fits = q_norm.gain.shape[0] in (1, layer.n_heads) and k_norm.gain.shape[0] in (1, layer.n_kv_heads)
-    read = {leaf.site for operation in run.operations for leaf in operation.sources}
-    unused = {name for name, _ in ([] if module is None else module.named_parameters())} - read
-    if is_as_wide and fits and not unused:  # an unused gain is one that the queries or keys should have
-        choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
-        yield {"q_norm": q_norm, "k_norm": k_norm}, (choice,)
-
-
-def _of_heads(norm: nn.Module, d_head: int | None) -> Before:
-    """A norm as a function of heads `[batch, head, length, d]`, also one of all heads together."""
-    if next(norm.parameters()).shape[-1] == d_head:
-        return norm
-    return lambda heads: norm(heads.transpose(1, 2).flatten(2)).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
+        yield {}, ()
+    if q_norm or k_norm:
+        choice = Choice("qk-norm", f"queries and keys are normalised, as {_READ}")
+        yield {"q_norm": q_norm or k_norm, "k_norm": k_norm or q_norm}, (choice,)
 
 
 # ------------------------------------------------------------------------------------------------- around the attention

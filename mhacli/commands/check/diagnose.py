@@ -46,11 +46,16 @@ class Trial:
     candidate: Candidate
     cases: list[InputCase]
     run: Run
-    pool: Sequence[Mistake]
+    pool: Sequence[Mistake] = ()
 
     def n_produced(self, mistakes: Sequence[Mistake]) -> int:
         """How many tensors the layer with these mistakes shares with the run."""
         return self.run.at_sites(self.candidate.layer, mistakes).n_produced
+
+    def with_one_more(self, known: tuple[Mistake, ...]) -> list[tuple[Mistake, ...]]:
+        """The known mistakes with each of the pool that replaces another stage."""
+        taken = {mistake.stage for mistake in known}
+        return [(*known, mistake) for mistake in self.pool if mistake.stage not in taken]
 
 
 @dataclass
@@ -95,13 +100,11 @@ class Diagnosis:
         forms = (case.form for case in self.cases if case.form is not None and not case.form.is_padding)
         return next(forms, None) if self.is_right else None
 
-    def explains(self, case: InputCase, **changes: Any) -> bool:
-        """Whether the layer with its mistakes gives the output of a case, with −∞ or a finite number for a masked score;
-        `changes` are other fields of it."""
-        layers = [replace(self.layer, hidden=hidden, **changes) for hidden in (-math.inf, -1e9)]
-        return any(error_of(layer, self.mistakes, [case]) <= 1.0 for layer in layers)
+    def explains(self, case: InputCase, *more: Mistake, **changes: Any) -> bool:
+        """Whether the layer with its mistakes and some more gives the output of a case; `changes` are other fields of it."""
+        return error_of(replace(self.layer, **changes), (*self.mistakes, *more), [case]) <= 1.0
 
-    def accepts(self, trial: Trial, *hypotheses: tuple[Mistake, ...]) -> bool:
+    def accepts(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
         """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
         the most tensors with the run."""
         self.n_hypotheses += len(hypotheses)
@@ -115,30 +118,20 @@ class Diagnosis:
         self.cases += [case for case in trial.cases if case not in self.cases]
         return True
 
-    def accepts_one_more(self, trial: Trial, known: tuple[Mistake, ...]) -> bool:
-        """Whether one mistake of the pool explains the cases together with those that are known, and keeps it."""
-        return self.accepts(trial, *_with_one_more(trial, known))
-
-    def accepts_several(self, trial: Trial) -> bool:
-        """Applies the mistake whose layer shares the most tensors with the run, and goes on from there."""
-        known = self.mistakes
-        n_shared = trial.n_produced(known)
-        while len(known) < _MOST_MISTAKES:
-            counts = [(trial.n_produced(more), more) for more in _with_one_more(trial, known)]
+    def finds(self, trial: Trial, n_more: int = 1) -> bool:
+        """Whether mistakes of the pool explain the cases together with those that are known, and keeps them: one, else one more
+        after each that shares the most tensors with the run."""
+        leads, n_shared = [self.mistakes], 0
+        for n_left in reversed(range(n_more)):
+            if any(self.accepts(trial, trial.with_one_more(lead)) for lead in leads):
+                return True
+            counts = [(trial.n_produced(more), more) for more in trial.with_one_more(leads[0]) if n_left]
+            n_shared = max(n_shared, trial.n_produced(leads[0]))
             n_best = max((n for n, _ in counts), default=0)
             if n_best <= n_shared:
-                return False
-            best = [more for n, more in counts if n == n_best]
-            if any(self.accepts_one_more(trial, more) for more in best):
-                return True
-            known, n_shared = best[0], n_best
+                break
+            leads = [more for n, more in counts if n == n_best]
         return False
-
-
-def _with_one_more(trial: Trial, known: tuple[Mistake, ...]) -> list[tuple[Mistake, ...]]:
-    """The known mistakes with each of the pool that replaces another stage."""
-    taken = {mistake.stage for mistake in known}
-    return [(*known, mistake) for mistake in trial.pool if mistake.stage not in taken]
 
 
 def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
@@ -189,23 +182,14 @@ def diagnose(examined: Examined) -> Diagnosis:
         return result
     for of_mask in _masked_cases(examined):
         _explain_masked(result, examined, of_mask)
-    forms = [case.form for case in result.cases if case.form is not None]
-    masks = [form for form in forms if not form.is_padding]
+    masked = [case for case in result.cases if case.form is not None]
+    masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     for case in masked_cases(subject, seed, of_windows, batch=4):  # two images with two windows each
-        if not result.explains(case):
-            result.accepts_one_more(_trial(result, examined, case, shown_by="windows"), result.mistakes)
-    masked = [case for case in result.cases if case.form is not None]
-    for case in [large_case(subject, case) for case in (masked if masks else (*masked, cases[0]))]:
-        _explain_large(result, examined, case)
+        _explain_other(result, examined, case, shown_by="windows")
+    for case in masked if masks else [*masked, cases[0]]:
+        _explain_other(result, examined, large_case(subject, case), shown_by="large")
     return result
-
-
-def _trial(result: Diagnosis, examined: Examined, case: InputCase, *, shown_by: str) -> Trial:
-    """The accepted layer for a further case, with the mistakes that such inputs show."""
-    assert result.candidate is not None
-    pool = [mistake for mistake in MISTAKES if mistake.shown_by == shown_by]
-    return Trial(result.candidate, [case], run_of_case(examined.subject, case), pool)
 
 
 def _masked_cases(examined: Examined) -> Iterator[list[InputCase]]:
@@ -233,7 +217,8 @@ def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:
         "unpacked": in_order or (in_order is None and order is None),
     }
     facts = {name for name, is_known in known.items() if is_known}
-    possible = [each for each in MISTAKES if facts.issuperset(each.needs) and each.is_possible_in(candidate.layer)]
+    numbers = [mistake for number in run.numbers_below(-4.0) for mistake in sentinels(number)]
+    possible = [each for each in (*MISTAKES, *numbers) if each.shown_by != "steps" and facts.issuperset(each.needs)]
     return [each for each in possible if not (examined.request.not_causal and each.stage == "causal_rule")]
 
 
@@ -243,16 +228,16 @@ def _explain_core(result: Diagnosis, examined: Examined) -> None:
     run, ranked = result.run, list[Trial]()
     for _, group in groupby(candidates(examined, run), key=lambda each: bool(each.contradicts(examined.request))):
         layers = list(group)
-        if any(result.accepts(Trial(candidate, result.cases, run, ()), ()) for candidate in layers):
+        if any(result.accepts(Trial(candidate, result.cases, run), [()]) for candidate in layers):
             return
         by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -run.at_sites(candidate.layer).n_produced)
         few = dict.fromkeys([*by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
         likely = [Trial(candidate, result.cases, run, _pool(examined, candidate, run)) for candidate in few]
         ranked = ranked or likely
         result.likeliest = ranked[0].candidate
-        if any(result.accepts_one_more(trial, ()) for trial in likely):
+        if any(map(result.finds, likely)):
             return
-    if any(result.accepts_several(trial) for trial in ranked[:_LAYERS_FOR_MORE]):
+    if any(result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
         return
     if ranked and not any(run.at_sites(trial.candidate.layer).producers("z") for trial in ranked):
         layer, pool = ranked[0].candidate.layer, ranked[0].pool
@@ -285,32 +270,24 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
     runs = [run_of_case(subject, case) for case in cases]
     pool = [one for one in _pool(examined, candidate, runs[0]) if one.is_shown_by_masks]
     trials = [Trial(candidate, [case], run, pool) for case, run in zip(cases, runs, strict=True)]
-    if any(result.accepts_one_more(trial, result.mistakes) for trial in trials):
+    if any(map(result.finds, trials)):
         return
-    opened = {
-        name: torch.ones_like(mask)
-        for name in ("allowed", "real")
-        if (mask := getattr(cases[0].inputs, name)) is not None
-    }
-    if torch.equal(plain(subject(cases[0].inputs._replace(**opened), mask=form)), cases[0].output):
+    result.explains_masks, inputs = False, cases[0].inputs
+    allowed, real = (None if each is None else torch.ones_like(each) for each in (inputs.allowed, inputs.real))
+    if torch.equal(plain(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output):
         result.ignored.append(form.parameter)
-    elif any(map(result.accepts_several, trials)):
-        return
-    result.explains_masks = False
 
 
-def _explain_large(result: Diagnosis, examined: Examined, case: InputCase) -> None:
-    """Finds mistakes that only huge scores show: a finite mask value, and a softmax without subtracting the maximum."""
-    if result.explains(case):
+def _explain_other(result: Diagnosis, examined: Examined, case: InputCase, *, shown_by: str) -> None:
+    """Finds a mistake that only some inputs show: masks of windows, or huge scores, which show a finite mask value and a softmax
+    without subtracting the maximum."""
+    if result.candidate is None or result.explains(case):
         return
-    trial = _trial(result, examined, case, shown_by="large")
-    too_small = next(mistake for mistake in MISTAKES if mistake.code == "mask-sentinel-too-small")
-    of_code: list[Mistake] = []
-    for number in trial.run.numbers_below(-4.0):
-        hidden = [replace(too_small, description=each, stages={"mask": mask}) for each, mask in sentinels(number)]
-        if number <= _HIDES and any(error_of(result.layer, (*result.mistakes, one), [case]) <= 1.0 for one in hidden):
+    run = run_of_case(examined.subject, case)
+    for number in run.numbers_below(_HIDES):
+        if any(result.explains(case, mistake) for mistake in sentinels(number)):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
-        of_code += hidden
-    result.accepts_one_more(replace(trial, pool=[*of_code, *trial.pool]), result.mistakes)
+    pool = [mistake for mistake in _pool(examined, result.candidate, run) if mistake.shown_by == shown_by]
+    result.finds(Trial(result.candidate, [case], run, pool))

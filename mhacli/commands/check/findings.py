@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhacli.commands.check.candidates import Candidate, counts_of
+from mhacli.attention.mistakes import Mistake
+from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
-from mhacli.commands.check.inputs import Examined, InputCase, make_case, max_error, plain
-from mhacli.commands.check.probes import with_dropout
-from mhacli.commands.check.recording import Run, run_of
+from mhacli.commands.check.inputs import Examined, InputCase, max_error, plain
+from mhacli.commands.check.probes import P, with_dropout
+from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding
 from mhacli.errors import first_names
 from mhacli.record.glossary import words_of
 from mhacli.text.numbers import shown
+from mhacli.usercode.build import copied
+from mhacli.usercode.graph import recorded
 from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import role_of, stated
-from mhacli.usercode.user_attention import Inputs, UserAttention
+from mhacli.usercode.user_attention import UserAttention
 
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
@@ -41,6 +43,12 @@ def finding_of(mistake: str, evidence: str, line: SourceLine, **more: Any) -> Fi
     fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
     fields = {"message": words.explanation, "fix": fix, "effect": words.effect, **line._asdict()}
     return Finding(code=mistake.partition(",")[0], evidence=evidence, **{**fields, **more})
+
+
+def _sentence(mistake: Mistake) -> str:
+    """What a mistake is, in words."""
+    explanation = words_of("mistakes", "mistake")[mistake.name].explanation
+    return f"{explanation} ({mistake.detail})" if mistake.detail else explanation
 
 
 def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any]]:
@@ -60,8 +68,7 @@ def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         others = tuple(other for other in diagnosis.mistakes if other is not mistake)
         codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
-        example = smallest(subject, case, partial(error_of, diagnosis.layer, others))
-        lines = [f"matches exactly if {mistake.description}: {numbers}{together}", *([example] if example else [])]
+        lines = [f"matches exactly if {_sentence(mistake)}: {numbers}{together}"]
         lines += [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
         names = _user_names(line, run, examined, case, diagnosis)
         if mistake.stage == "project":
@@ -77,18 +84,18 @@ def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Findin
     request, layer, case = examined.request, diagnosis.layer, diagnosis.cases[0]
     run = diagnosis.run.at_sites(layer, diagnosis.mistakes)
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
-    for statement in diagnosis.candidate.contradicts(request):
-        line, code, stated = run.line_of("q"), "heads-not-as-stated", f"--heads says {request.n_heads}"
-        what, fix = f"{layer.n_heads} heads", f"build it with {request.n_heads} heads, or state --heads {layer.n_heads}"
-        if statement == "scale":
-            line, code, stated = run.line_of("scaled"), "scale-not-as-stated", f"--scale says {request.scale:.4g}"
+    for option in diagnosis.candidate.contradicts(request):
+        if option == "heads":
+            line, actual, stated = run.line_of("q"), str(layer.n_heads), str(request.n_heads)
+            what = f"{actual} heads"
+        else:
             scale = (layer.d_head or case.rows.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
-            what = "scores times " + ("a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}")
-            fix = f"q @ k.transpose(-2, -1) * {request.scale:.4g}"
-            fix = in_user_names(fix, _user_names(line, run, examined, case, diagnosis))
-            fix += "" if isinstance(scale, Tensor) else f", or state --scale {scale:.4g}"
-        message = f"the code has {what}, and {stated}"
-        yield finding_of(code, f"matches exactly with {what}: {numbers}", line, message=message, fix=fix, **proof)
+            actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
+            line, what, stated = run.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
+        message = f"the code has {what}, and --{option} says {stated}"
+        fix = f"write it for --{option} {stated}, or state --{option} {actual}"
+        evidence = f"matches exactly with {what}: {numbers}"
+        yield finding_of(f"{option}-not-as-stated", evidence, line, message=message, fix=fix, **proof)
 
 
 def _user_names(
@@ -132,11 +139,20 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     if diagnosis.shown is not None and diagnosis.likeliest is not None:
         mistake = diagnosis.shown
         line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).lines_for(mistake.at, mistake.sites, built)[0]
-        evidence = f"the weighted values match if {mistake.description}; what is done with them is not understood"
+        evidence = f"the weighted values match if {_sentence(mistake)}; what is done with them is not understood"
         yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
+        for bias in biases_in(run) if diagnosis.layer.bias is not None else ():
+            if bias.mistake:
+                numbers, proof = _proof(error_of(diagnosis.layer, diagnosis.mistakes, diagnosis.cases), diagnosis.cases)
+                yield finding_of(
+                    bias.mistake, f"matches exactly with the bias that it adds: {numbers}", bias.at, **proof
+                )
         run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
         yield from _wrong_heads(diagnosis.candidate, examined, run)
+        unread = run.unread_norms(examined.module)
+        if unread and all(mistake.stage != "norm" for mistake in diagnosis.mistakes):
+            yield finding_of("qk-norm-shared", f"no operation reads {first_names(unread, 4)}", run.line_of("k"))
     padded = next((case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None)
     n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
     if n_nan and diagnosis.layer.causal and not diagnosis.mistakes:
@@ -162,11 +178,6 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     if unused:
         evidence = f"no output depends on {first_names(unused, 4)}"
         yield finding_of("unused-parameters", evidence, run.lines_for((), (), built)[0])
-    future = 0.0 if probed.changes is None else float(probed.changes.triu(1).max())
-    is_unexplained = diagnosis.candidate is None and not subject.mask_forms
-    if examined.expects_causal and is_unexplained and bool(probed.moves(future)):
-        evidence = f"a later token changes an earlier output by up to {future:.0%}"
-        yield finding_of("causal-missing", evidence, run.line_of("scores"))
 
 
 def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator[Finding]:
@@ -196,74 +207,33 @@ def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator
 def _first_that_varies(examined: Examined) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input; None if there is none, and
     for a function."""
-    subject = examined.subject
-    if subject.built.module is None:
+    module = examined.subject.built.module
+    if module is None:
         return None
-    try:
-        subject = subject.of(with_dropout(subject.built.module, 0.5)[0].eval(), subject.dtype)
-        inputs = subject.drawer(examined.request.of.seed).inputs(with_context=False)
-        first, second = (run_of(subject, inputs, seed).operations for seed in range(2))
-    except Exception:  # user code may raise anything
-        return None
-    pairs = [(op, again) for op, again in zip(first, second, strict=False) if op.output.shape == again.output.shape]
-    varying = (op.at for op, again in pairs if max_error(plain(op.output), plain(again.output)) > 0)
-    return next((line for line in varying if line.line is not None), None)
+    with suppress(Exception):  # user code may raise anything
+        twin = examined.subject.of(with_dropout(module, P)[0].eval(), examined.subject.dtype)
+        inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
+        first, second = (recorded(twin, inputs, seed).operations for seed in range(2))
+        for operation, again in zip(first, second, strict=False):
+            if operation.at.line is not None and max_error(plain(operation.output), plain(again.output)) > 0:
+                return operation.at
+    return None
 
 
 def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
     """The projections of a module with random weights that change no output. Biases do not count, because a key bias never
     changes one, and neither does a module with two modes, since one need not use the projections of the other."""
-    module = subject.built.module
-    if module is None or subject.mode is not None:
+    if subject.built.module is None or subject.mode is not None:
         return ()
+    module = copied(subject.built.module)
+    subject = replace(subject.of(module, subject.dtype), is_forgetful=subject.is_forgetful)
     drawer = subject.drawer(seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
-    before, unused = [subject(each, seed=0) for each in inputs], []
+    after, unused = [subject(each, seed=0) for each in inputs], []
     for part in [part for part in parts_of(module, {}) if part.letters and part.number is None]:
-        weight = part.weight.data
-        original = weight.clone()
-        try:
-            weight.mul_(-1.5).add_(0.1)
-            after = [subject(each, seed=0) for each in inputs]
-        finally:
-            weight.copy_(original)
+        before = after
+        part.weight.data.mul_(-1.5).add_(0.1)
+        after = [subject(each, seed=0) for each in inputs]
         if all(map(torch.equal, before, after)):
             unused.append(part.name)
     return tuple(unused)
-
-
-# ------------------------------------------------------------------------------------------------------ the smallest input
-
-
-_SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
-
-
-def smallest(subject: UserAttention, like: InputCase, error: Callable[[list[InputCase]], float]) -> str | None:
-    """The smallest part of a case with an `error` beyond rounding, in words; None if none of a few small ones has it. Inputs on
-    which the subject raises are skipped."""
-    whole = like.inputs
-    has_lengths = whole.lengths[1] != whole.lengths[2]
-    for batch, q_len, k_len in _SMALL:
-        keys, values = (None if t is None else t[:batch, ..., :k_len, :] for t in (whole.keys, whole.values))
-        inputs = Inputs(whole.queries[:batch, ..., :q_len, :], keys, values)
-        if inputs.lengths != (batch, q_len, k_len) or (q_len != k_len and not has_lengths):
-            continue
-        if whole.allowed is not None:
-            inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
-        if whole.real is not None:
-            inputs = inputs._replace(real=(torch.arange(k_len) < max(1, k_len - 1)).expand(batch, -1))
-        try:
-            case = make_case(like.name, subject, inputs, like.form, rounding=like.rounding)
-            off = error([case]) * case.tolerance
-        except Exception:  # an input too small for the module
-            continue
-        if off <= case.tolerance or (math.isinf(off) and bool(case.output.isfinite().all())):
-            continue
-        length = f"{q_len} queries and {k_len} keys"
-        if q_len == k_len:
-            length = f"{q_len} token{'s' if q_len > 1 else ''}"
-        size = f"off by {off:.3g} (its largest number is {case.output.nan_to_num().abs().max():.3g})"
-        if math.isinf(off):
-            size = "NaN" if bool(case.output.isnan().any()) else "infinite"
-        return f"smallest example, {batch} sequence{'s' if batch > 1 else ''} of {length}: the output is {size}"
-    return None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,8 +19,7 @@ from mhacli.usercode.user_attention import InputDrawer, Inputs, UserAttention
 
 P = 0.5
 """The dropout of copies, large enough to show in one call."""
-FEWEST_CALLS, MOST_CALLS = 40, 200
-_PATIENCE_S, _LONGEST_S, _SIGMAS = 1.0, 8.0, 5.0
+COPIES, _SIGMAS = 200, 5.0
 _SMALL_SCALE = 0.1
 """The scale of inputs with small scores and nearly equal weights, so that every visible key has an influence."""
 _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -176,10 +173,10 @@ def _by_token(probed: Probed, base: Inputs, drawer: InputDrawer, *, factor: floa
 
 
 def dropout_in_training(probed: Probed, drawer: InputDrawer) -> Answer:
-    """The mean output of many calls in training mode with dropout 0.5, compared with the output in eval mode.
+    """The mean output in training mode with dropout 0.5, over many copies of the input, compared with the output in eval mode.
 
     Each output column contains a part without dropout, such as a bias, and a part that dropout scales. The slope of the
-    training output over the eval output, within columns, is independent of the former. Every call gives a slope, and their
+    training output over the eval output, within columns, is independent of the former. Every copy gives a slope, and their
     spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
     twin, words = probed.twin
@@ -187,19 +184,17 @@ def dropout_in_training(probed: Probed, drawer: InputDrawer) -> Answer:
         return "it has no dropout that could be raised", None, None
     if probed.is_random or probed.keeps_state:
         return "not run: the same input does not always give the same output", None, None
-    inputs, slopes, began = drawer.inputs(with_context=False), list[float](), time.perf_counter()
+    inputs = drawer.inputs(with_context=False)
     eval_out = twin(inputs, seed=0).double()
+    copies = inputs.map(lambda rows: rows.repeat(COPIES, *[1] * (rows.ndim - 1)))
+    out = twin(copies, training=True, seed=0).double().unflatten(0, (COPIES, -1))
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
-    for seed in range(MOST_CALLS):
-        out = twin(inputs, training=True, seed=seed).double()
-        slopes.append(1 + ((centred * (out - eval_out)).sum() / centred.square().sum()).item())
-        if time.perf_counter() - began > (_LONGEST_S if len(slopes) < FEWEST_CALLS else _PATIENCE_S):
-            break
-    if len(slopes) < FEWEST_CALLS or not all(map(math.isfinite, slopes)):
-        return "left out: a call takes too long, or its output does not vary or is not finite", None, None
-    if not probed.moves(max(abs(slope - 1) for slope in slopes)):
+    slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
+    if not slopes.isfinite().all():
+        return "left out: its output does not vary or is not finite", None, None
+    if not probed.moves((slopes - 1).abs()).any():
         return f"{words}training changes nothing", 1.0, None
-    slope, error = statistics.fmean(slopes), statistics.stdev(slopes) / math.sqrt(len(slopes))
+    slope, error = slopes.mean().item(), slopes.std().item() / COPIES**0.5
     message = f"{words}the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
     margin = _SIGMAS * error
     if 2 * margin < P and abs(slope - 1) <= margin:

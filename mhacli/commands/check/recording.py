@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhacli.attention.mistakes import Mistake
 from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, run, stages_with
@@ -96,12 +96,18 @@ class Run:
                     return letters == order
         return None
 
+    def unread_norms(self, module: nn.Module | None) -> list[str]:
+        """The norms and gains of a module that no operation reads, by the names of their parameters."""
+        read = {leaf.site for operation in self.operations for leaf in operation.sources}
+        named = [] if module is None or not read else module.named_parameters()
+        return [name for name, each in named if each.ndim == 1 and "bias" not in name and name not in read]
+
     def numbers_below(self, bound: float) -> list[float]:
-        """Distinct finite numbers below a bound in operations, such as the value for masked scores."""
+        """Distinct finite numbers up to a bound in operations, such as the value for masked scores."""
         numbers = [value for op in self.operations for value in op.arguments.values() if isinstance(value, int | float)]
         made = [source.output for op in self.operations for source in op.sources]
         numbers += [tensor.item() for tensor in made if tensor.numel() == 1 and tensor.is_floating_point()]
-        return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value < bound))
+        return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value <= bound))
 
     # ------------------------------------------------------------------------------------------ the sites of a layer in it
 

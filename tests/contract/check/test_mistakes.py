@@ -407,6 +407,7 @@ ROTATED = [
         "positions:HandNormed",
         ("rope-of-queries-only", "q, k = self.rotated(q), self.rotated(k)", "q = self.rotated(q)"),
     ),
+    *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k")),
     *in_layer("positions:NanoChat", ("qk-norm-of-one", "q, k = unit(q), unit(k)", "q = unit(q)"), states=CAUSAL, line=False),
     *in_layer(
         "positions:SwinCosine",
@@ -466,7 +467,6 @@ WITHOUT_CODE_TODAY = [
         ("rope-pairing", "torch.cat((table, table), dim=-1)", "table.repeat_interleave(2, dim=-1)"),
         states=CAUSAL,
     ),
-    *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k")),
     *in_layer(
         "positions:SwinCosine",
         ("scale-twice|scale-not-root", "attn = attn * logit_scale", "attn = attn * logit_scale * q.shape[-1] ** -0.5"),
