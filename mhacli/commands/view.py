@@ -17,11 +17,10 @@ from mhacli.cli.source import are_literal, make_run
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import gc_paused
 from mhacli.record.storage import is_scan, load
-from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
-from mhacli.settings import VIEW, Computation, Mode, Reading, setting
+from mhacli.render.base.options import Scale, ViewOptions
+from mhacli.settings import VIEW, Computation, Mode, Reading, like, setting
 
 _HEAD = "Open this head first. (default: the overview of all)"
-_SEQUENCE, _SCALES = "Open this sequence first.", "linear, log for long texts"
 _MOST = 1_000_000
 
 
@@ -60,9 +59,9 @@ def view(
     output: Annotated[Output, offers(*SAVED)],
     *,
     head: int | None = setting(None, VIEW, _HEAD, low=0, high=_MOST, common=True),
-    sequence: int = setting(0, VIEW, _SEQUENCE, low=0, high=_MOST, common=True),
-    map_scale: Scale | None = setting(None, VIEW, MAP_SCALE, default=_SCALES),
-    hide_sinks: bool = setting(False, VIEW, HIDE_SINKS, common=True),
+    sequence: int = setting(0, VIEW, "Open this sequence first.", low=0, high=_MOST, common=True),
+    map_scale: Scale | None = like(ViewOptions, "map_scale", VIEW),
+    hide_sinks: bool = like(ViewOptions, "hide_sinks", VIEW, common=True, needs=()),
 ) -> None:
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     from mhacli.commands.run import inspected

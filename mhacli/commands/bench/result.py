@@ -135,7 +135,6 @@ class BenchRow:
 
 _COMPUTED, _SIZES, _TIMING = "Computation", "Sizes", "Timing"
 _BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or all."
-_BUDGET = "Seconds of timing for each size."
 _CALL_LIMIT = "Skip a backend whose single call is predicted to take longer."
 _REPEAT = "until each median is accurate to 1 %, or --budget is spent"
 _list: Any = partial(setting, (), metavar="LIST", common=True)
@@ -170,7 +169,7 @@ class Sweep:
     device: str = like(Config, "device", _TIMING, default="", common=True)
     threads: int | None = like(Config, "threads", _TIMING)
     repeat: int | None = setting(None, _TIMING, "Number of timed runs.", low=1, high=100_000, default=_REPEAT)
-    budget: float = setting(3.0, _TIMING, _BUDGET, above=0, high=MAX_SECONDS, metavar="SECONDS")
+    budget: float = setting(3.0, _TIMING, "Seconds of timing for each size.", above=0, high=MAX_SECONDS, metavar="SECONDS")
     call_limit: float = setting(5.0, _TIMING, _CALL_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS")
     seed: int = like(Config, "seed", _TIMING)
     # fmt: on

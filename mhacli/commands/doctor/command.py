@@ -15,14 +15,13 @@ from mhacli.errors import EXIT_CHECK
 from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 
 _TYPED = "Texts for the checkpoint to read, preferably of different lengths."
-_CSV = "Print CSV: a line per check."
 _TOKENIZER = "byte, or the path of a tokenizer.json."
 
 
 @command("mha doctor", "mha doctor --model MiniLM", modes=layer_or_model)
 def doctor(
     *,
-    output: Annotated[Output, offers("json", "png", "force", csv=_CSV, **REPORT)],
+    output: Annotated[Output, offers("json", "png", "force", csv="Print CSV: a line per check.", **REPORT)],
     typed: tuple[str, ...] = setting((), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"),
     text: tuple[str, ...] = like(Source, "text", CHECKPOINT),
     model: Annotated[ModelSettings, offers("path", "revision")],

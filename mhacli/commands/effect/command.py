@@ -40,7 +40,6 @@ _AT = "Remove heads only at this position. (default: at all positions)"
 _TARGET = "Measure the logit of this token. (default: the one that the model predicts)"
 _VERSUS = "Measure the logit of the target minus that of this token."
 _POSITION = "Measure at this token. (default: the first [MASK], else the last token)"
-_VERIFY = "Number of removals to verify by a second, different computation."
 
 
 def head_choices(word: str) -> tuple[HeadChoice, ...]:
@@ -89,7 +88,7 @@ class EffectSettings:
     versus: str | int | None = setting(None, MEASUREMENT, _VERSUS, parse=str, metavar="TOKEN", modes=("model",))
     position: int | None = setting(None, MEASUREMENT, _POSITION, low=-MAX_LENGTH, high=MAX_LENGTH, common=True)
     target_first: bool = setting(False, MEASUREMENT, "If the target has several tokens, take the first.", modes=("model",))
-    verify: int = setting(4, MEASUREMENT, _VERIFY, low=1, high=10_000)
+    verify: int = setting(4, MEASUREMENT, "Number of removals to verify by a second, different computation.", low=1, high=10_000)
     # fmt: on
     from_python: bool = False
 

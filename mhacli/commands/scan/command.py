@@ -21,18 +21,7 @@ from mhacli.io.long_work import Terminated, graceful_interrupt, no_progress
 from mhacli.render.base.format import count_of
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
-from mhacli.settings import (
-    CHECKPOINT,
-    HEADS,
-    MAX_LENGTH,
-    MAX_TOKENS,
-    OUTPUT,
-    TOKENIZER,
-    Config,
-    ModelSettings,
-    Statistics,
-    setting,
-)
+from mhacli.settings import CHECKPOINT, HEADS, OUTPUT, Computation, Config, ModelSettings, Statistics, like, setting
 from mhacli.text.numbers import shown
 from mhacli.text.reading import CORPUS, CorpusFormat
 from mhacli.text.spans import require_expressions
@@ -55,8 +44,6 @@ _RAY = (
     "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs to; local: a new one here."
 )
 _CPUS = "CPUs that Ray reserves for each worker. (default: as many as --threads)"
-_OUT = "Folder of the result. An interrupted scan resumes from it."
-_MIXED = "Allow results from different kinds of devices in one folder; the result records this."
 _WITH_VALUE = "out|workers|ray|cpus-per-worker|device|device-map|colou?r|width"
 _WITHOUT_EFFECT = re.compile(rf"\0--(json|all|mixed|strict|({_WITH_VALUE})[=\0][^\0]*)(?=\0|$)")
 """Options that do not decide the numbers, among words that NUL separates."""
@@ -72,20 +59,20 @@ class Scan:
     # fmt: off
     sources: tuple[str, ...] = setting((), CORPUS, _SOURCES, metavar="CORPUS...", argument=True)
     form: CorpusFormat
-    max_tokens: int | None = setting(None, CORPUS, _FIRST, MAX_TOKENS, low=1, high=MAX_LENGTH, common=True)
+    max_tokens: int | None = like(Computation, "max_tokens", CORPUS, help=_FIRST, default=None, common=True)
     strict: bool = setting(False, CORPUS, "Stop at a bad document instead of leaving it out.")
     model: ModelSettings = ModelSettings()
-    tokenizer: str | None = setting(None, CHECKPOINT, TOKENIZER, default="the checkpoint's own")
+    tokenizer: str | None = like(Config, "tokenizer", CHECKPOINT, value=None, default="the checkpoint's own", common=False)
     span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN")
     effect: bool = setting(False, HEADS, _EFFECT, common=True)
-    allow_nonfinite: bool = setting(False, CHECKPOINT, "Continue even if numbers are NaN or Inf.")
+    allow_nonfinite: bool = like(Computation, "allow_nonfinite", CHECKPOINT)
     statistics: Statistics = Statistics()
     given: Annotated[Mapping[str, Any], Config, offers("device", dtype=_DTYPE, threads=_THREADS)]
     workers: int | None = setting(None, _WORKERS, _N_WORKERS, low=1, high=100_000, common=True)
     ray: str | None = setting(None, _WORKERS, _RAY, metavar="ADDRESS")
     cpus_per_worker: int | None = setting(None, _WORKERS, _CPUS, low=1, high=100_000, needs=("workers", "ray"))
-    out: str = setting("", OUTPUT, _OUT, metavar="DIR", common=True)
-    mixed: bool = setting(False, OUTPUT, _MIXED)
+    out: str = setting("", OUTPUT, "Folder of the result. An interrupted scan resumes from it.", metavar="DIR", common=True)
+    mixed: bool = setting(False, OUTPUT, "Allow results from different kinds of devices in one folder; the result records this.")
     view: Annotated[ViewOptions, offers("everything", heads=f"{HEADS_SHOWN} (default: all)")]
     # fmt: on
 

@@ -38,11 +38,8 @@ def _order(word: str) -> str:
 _indices = partial(setting, parse=index_list, metavar="LIST")
 HEADS_SHOWN = "Show only these heads, such as 0,2 or 0-3."
 SEQUENCES_SHOWN = "Show only these sequences, such as 0,2."
-MAP_SCALE = "Colour scale of attention weights."
-HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
-_TOP = "Keys per query, with --view top."
+_HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
 _SORT = "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first."
-_WORDS = "Merge subword tokens into words: sum over keys, mean over queries."
 _ROWS = "Show only these queries: generated, last, or positions such as 3,7-9."
 _ALL, _FITTING = "Show everything; leave out no row, column, head or layer.", "all that fit"
 _DETAILS = ("tokens", "shapes", "timings", "verbose")
@@ -65,7 +62,7 @@ class ViewOptions:
     view: View = setting("auto", VIEW, "How to draw each head.", common=True)
     heads: tuple[int, ...] | None = _indices(None, VIEW, HEADS_SHOWN, "--head", default=_FITTING, common=True)
     sequences: tuple[int, ...] | None = _indices(None, VIEW, SEQUENCES_SHOWN, "--sequence", default=_FITTING)
-    top: int = setting(3, VIEW, _TOP, "--top --top-k", low=1, high=1000, metavar="K")
+    top: int = setting(3, VIEW, "Keys per query, with --view top.", "--top --top-k", low=1, high=1000, metavar="K")
     precision: int = setting(2, VIEW, "Decimals of attention weights.", "--precision --decimals", low=1, high=9)
     everything: bool = setting(False, VIEW, _ALL, "--all")
     tokens: bool = setting(False, VIEW, "Print the tokens with their ids.")
@@ -73,14 +70,14 @@ class ViewOptions:
     timings: bool = setting(False, VIEW, "Print the time of every step.", modes=("layer", "record"))
     verbose: bool = setting(False, VIEW, "Print every table, column and detail.")
     brief: bool = setting(False, VIEW, "Print one line per head.", excludes=_DETAILS)
-    words: bool = setting(False, VIEW, _WORDS, modes=("model",))
+    words: bool = setting(False, VIEW, "Merge subword tokens into words: sum over keys, mean over queries.", modes=("model",))
     rows: Rows | None = setting(None, VIEW, _ROWS, "--from", parse=row_choice, metavar="ROWS", modes=("model",))
     maps: tuple[int, ...] = _indices((), VIEW, "Draw a map of these heads, such as 3 or 0-3.", "--map", common=True)
     sort: str = setting("head", VIEW, _SORT, parse=_order, metavar="NAME[:up]", words=SORTS)
     layers: LayerChoices = setting(None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True)
     figure: Figure | None = setting(None, PICTURES, "What --svg and --png show.", default=_BY_HEAD, needs=("svg", "png"))
-    map_scale: Scale | None = setting(None, PICTURES, MAP_SCALE, default=BY_LENGTH)
-    hide_sinks: bool = setting(False, PICTURES, HIDE_SINKS, needs=("html", "svg", "png"))
+    map_scale: Scale | None = setting(None, PICTURES, "Colour scale of attention weights.", default=BY_LENGTH)
+    hide_sinks: bool = setting(False, PICTURES, _HIDE_SINKS, needs=("html", "svg", "png"))
     full: bool = setting(False, PICTURES, "Store every attention weight in the page, whatever its size.", needs=("html",))
     # fmt: on
 
