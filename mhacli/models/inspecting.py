@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import index
 from time import perf_counter
 from typing import Any, get_args
@@ -476,10 +476,7 @@ CONDITION = "pattern_"
 WINDOWS = ("window_50", "window_90", "window_99")
 _LEAST_KEYS = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
 """The number of keys that a query must exceed to count in a mean, if it is not 0; quantiles of the distance have no mean."""
-MEANS = (
-    "entropy", "entropy_share", "effective_keys", "participation", "distance", *WINDOWS, "sink", "leading", "diagonal",
-    "previous", "duplicate", "induction", "near", "learned_sink",
-)  # fmt: skip
+MEANS = tuple(each.name for each in fields(Averages) if each.name not in ("offset", "at_offset", "patterns"))
 """The statistics that have a mean, besides conditions. The strongest distance has none."""
 
 
