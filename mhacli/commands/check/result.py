@@ -43,11 +43,12 @@ class CheckRequest:
 
     # fmt: off
     target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
-    model: str | None = setting(None, _CODE, MODEL, "--model --checkpoint", metavar="DIR", excludes=("target", "arg", "other"))
-    arg: tuple[str, ...] = like(OwnCode, "arg", _CODE, common=False)
+    model: str | None = setting(
+        None, _CODE, MODEL, "--model --checkpoint", metavar="DIR", common=True, excludes=("target", "arg", "other"))
+    arg: tuple[str, ...] = like(OwnCode, "arg", _CODE)
     call_arg: tuple[str, ...] = like(OwnCode, "call_arg", _CODE)
     example: str | None = like(OwnCode, "example", _CODE)
-    other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET")
+    other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET", common=True)
     other_arg: tuple[str, ...] = _pairs((), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT, needs=("other",))
     other_call_arg: tuple[str, ...] | None = _pairs(
         None, _CODE, _AGAINST_CALL_ARG, "--against-call-arg", default="as --call-arg", needs=("other",))

@@ -25,11 +25,8 @@ _OF_ALL = ("edges", "heads", *_OF_HEADS)
 """What is said of removed heads, and of any removal but a cut."""
 _LIST = "LIST"
 REMOVAL, MEASUREMENT = "Removal", "Measurement"
-_HEAD = (
-    "Remove these heads, one at a time and all together, such as 5.1,6.3 (LAYER.HEAD); without --model, such as 0,2. "
-    "(default: every head, one at a time)"
-)
-_EDGES = "Remove single attention weights instead: those of the query at --position, one key at a time, in each --head or layer."
+_HEAD = "Remove these heads, each and all together, such as 5.1,6.3, or 0,2 without --model. (default: each)"
+_EDGES = "Remove single attention weights instead, of the query at --position, in each --head or layer."
 _CUT = "Hide span A from span B: no token of B sees a token of A, in all chosen layers at once. --span names the spans."
 _REPLACE = "Replace the output of a removed head by zeros, or by its mean over the text. (default: zero)"
 _SCREEN = (

@@ -281,7 +281,8 @@ def _painted(panel: _Panel, size: int, top: float, screen: Screen) -> Iterator[T
     yield Text(f"{g.corner:<{label}}{_heading(panel, size)}", style="dim").append(above, style="dim")
     is_halved = not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
     scale = "linear" if panel.has_numbers and g.scale == "log" else g.scale
-    cells = levels(g.values, g.allowed, scale, top).tolist()
+    allowed = g.allowed if panel.has_numbers or g.taken is None else g.allowed & ~g.taken
+    cells = levels(g.values, allowed, scale, top).tolist()
     for number, row in enumerate(rows.shown):
         if rows.hidden and number == rows.before:
             yield Text(f"⋮ {rows.hidden} rows (--all)", style="dim")

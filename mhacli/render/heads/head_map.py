@@ -546,5 +546,5 @@ def _taken(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
     parts += [] if cells.learned is None else [f"sink logit {shown(learned, 'weight', digits)}"]
     if parts:
         parts.append(f"shown {shown(1 - sink - learned, 'weight', digits)} of all attention")
-        beside = "the first token, a sink, stands beside the rest of each row, which" if cells.sinks else "the rest"
+        beside = "the first token stands at the right, the rest of each row" if cells.sinks else "the rest"
         yield Text(f"{name}: {' · '.join(parts)}", style="bold").append(f": {beside} is renormalised", style="not bold")
