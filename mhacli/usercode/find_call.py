@@ -336,6 +336,10 @@ def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
 
 _SHOWN_LENGTHS = (7, 8, 12, 16, 64)
 """The lengths to try, until a call works."""
+_SHAPES = (
+    "torch.randn({}, T)", "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})", "torch.randn(2, T, {})",
+)  # fmt: skip
+"""The vectors of an example that a refusal gives, the last that works."""
 _UNLIKE = 3
 """A second length is larger by this, and shows which axes are lengths."""
 
@@ -575,10 +579,11 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     hint = f"give a call that works with --example; {attention.example_text} was tried"
     if request.call_arguments:
         hint += f" with --call-arg {', '.join(name for name, _ in request.call_arguments)}"
-    for shape in ("torch.randn({}, T)", "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})"):
+    for shape in _SHAPES:
         vectors = ", ".join([shape.format(attention.sizes.d_in)] * len(attention.slots))
-        with suppress(Exception, SystemExit), torch.no_grad():  # this one may not work either
-            example_of(f"lambda m, T: m({vectors})", built)(built.call, _SHOWN_LENGTHS[0])
+        with suppress(Exception, SystemExit):  # this one may not work either
+            shown = replace(plain_call(built, request), example=example_of(f"lambda m, T: m({vectors})", built))
+            with_output(attention_of_example(shown, _SHOWN_LENGTHS[0]), request.seed)
             hint = f"give a call that works: --example {shlex.quote(f'lambda m, T: m({vectors})')}"
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
