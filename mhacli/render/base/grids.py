@@ -89,6 +89,11 @@ class _Panel:
             numbers = np.array([np.nanmax(numbers, initial=0.0), np.nanmin(numbers, initial=0.0), numbers.sum() * 0])
         return max((len(self.number(number)) for number in numbers.tolist()), default=1) + 1
 
+    def needed(self, *, is_whole: bool) -> int:
+        """The least width of the whole grid with its title, or that with whole names of columns."""
+        room = self.around + (_WIDEST_NAME + 2) * len(self.grid.columns)
+        return self.width(self.size(room) if is_whole else self.least)
+
     @property
     def inside(self) -> int:
         """The least width of the whole grid."""
@@ -156,7 +161,7 @@ def grids(
     for g in parts:
         tops[g.scale] = max(g.top, tops.get(g.scale, 0.0))
     sized = _rows(parts, screen.width, has_numbers=has_numbers, is_whole=has_numbers and not in_one_row)
-    if sum(len(row[0][0].rows.shown) for row in sized) > MAX_ROWS:
+    if not sized or sum(len(row[0][0].rows.shown) for row in sized) > MAX_ROWS:
         sized = _rows(parts, screen.width, has_numbers=has_numbers)
     widths = [max(panel.width(size) for panel, size in filter(None, place)) for place in zip_longest(*sized)]
     n_lines, drawn = 0, list[_Panel]()
@@ -179,8 +184,9 @@ def grids(
 
 
 def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool, is_whole: bool = False) -> list[_Row]:
-    """The grids with the width of their cells in as few rows as fit, with whole names of columns or at least their cells, evenly
-    filled, with the same room below each other. Of grids with the same rows the first in a row names them."""
+    """The grids with the width of their cells in as few rows as fit, with whole names of columns (none if they fit nowhere) or at
+    least their cells, evenly filled, with the same room below each other. Of grids with the same rows the first in a row names
+    them."""
     sized: list[_Row] = []
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
@@ -191,15 +197,15 @@ def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool, is_whole: boo
                 is_named = g is parts[start] or g.rows is not parts[start].rows
                 named = g if is_named else replace(g, rows=[""] * len(g.rows), corner="")
                 rows[-1].append(_forms(named, has_numbers=has_numbers))
-        widths = [[forms[-1].width(forms[-1].size(width if is_whole else 0)) for forms in row] for row in rows]
+        widths = [[forms[-1].needed(is_whole=is_whole) for forms in row] for row in rows]
         rooms = [max(place) for place in zip_longest(*widths, fillvalue=0)]
         spare = width - sum(rooms) - _GAP * (n - 1)
-        if n == 1 or spare >= 0:
+        if spare >= 0 or (n == 1 and not is_whole):
             for row in rows:
                 sized.append([])
                 for forms, least in zip(row, rooms, strict=False):
                     room = least + max(0, spare) // n
-                    panel = next((p for p in forms if p.inside <= room), forms[-1])
+                    panel = next((p for p in forms if p.needed(is_whole=is_whole) <= room), forms[-1])
                     sized[-1].append((panel, panel.size(room)))
             break
     return sized

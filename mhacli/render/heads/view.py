@@ -222,7 +222,7 @@ def _strongest_keys(
 
         columns: list[Column[HeadStatistics]] = [
             Column(heading="head", value=lambda head: head.head, unit="id"),
-            Column(heading="strongest keys", value=strongest, least=_LEAST, wraps=True),
+            Column(heading="strongest weights", value=strongest, least=_LEAST, wraps=True),
         ]
         seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
         n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
