@@ -134,7 +134,8 @@ def run(
 
 
 def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
-    """Asserts exit code, no traceback, no character that a terminal obeys or hides, one JSON document, and the form of errors."""
+    """Asserts exit code, no traceback, no character that a terminal obeys or hides, one JSON document, and the form of errors:
+    short, and nothing else if nothing was computed."""
     assert ended.code in codes, ended
     for text in (ended.stdout, ended.stderr):
         assert not re.search(r"Traceback|panicked at|internal error", text), text
@@ -155,6 +156,9 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
     else:
         assert ended.error["message"] or ended.stdout
         assert re.search(r"^mha: error: .", ended.stderr + ended.stdout, flags=re.MULTILINE), ended.stderr
+    if ended.code in (1, 2) and "error" in ended.stderr:
+        assert not ended.stdout or ended.error.get("code") == "nothing-in-common"  # diff prints what it compared
+        assert len(ended.stderr) < 2000
 
 
 def obeyed_or_hidden(text: str, *, colour: bool = False) -> set[str]:

@@ -315,11 +315,9 @@ def test_code_that_cannot_be_built_or_called_is_reported(mha, tmp_path, row: End
     (tmp_path / "mine.py").write_text(MINE)
     name, *options = row.words.split()
     ended = mha("check", f"mine.py:{name}", *options, "--json", code=row.exit)
-    assert ended.stdout == ""
     assert ended.error["code"] == row.code
     for word in row.mentions.split("|" if "|" in row.mentions else " "):
         assert word in ended.said
-    assert len(ended.said) < 2000
 
 
 IMPORTS = (
@@ -338,7 +336,6 @@ IMPORTS = (
 def test_a_file_that_cannot_be_imported_is_reported_with_its_line(mha, tmp_path, text: str, mentions: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     ended = mha("check", "mine.py:Attention", "--json", code=1)
-    assert ended.stdout == ""
     assert (ended.error["code"], ended.error["path"]) == ("import", str(tmp_path / "mine.py"))
     for words in mentions.split("|"):
         assert words in ended.said
@@ -386,7 +383,7 @@ def test_words_that_name_no_code_are_a_usage_error_and_nothing_runs(mha, tmp_pat
     (tmp_path / "notes.txt").write_text("a text")
     (tmp_path / "folder").mkdir()
     ended = mha("check", *words, "--json", code=2)
-    assert (ended.stdout, ended.error["code"]) == ("", "usage")
+    assert ended.error["code"] == "usage"
     assert says in ended.said
 
 

@@ -253,7 +253,7 @@ USAGE = [
 def test_what_has_no_meaning_is_refused_by_its_option(mha: Mha, words: list[str]) -> None:
     done = mha("bench", *words, "--json", code=2)
     name = words[0].lstrip("-")
-    assert (done.error["code"], done.stdout) == ("usage", "")
+    assert done.error["code"] == "usage"
     assert name in done.error["message"] or name.replace("-", "_") in done.error["message"]
 
 
@@ -283,7 +283,7 @@ def baseline(**changes: Any) -> Document:
 def test_a_baseline_that_is_none_is_refused(mha: Mha, tmp_path: Path, content: Any, mentions: str) -> None:
     (tmp_path / "then.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     done = mha("bench", "--compare", "then.json", "--json", code=1)
-    assert (done.error["code"], done.stdout) == ("bad-file", "")
+    assert done.error["code"] == "bad-file"
     assert "then.json" in done.said
     assert mentions in done.said
 

@@ -103,7 +103,7 @@ def test_an_unknown_word_is_a_usage_error_that_names_the_nearest(mha: Mha, tmp_p
         done = mha("explain", *words, "--json", code=2)
         assert words[0] in done.error["message"]
         assert nearest in done.error["hint"]
-    assert mha("explain", "H/max", "nothing-of-that-name", code=2).stdout == ""
+    mha("explain", "H/max", "nothing-of-that-name", code=2)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).touch()
     assert "star" in mha("explain", "a.txt", "b.txt", code=2).said

@@ -255,7 +255,6 @@ def test_a_page_and_a_picture_name_what_is_removed(mha: Any, tmp_path: Path) -> 
 ])  # fmt: skip
 def test_what_cannot_be_removed_or_measured_is_a_usage_error(mha: Any, words: str, mentions: str) -> None:
     ended = effect(mha, *words.split(), "--json", code=2)
-    assert ended.stdout == ""
     assert mentions in ended.said
 
 

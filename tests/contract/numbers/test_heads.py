@@ -436,7 +436,6 @@ def test_what_heads_cannot_compute_is_refused_and_nothing_is_saved(name: str, mh
         "heads", "the cat sat on the mat and the dog sat on the cat", *words, "--save", "r", "--json", code=code
     )
     assert mentioned in ended.said
-    assert ended.stdout == ""
     assert not (tmp_path / "r").exists()
 
 

@@ -156,7 +156,6 @@ COMBINATIONS = {
 def test_options_that_mean_nothing_together_are_refused_by_name(name: str, mha: Any) -> None:
     words = COMBINATIONS[name].split()
     ended = mha(*words, "--json", code=2)
-    assert ended.stdout == ""
     assert any(word[2:] in ended.error["message"] for word in words if word.startswith("--"))
 
 

@@ -343,7 +343,6 @@ def test_a_target_that_cannot_be_a_file_is_refused_before_any_work(
     done = mha(*words, target, *(() if target == "file" else ("--force",)), code=1)
     assert target.rstrip("/") in done.said
     assert words_of_reason in done.said
-    assert done.stdout == ""
     assert {path.name: fingerprint(path) for path in tmp_path.iterdir()} == before
 
 

@@ -92,8 +92,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(what: str, mha: Mha, tmp_path: 
     for words in (["weights", "info", "m"], ["run", "x", "--model", "m"]):
         ended = mha(*words, "--json", code=1)
         assert [piece for piece in (*pieces, "m") if piece not in ended.said] == [], ended.said
-        assert ended.stdout == ""
-        assert len(ended.stderr) < 2000
 
 
 @pytest.mark.parametrize("what", USED_FOLDERS)
@@ -102,7 +100,6 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_by_name(what: str, mha: Mha
     damage(checkpoints.copy_of("gpt2", tmp_path / "m"))
     ended = mha("run", "x", "--model", "m", "--json", code=1)
     assert [piece for piece in (*pieces, "m") if piece not in ended.said] == [], ended.said
-    assert ended.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -182,7 +179,6 @@ def test_a_damaged_tokenizer_file_is_refused(what: str, mha: Mha, tmp_path: Path
     text = "a" * 200 + "b" if "backtracks" in what else "a b"
     ended = mha("vocab", text, "--tokenizer", "t.json", "--json", code=1)
     assert "t.json" in ended.said
-    assert ended.stdout == ""
 
 
 @pytest.mark.parametrize(

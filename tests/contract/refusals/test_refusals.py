@@ -339,8 +339,6 @@ def require_refusal(folder: Path, row: Row) -> None:
     ended = run(folder, *words, code=int(str(code)))
     assert [piece for piece in pieces if not mentions(ended, str(piece))] == [], ended.said
     assert (ended.error.get("code", kind) == kind) or kind is None, ended.error
-    assert ended.stdout == ""
-    assert len(ended.stderr) < 2000
     assert sorted(folder.rglob("*")) == before
 
 
