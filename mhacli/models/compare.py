@@ -29,7 +29,7 @@ from mhacli.io.safetensors import METADATA_KEY, read_tensor_header
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.layers import as_attention
-from mhacli.models.places import Event, Forward, Part, Place, Places, Stack, evaluating, find_places, observe
+from mhacli.models.places import Event, Forward, Part, Place, Places, Stack, evaluating, observe
 from mhacli.models.run import shaken_parts
 from mhacli.run import rows_of_block
 from mhacli.usercode.projections import is_norm
@@ -123,7 +123,7 @@ class Computed:
 
 
 def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, Place | None] = {}) -> Computed:
-    """What a model computes at all its places; `mapped` modules are as for `find_places`."""
+    """What a model computes at all its places; `mapped` modules are as for `Pass.places`."""
     stored, known = dict[Event, Entry](), dict[Any, tuple[Tensor, Stored]]()
     modules = dict(model.named_modules())
     names = {
@@ -150,7 +150,7 @@ def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, 
             stored[event] = None, {"": store(value)}
 
     with evaluating(model), TemporaryFile() as file:
-        places = find_places(observe(model, forward, add), mapped)
+        places = observe(model, forward, add).places(mapped)
         file.flush()
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     entries = {place: entry for event, entry in stored.items() if (place := places.of(event)) is not None}

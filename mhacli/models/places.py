@@ -149,16 +149,6 @@ class Places:
 # ------------------------------------------------------------------------------------------------------------------ a pass
 
 
-@dataclass
-class Pass:
-    """A pass of a model: its modules and attentions as they ran, these without tensors."""
-
-    root: _Span
-    calls: list[Call]
-    n_heads: set[int]
-    hidden: tuple[str, ...]
-
-
 @torch.no_grad()
 def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
     """Runs a model, and gives what it computes to `sink`, in the order of execution: what modules with weights give and elements
@@ -209,20 +199,7 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         forward()
     root = next((item for item in running[0].items if isinstance(item, _Span) and item.name == ""), running[0])
-    return Pass(root, calls, n_heads, tuple(watch.silent))
-
-
-def find_places(found: Pass, mapped: Mapping[str, Place | None] = {}) -> Places:
-    """The places of a model by a pass of it; `mapped` modules have a place that is given, or one of their own."""
-    known = Places(n_heads=found.n_heads, hidden=found.hidden)
-    places = _Planner(_grouped(found.root), found.calls, known).places()
-    for name, place in mapped.items():
-        if place is None:
-            places.known.setdefault(("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name))
-        else:
-            places.known = {source: other for source, other in places.known.items() if other.key != place.key}
-            places.known["out", name, 0] = changed(place, name=name)
-    return places
+    return Pass(_grouped(root), calls, Places(n_heads=n_heads, hidden=tuple(watch.silent)))
 
 
 def _grouped(span: _Span) -> _Span:
@@ -259,20 +236,31 @@ class _Item:
     """The part of the block to which it belongs: the number of an attention, the span of a silent one, or "mlp"."""
 
 
-class _Planner:
-    """Finds the places of the spans of a pass."""
+class Pass:
+    """A pass of a model: its modules and attentions as they ran, these without tensors, and the places that follow from them."""
 
     def __init__(self, root: _Span, calls: Sequence[Call], found: Places) -> None:
         self.root, self.all_calls, self.found, self.silent = root, calls, found, found.hidden
         self.blocks = self._blocks()
 
-    def places(self) -> Places:
-        """All places."""
+    def places(self, mapped: Mapping[str, Place | None]) -> Places:
+        """All places; `mapped` modules have a place that is given, or one of their own."""
+        self._find()
+        for name, place in mapped.items():
+            if place is None:
+                self.found.known.setdefault(("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name))
+            else:
+                known = self.found.known.items()
+                self.found.known = {source: other for source, other in known if other.key != place.key}
+                self.found.known["out", name, 0] = changed(place, name=name)
+        return self.found
+
+    def _find(self) -> None:
         items = self._flat(self.root, None)
         if not any(item.kind == "block" for item in items):
             self._block(self.root, None, 0)
             self._put(self.root, None, None, "logits", "logits")
-            return self.found
+            return
         last = max(place for place, item in enumerate(items) if item.kind == "block")
         above, stack = "", None
         for item in items[: last + 1]:
@@ -289,7 +277,6 @@ class _Planner:
         for span in head[n_norms:-1]:
             self._put(span, None, None, "logits", "norm" if span.is_norm else "head")
         self._put(self.root, None, None, "logits", "logits", name=head[-1].name if head[n_norms:] else None)
-        return self.found
 
     def _put(
         self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str, *, name: str | None = None
