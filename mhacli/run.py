@@ -205,9 +205,8 @@ def require_memory(run: Run, available: int | None = None, *, has_matrices: bool
         total = BASE_BYTES + weights + (batch * (q_len + k_len) * widths + 3 * read) * item
         if config.random is not None or config.positions == "sinusoidal":  # made in float64 and then rounded
             total += 2 * read * wide + 40 * min(read, WAVES_AT_ONCE)
-        if (
-            has_matrices
-        ):  # the kept arrays, those of `attend`, a bias or distances with the integers behind them, and the mask
+        # the kept arrays, those of `attend`, a bias or distances with the integers behind them, and the mask
+        if has_matrices:
             of_cell = item + 4 * wide + 2 * wide * has_bias + (wide + 16) * (config.positions == "alibi")
             arrays, _ = run.arrays_to_keep(shorter)
             return total + sum(arrays.values()) + shorter.cells() * of_cell + batch * q_len * k_len

@@ -335,9 +335,8 @@ class Watch(TorchFunctionMode):
             scores = args[0] if args else kwargs["input"]
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
             is_pattern = bool(self._open) or scores.shape[-2] == scores.shape[-1] > 1
-            if (
-                scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1) and is_pattern
-            ):  # kept until its product with the values
+            # kept until its product with the values
+            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1) and is_pattern:
                 self._give_pending()
                 n, self._held = self._count(scores), [result]
                 seen = {"scores": _by_head(scores, n), "pattern": _by_head(result, n)}

@@ -336,9 +336,8 @@ class TextPasses:
         sequences = self._texts.get("decoder", context or ())
         self.inspection.inputs = ModelInputs(sequences, context, self._side)
         parts, is_cut = [], False
-        for half, n in zip(
-            _halves(call.kind), call.shape[2:], strict=True
-        ):  # a batch may be padded beyond its longest text
+        # a batch may be padded beyond its longest text
+        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
             read, longest = self._read.get(half), max(len(text.ids) for text in self._texts[half])
             n_real = longest if read is not None and read.ids.shape[1] == n else n
             parts.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))

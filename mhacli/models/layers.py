@@ -144,9 +144,8 @@ class PassInspection:
             arrays |= self._matrices(call, attention)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in heads)
         n, first = len(axes.queries[0]), axes.first_query(0)
-        counts = (
-            baseline.visible[0, 0, first : first + n].long().tolist()
-        )  # the keys that each query of the first text sees
+        # the keys that each query of the first text sees
+        counts = baseline.visible[0, 0, first : first + n].long().tolist()
         most, n_keys, n_before = max(counts), len(axes.keys[0]), first - axes.first_key(0)
         mask = "all keys" if counts == [n_keys] * n else f"at most {most} keys"
         if counts == [min(n_before + i + 1, most) for i in range(n)]:

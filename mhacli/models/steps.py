@@ -187,9 +187,8 @@ def _inside(
     unless the model does otherwise. Matrices that the kernel does not compute are computed here. `theta` is the base of a
     rotation."""
     made, tensors, others = attention.matrices(), dict[str, Tensor](), defaultdict[str, dict[str, Any]](dict)
-    plain = replace(
-        dims.config, positions="none", score_bias=None
-    )  # positions are in q and k, or in the bias of the call
+    # positions are in q and k, or in the bias of the call
+    plain = replace(dims.config, positions="none", score_bias=None)
     if call.q is not None:
         tensors |= dict(zip("qkv", call.qkv, strict=True)) | {"qk": made["qk"]}
         for name, tensor in zip("qkv", call.qkv, strict=True):
