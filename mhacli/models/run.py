@@ -47,18 +47,14 @@ from mhacli.text.tokens import AttentionKind, TokenSequence
 def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[CheckpointRun, tuple[str, ...]]:
     """The run of a checkpoint, whose model has a language `head` if requested and runs without it; and notes for the user.
     Raises `MhaError` for requests that cannot work, if possible before the weights are loaded."""
-    began, generated = perf_counter(), None
-    head = "generate" if request.n_generated else head
+    began, head = perf_counter(), "generate" if request.n_generated else head
     found = find(request.model, request.checkpoint)
     texts = make_texts(request, found)
-    loaded = load_model(found, request.model, head, allow_nonfinite=request.allow_nonfinite)
-    inputs = inputs_of(loaded, texts, request.model)
+    run = run_of(load_model(found, request.model, head, allow_nonfinite=request.allow_nonfinite), texts, request)
     if request.n_generated:
-        inputs, generated = _generate(loaded, inputs, request.n_generated)
-    model = loaded.model if head is None else loaded.model.base_model
-    run = CheckpointRun(model, inputs, request, loaded=loaded, generated=generated)
+        run.inputs, run.generated = _generate(run.loaded, run.inputs, request.n_generated)
     run.seconds["loading"] = perf_counter() - began
-    return run, (*loaded.notes, *inputs.notes)
+    return run, (*run.loaded.notes, *run.inputs.notes)
 
 
 def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
