@@ -33,6 +33,7 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.header import checks_view, head_footer, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
+from mhacli.render.heads.head_map import maps_view
 from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, statistics, token_name, types_of
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.text.escape import token_label, visible
@@ -88,6 +89,8 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     n_drawn = max(1, MAX_DRAWN // max(1, len(options.maps)))
     if options.everything or options.layers is not None:
         n_drawn = len(of_layers)
+    of_maps = [(layer.record, layer.inspected.label) for layer, _ in of_layers[:n_drawn]]
+    sections += [maps_view(of_maps, b, options, screen) for b in sequences.shown if options.maps]
     for layer, of_layer in of_layers[:n_drawn]:
         sections += cells_view(layer.record, of_layer, options, screen, layer.inspected.label)
     if options.maps and len(of_layers) > n_drawn:

@@ -22,7 +22,7 @@ from mhacli.io.data import Array
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Grid, Table
-from mhacli.render.base.format import PADDING, fitted, token_at, token_text
+from mhacli.render.base.format import PADDING, fitted, flowing, token_at, token_text
 from mhacli.render.base.grids import FORBIDDEN, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.selection import DrawableHead, usual_scale
@@ -509,18 +509,23 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
 
 
 def maps_view(
-    record: Record, places: Sequence[int], sequence: int, options: ViewOptions, screen: Screen, *, layer: str = ""
+    layers: Sequence[tuple[Record, str]], sequence: int, options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """The maps of heads of a sequence on a common scale, without their sinks, which stand beside them. `layer` is an optional
-    name."""
+    """The requested maps of layers with their names, if there are several, of a sequence on a common scale, without their sinks,
+    which stand beside them."""
     panels, notes = list[Grid](), list[Text]()
-    for place in places:
-        head, whole = record.heads[place], block_map(record, place, sequence)
-        name = f"head {head.head}"
-        title = where(record, sequence, layer, name, words_of_type(head.kind).name)
-        panels.append(_without_sinks(whole, title, options))
-        notes += _taken(whole.without_sinks(), name, options.precision)
-    return Group(*grids(panels, screen, form="shades", everything=options.everything), *notes)
+    for record, layer in layers:
+        for place, head in enumerate(record.heads):
+            if head.head in options.maps:
+                whole, name = block_map(record, place, sequence), f"head {head.head}"
+                title = where(record, sequence, layer, name, words_of_type(head.kind).name)
+                panels.append(_without_sinks(whole, title, options))
+                notes += _taken(whole.without_sinks(), f"{layer} {name}".lstrip(), options.precision)
+    drawn = [*grids(panels, screen, form="shades", everything=options.everything)]
+    if notes:
+        beside = "the first token stands at the right; " * any(panel.beside for panel in panels)
+        drawn.append(flowing([*notes, f"{beside}the rest of each row is renormalised"], screen.width))
+    return Group(*drawn)
 
 
 def _without_sinks(whole: HeadMap, title: str, options: ViewOptions) -> Grid:
@@ -546,5 +551,4 @@ def _taken(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
     parts += [] if cells.learned is None else [f"sink logit {shown(learned, 'weight', digits)}"]
     if parts:
         parts.append(f"shown {shown(1 - sink - learned, 'weight', digits)} of all attention")
-        beside = "the first token stands at the right, the rest of each row" if cells.sinks else "the rest"
-        yield Text(f"{name}: {' · '.join(parts)}", style="bold").append(f": {beside} is renormalised", style="not bold")
+        yield Text(f"{name}: {', '.join(parts)}", style="bold")

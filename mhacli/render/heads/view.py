@@ -48,10 +48,12 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     texts = texts_in_words(record.files, *record.lengths)
     head = configuration(record.dims, record.environment, record.weights, screen.width, *texts)
     sections: list[RenderableType] = [head]
+    sequences = sequences_to_draw(options, len(record.sequences))
     if options.verbose:
         sections.append(_costs(record, survey, screen))
     if options.tokens or options.verbose:
-        sections += token_tables(record, sequences_to_draw(options, len(record.sequences)), options, screen)
+        sections += token_tables(record, sequences, options, screen)
+    sections += [maps_view([(record, "")], b, options, screen) for b in sequences.shown if options.maps]
     sections += cells_view(record, listed, options, screen)
     sections.append(strong_places(record, listed, options, screen))
     sections.append(Group(*statistics(of_heads, options, screen), sinks))
@@ -152,12 +154,9 @@ _ROUNDING = 1e-5
 def cells_view(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen, layer: str = ""
 ) -> Iterator[RenderableType]:
-    """The requested maps of a layer, and of the listed heads the kept block of the pattern, and the top keys of the requested
-    queries. `layer` is its name, if there are several."""
+    """Of the listed heads the kept block of the pattern, and the top keys of the requested queries. `layer` is the name of their
+    layer, if there are several."""
     for b in sequences_to_draw(options, len(record.sequences)).shown:
-        drawn = [place for place, head in enumerate(record.heads) if head.head in options.maps]
-        if drawn:
-            yield maps_view(record, drawn, b, options, screen, layer=layer)
         if listed and "corner" in record.arrays:
             yield Group(*_corner_view(record, listed, b, options, screen, layer))
         if listed and "top_keys" in record.arrays and requested_queries(record, b):
