@@ -39,6 +39,8 @@ TIMES_ROUNDING = 8
 _SHAKES = 3
 _CHUNK = 1 << 18
 """The most numbers of a tensor that are compared at once: what a cache holds."""
+_ALIGNED = 8
+"""Numbers stand at multiples of this in a file."""
 _KNOWN = 8
 """The number of last tensors of which it is known where they are stored."""
 _SAMPLED, _SAMPLES = 64, 2
@@ -136,6 +138,7 @@ def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, 
         same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), version)
         if same not in known:
             data = tensor.detach().cpu().contiguous()
+            file.write(bytes(-file.tell() % _ALIGNED))
             known[same] = tensor, Stored(data.dtype, tuple(data.shape), file.tell())
             file.write(data.flatten().view(torch.uint8).numpy().data)
             if len(known) > _KNOWN:
@@ -151,6 +154,7 @@ def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, 
 
     with evaluating(model), TemporaryFile() as file:
         places = observe(model, forward, add).places(mapped)
+        file.write(b"\0")  # a file without content cannot be mapped
         file.flush()
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     entries = {place: entry for event, entry in stored.items() if (place := places.of(event)) is not None}
@@ -188,7 +192,8 @@ class _Saved(msgspec.Struct, frozen=True):
 def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str], path: str, *, force: bool) -> None:
     """Writes what a model computes, and its inputs as lists of ids, to a safetensors file. Raises `MhaError`."""
     every = [stored for _, tensors in found.entries.values() for stored in tensors.values()]
-    names = {stored: f"{n}" for n, stored in enumerate(dict.fromkeys(every))}
+    widest_first = sorted(dict.fromkeys(every), key=lambda stored: -stored.dtype.itemsize)
+    names = {stored: f"{n}" for n, stored in enumerate(widest_first)}
     entries = [
         (place, call, {name: names[stored] for name, stored in tensors.items()})
         for place, (call, tensors) in found.entries.items()
@@ -202,6 +207,7 @@ def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str],
         start, end = end, end + stored.stop - stored.start
         document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
     head = json.dumps(document).encode()
+    head += b" " * (-len(head) % _ALIGNED)
     parts = (found.data[stored.start : stored.stop] for stored in names)
     write_whole(path, chain([len(head).to_bytes(8, "little") + head], parts), force=force)
 
