@@ -148,8 +148,8 @@ class Parts:
     """The parts of a model.
 
     Of each attention: its module, its output projection, the outputs z of its heads, the visible cells if no mask shows them, and
-    the number of `blocks` that finished `before` it. `outputs` are those of the blocks for one text; a model that runs a block
-    twice has none before its attentions. `reading` is the output of the pass.
+    the number of `blocks` that finished `before` it. These are in the order in which they ran, with their outputs for one text; a
+    model that runs a block twice has none before its attentions. `reading` is the output of the pass.
     """
 
     modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
@@ -157,8 +157,7 @@ class Parts:
     z: dict[LayerKey, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
     visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
     before: dict[LayerKey, int] = field(default_factory=dict)
-    blocks: list[nn.Module] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)
+    blocks: list[tuple[nn.Module, Any]] = field(default_factory=list)
     reading: Any = None
 
     @contextmanager
@@ -166,7 +165,7 @@ class Parts:
         """A context in which the blocks before these layers do not run and return `n_rows` copies of their outputs."""
         n = min((self.before.get(layer, 0) for layer in layers), default=0)
         with ExitStack() as stack:
-            for block, output in zip(self.blocks[:n], self.outputs, strict=False):
+            for block, output in self.blocks[:n]:
                 forward = lambda *_, output=output, **__: repeated(output, n_rows)  # noqa: E731
                 stack.enter_context(patch.object(block, "forward", forward))
             yield
@@ -198,8 +197,7 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
             parts.projections[key] = module
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
-        parts.blocks.append(module)
-        parts.outputs.append(output)
+        parts.blocks.append((module, output))
 
     with ExitStack() as stack:
         for name, module in modules.items():
@@ -209,7 +207,7 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
                 stack.callback(module.register_forward_pre_hook(find_projection).remove)
         stack.enter_context(captured(model, take, batch=1))
         yield
-    if len({id(block) for block in parts.blocks}) < len(parts.blocks):
+    if len({id(block) for block, _ in parts.blocks}) < len(parts.blocks):
         parts.before = dict.fromkeys(parts.before, 0)
 
 
