@@ -93,13 +93,12 @@ def read_device_map(word: str) -> DeviceMap:
     numbered = decode(dict[str, str | int], load_json(read_whole(word, _MAX_FILE_BYTES), word), word)
     devices = {name: f"cuda:{device}" if isinstance(device, int) else device for name, device in numbered.items()}
     unknown = [f"{name!r:.80}: {device!r:.80}" for name, device in devices.items() if not re.fullmatch(_DEVICE, device)]
-    if unknown:
-        message = f"{word}: devices are cpu, disk, mps, cuda, cuda:N or the number of a GPU, not {first_names(unknown)}"
-    elif not devices or ("" in devices and len(devices) > 1):
-        message = f'{word} names no module, or both the whole model, "", and parts of it'
-    else:
-        return devices
-    raise bad_file(word, message, hint=_EXAMPLE)
+    if unknown or not devices or ("" in devices and len(devices) > 1):
+        rule = 'needs cpu, disk, mps, cuda, cuda:N or the number of a GPU for each module, or for "" alone, the whole model'
+        raise bad_file(
+            word, f"{word} {rule}, not {first_names(unknown or map(repr, devices)) or 'nothing'}", hint=_EXAMPLE
+        )
+    return devices
 
 
 # --------------------------------------------------------------------------------------------------------------- arrays
