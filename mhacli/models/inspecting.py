@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.io.data import Array, finite
+from mhacli.io.data import Array
 from mhacli.models.capture import FORBIDDING, Call
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
 from mhacli.models.layers import KEPT, ModelInputs, PassInspection, layer_words, nothing_seen, unfit_words
@@ -148,11 +148,11 @@ class Seen:
         `max_score` is the largest of all passes. Statistics that are no means over queries have no value: quantiles of the
         distance, the strongest distance, sinks and strong cells.
         """
-        means = {key: weighted / np.where(n, n, np.nan) for key, (weighted, n) in self._sums.items()}
-        return HeadTable(
-            mean_head(key, *(dict(zip(MEANS, each, strict=True)) for each in both), max_score=self._largest[key])
-            for key, both in means.items()
-        )
+        heads = []
+        for key, (weighted, n) in self._sums.items():
+            of_head, uniform = (dict(zip(MEANS, each, strict=True)) for each in weighted / np.where(n, n, np.nan))
+            heads.append(mean_head(key, {**of_head, "max_score": float(self._largest[key])}, uniform))
+        return HeadTable(heads)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -479,23 +479,19 @@ MEANS = tuple(each.name for each in fields(Averages) if each.name not in ("offse
 """The statistics that have a mean, besides conditions. The strongest distance has none."""
 
 
-def mean_head(
-    key: HeadKey, means: Mapping[str, float], uniform: Mapping[str, float], *, max_score: Array
-) -> HeadStatistics:
-    """A head with these means by statistic, those of uniform attention, and the type that follows from them. NaN is no number."""
+def mean_head(key: HeadKey, numbers: Mapping[str, float], uniform: Mapping[str, float]) -> HeadStatistics:
+    """A head with these means and its largest score, by statistic, the means of uniform attention, and the type that follows.
+    NaN is no number."""
 
     def averages(numbers: Mapping[str, float]) -> dict[str, Any]:
-        """Means as fields of `Averages`: distances are whole numbers, and conditions are one field."""
-        known = {name: None if np.isnan(number) else float(number) for name, number in numbers.items()}
+        """Numbers as fields: distances are whole, and conditions are one field."""
+        known = {name: float(number) if np.isfinite(number) else None for name, number in numbers.items()}
         whole = {name: round(known[name] or 0) for name in (*WINDOWS, "offset") if known.get(name) is not None}
         conditions = tuple(known.pop(name) for name in numbers if name.startswith(CONDITION))
         return {**known, **whole, "patterns": conditions}
 
     layer, attention, head = key
-    place: dict[str, Any] = {
-        "layer": layer,
-        "attention": attention,
-        "head": head,
-        "max_score": finite(float(max_score)),
-    }
-    return with_kind(HeadStatistics(**place, uniform=Averages(**averages(uniform)), **averages(means)))
+    of_uniform = Averages(**averages(uniform))
+    return with_kind(
+        HeadStatistics(layer=layer, attention=attention, head=head, uniform=of_uniform, **averages(numbers))
+    )

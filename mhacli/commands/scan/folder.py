@@ -445,7 +445,8 @@ def _head(totals: Totals, number: int, columns: Mapping[str, Array]) -> tuple[He
         means["offset"] = offset = offsets[n_offsets.argmax()]
         weights = (np.where(columns["offset"] == offset, columns[f"{of}at_offset"], 0.0) for of in ("", "uniform_"))
         means["at_offset"], uniform["at_offset"] = (float(np.nansum(each)) / n_documents for each in weights)
-    head = mean_head(totals.keys[number], means, uniform, max_score=np.fmax.reduce(columns[LARGEST]))
+    means[LARGEST] = np.fmax.reduce(columns[LARGEST])
+    head = mean_head(totals.keys[number], means, uniform)
     kinds = {kind: n for kind, n in zip(HEAD_TYPES, counts, strict=True) if n}
     sinks = sorted(totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
     return head, CorpusHead(
