@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
     from mhacli.text.spans import Message
 
+KEPT = ("pattern", "z", "scores", "qk")
+"""The matrices of a layer of a checkpoint that can be kept, the most important first."""
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """The arrays that a record keeps by default, the most important first."""
 

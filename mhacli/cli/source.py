@@ -17,7 +17,7 @@ from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
 from mhacli.record.record import Record, dims_of
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.run import Run, require_memory
+from mhacli.run import KEPT, Run, require_memory
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
 from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
     from mhacli.models.load import LanguageHead
     from mhacli.models.run import CheckpointRun
-
-MATRICES = ("pattern", "scores", "qk", "z")
-"""The arrays of a checkpoint that can be kept."""
 
 
 def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> tuple[Run, Texts]:
@@ -102,8 +99,8 @@ def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head")
 
 def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
     for name in run.keep or ():
-        if name not in MATRICES:
-            raise UsageError(f"--keep: {name!r} is not one of {', '.join(MATRICES)}")
+        if name not in KEPT:
+            raise UsageError(f"--keep: {name!r} is not one of {', '.join(KEPT)}")
     model = replace(what.model, **what.given)
     checkpoint = local_checkpoint(model)
     texts = () if reading.chat is not None else tuple(read_texts(what))

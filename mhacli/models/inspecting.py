@@ -18,13 +18,13 @@ from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.data import Array
 from mhacli.models.capture import FORBIDDING, Call
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
-from mhacli.models.layers import KEPT, ModelInputs, PassInspection, layer_words, nothing_seen, unfit_words
+from mhacli.models.layers import ModelInputs, PassInspection, layer_words, nothing_seen, unfit_words
 from mhacli.models.load import ModelTokenizer, device_of, own_tokenizer
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import Averages, HeadStatistics, with_kind
 from mhacli.record.record import Record
-from mhacli.run import Run
+from mhacli.run import KEPT, Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places

@@ -42,12 +42,10 @@ from mhacli.record.record import (
     layer_prefix,
     texts_of,
 )
-from mhacli.run import Run
+from mhacli.run import KEPT, Run
 from mhacli.settings import Config, PaddingSide
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
 
-KEPT = ("pattern", "z", "scores", "qk")
-"""The matrices of a layer that can be kept, the most important first."""
 _KEPT_MASKS = 4
 """The number of masks kept: a model has one, or two with and without a window; an encoder-decoder has one per kind of
 attention. Other models make a tensor as large as the pattern for every layer."""

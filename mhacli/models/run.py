@@ -33,10 +33,10 @@ from mhacli.models.layer_names import (
     n_vocabulary_of,
     places_of,
 )
-from mhacli.models.layers import KEPT, ModelInputs, PassInspection, axes_of, nothing_seen
+from mhacli.models.layers import ModelInputs, PassInspection, axes_of, nothing_seen
 from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer, device_of, find, joined, load_model, require_ids
 from mhacli.record.record import Generated, Record, SpanTokens
-from mhacli.run import FLOAT32_BYTES, Run, require_room, statistics_bytes
+from mhacli.run import FLOAT32_BYTES, KEPT, Run, require_room, statistics_bytes
 from mhacli.settings import DEFAULT_MAX_TOKENS, ModelSettings, PaddingSide
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokenizers import of_each
