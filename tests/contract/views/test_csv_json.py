@@ -243,14 +243,14 @@ def test_the_table_of_heads_prints_the_statistics_and_sorts_by_them(mha: Run) ->
     shown = mha("show", saved("plain"), "--view", "none", "--precision", "3", env=wide).stdout
     for head in document("plain")["heads"]:
         row = next(line for line in shown.splitlines() if re.match(rf" +{head['head']} ", line))
-        expected = f"{head['entropy']:.2f} +{100 * head['entropy_share']:.0f}% +{head['effective_keys']:.2f} "
+        expected = f"{head['entropy']:.2f} +{100 * head['entropy_share']:.0f} % +{head['effective_keys']:.2f} "
         assert re.search(expected, row), row
         assert short(head["diagonal"], 3) in row.split()
         assert short(head["previous"], 3) in row.split()
     entropies = [head["entropy"] for head in document("blocks")["heads"]]
     for direction, order in (("", np.argsort(entropies)[::-1]), (":up", np.argsort(entropies))):
         sorted_view = mha("show", saved("blocks"), "--sort", f"entropy{direction}", env=wide).stdout
-        assert [int(head) for head in re.findall(r"^ +(\d) \S \w.* \d+% ", sorted_view, re.MULTILINE)] == list(order)
+        assert [int(head) for head in re.findall(r"^ +(\d) \S \w.* \d+ % ", sorted_view, re.MULTILINE)] == list(order)
 
 
 def test_a_grid_of_effects_prints_the_change_of_each_head(mha: Run) -> None:
