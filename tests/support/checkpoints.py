@@ -46,15 +46,8 @@ BART = {**BASE, "d_model": 48, "encoder_layers": N_HALF, "decoder_layers": N_HAL
         "decoder_start_token_id": BEGIN_ID}  # fmt: skip
 OPT = {**BASE, "hidden_size": 48, "num_hidden_layers": N_LAYERS, "num_attention_heads": N_HEADS, "ffn_dim": 64,
        "max_position_embeddings": N_POSITIONS, "word_embed_proj_dim": 48}  # fmt: skip
-T5 = {
-    **BASE,
-    "d_model": 48,
-    "d_kv": 8,
-    "num_layers": N_HALF,
-    "num_heads": N_HEADS,
-    "d_ff": 64,
-    "decoder_start_token_id": PAD_ID,
-}
+T5 = {**BASE, "d_model": 48, "d_kv": 8, "num_layers": N_HALF, "num_heads": N_HEADS, "d_ff": 64,
+      "decoder_start_token_id": PAD_ID}  # fmt: skip
 PICTURE = {**PLAIN, "image_size": IMAGE, "patch_size": PATCH}
 INKLING = {**GROUPED, "head_dim": 16, "swa_num_attention_heads": N_HEADS, "swa_num_key_value_heads": 2, "swa_head_dim": 16,
            "rel_extent": 8, "sliding_window_size": WINDOW, "n_routed_experts": 4, "num_experts_per_tok": 2,

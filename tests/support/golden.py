@@ -292,22 +292,8 @@ def _short(number: float) -> str:
 class Page(HTMLParser):
     """The text of a page: a line for each block, `|` between the cells of a row. Scripts and styles are left out."""
 
-    BLOCKS = (
-        "p",
-        "div",
-        "section",
-        "header",
-        "h1",
-        "h2",
-        "h3",
-        "tr",
-        "caption",
-        "title",
-        "li",
-        "summary",
-        "main",
-        "pre",
-    )
+    BLOCKS = ("p", "div", "section", "header", "h1", "h2", "h3", "tr", "caption", "title", "li", "summary", "main",
+              "pre")  # fmt: skip
 
     def __init__(self, source: str) -> None:
         super().__init__()

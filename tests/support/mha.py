@@ -79,6 +79,10 @@ class Ended:
         """The message and the hint of the error."""
         return f"{self.error['message']}\n{self.error['hint'] or ''}"
 
+    def missing(self, *pieces: str) -> list[str]:
+        """The pieces that the error lacks."""
+        return [piece for piece in pieces if piece not in self.said]
+
 
 def run(
     folder: Path,

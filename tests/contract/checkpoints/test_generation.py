@@ -314,4 +314,4 @@ def test_what_has_no_steps_is_refused(
 ) -> None:
     ended = mha(*words, TEXT, "--model", checkpoints.folder(name), "--json", code=(1, 2))
     assert code is None or ended.error["code"] == code
-    assert [word for word in mentions if word not in ended.said] == []
+    assert ended.missing(*mentions) == []

@@ -201,4 +201,4 @@ def test_a_cell_that_does_not_exist_or_was_not_captured_is_refused(
     case: str, cell: str, mentions: Any, mha: Any
 ) -> None:
     ended = walk(mha, case, "--cell", cell, code=2)
-    assert [word for word in mentions if word not in ended.said] == []
+    assert ended.missing(*mentions) == []

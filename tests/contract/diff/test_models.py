@@ -389,12 +389,7 @@ def test_other_ids_of_two_tokenizers_are_the_answer(mha: Any, folders: Any) -> N
 def test_what_cannot_be_compared_is_one_sentence(mha: Any, folders: Any, words: str, code: int, mentions: str) -> None:
     if "RECORD" in words:
         mha("run", TEXT, "--save", "record.safetensors")
-    known = {
-        "A": folders[0],
-        "B": folders[1],
-        "TEXT": TEXT,
-        "RECORD": "record.safetensors",
-        "GPT": checkpoints.folder("gpt2"),
-    }
+    gpt = checkpoints.folder("gpt2")
+    known = {"A": folders[0], "B": folders[1], "TEXT": TEXT, "RECORD": "record.safetensors", "GPT": gpt}
     ended = mha("diff", *(known.get(word, word) for word in words.split()), "--json", code=code)
     assert mentions in ended.said

@@ -91,7 +91,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(what: str, mha: Mha, tmp_path: 
     damage(checkpoints.copy_of("gpt2", tmp_path / "m"))
     for words in (["weights", "info", "m"], ["run", "x", "--model", "m"]):
         ended = mha(*words, "--json", code=1)
-        assert [piece for piece in (*pieces, "m") if piece not in ended.said] == [], ended.said
+        assert ended.missing(*pieces, "m") == []
 
 
 @pytest.mark.parametrize("what", USED_FOLDERS)
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_by_name(what: str, mha: Mha
     damage, pieces = USED_FOLDERS[what]
     damage(checkpoints.copy_of("gpt2", tmp_path / "m"))
     ended = mha("run", "x", "--model", "m", "--json", code=1)
-    assert [piece for piece in (*pieces, "m") if piece not in ended.said] == [], ended.said
+    assert ended.missing(*pieces, "m") == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_special_tokens_that_do_not_agree_with_their_ids_are_refused(
     }  # fmt: skip
     (tmp_path / "t.json").write_text(json.dumps(document))
     ended = mha("run", "the", "--tokenizer", "t.json", "--json", code=1)
-    assert [piece for piece in ("t.json", *pieces) if piece not in ended.said] == [], ended.said
+    assert ended.missing("t.json", *pieces) == []
 
 
 # -------------------------------------------------------------------------------------------------------------------- corpora

@@ -81,7 +81,7 @@ def require_bad_file(mha: Mha, words: Sequence[str], name: str, *pieces: str) ->
     words = words if "--json" in words else [words[0], "--json", *words[1:]]
     ended = mha(*words, name, code=1)
     assert ended.error["code"] == "bad-file"
-    assert [piece for piece in (name, *pieces) if piece not in ended.said] == [], ended.said
+    assert ended.missing(name, *pieces) == []
     return ended
 
 
