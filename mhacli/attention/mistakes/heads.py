@@ -55,13 +55,13 @@ def whole_values(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -
 def splitting() -> Forms:
     """Heads of other columns or tokens."""
     for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
-        yield Form("split-without-transpose", partial(split_alone, letters), ", ".join(letters), tuple(letters))
+        yield Form("split-without-transpose", partial(split_alone, letters), ", ".join(letters), letters[0])
     for letters in ("q", "k", "v", "qk", "qv", "kv"):
-        yield Form("split-batch-moved", partial(batch_moved, letters), ", ".join(letters), tuple(letters))
+        yield Form("split-batch-moved", partial(batch_moved, letters), ", ".join(letters), letters[0])
     yield Form("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
     moved = "transposed all the same when they are joined"
     yield Form("attention-over-heads", {"split": heads_last, "merge": heads_last_moved}, moved)
-    yield Form("value-not-split", whole_values, sites=("z",))
+    yield Form("value-not-split", whole_values, site="z")
 
 
 def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
@@ -77,7 +77,7 @@ def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[
 def splitting_fused() -> Forms:
     """A fused projection reshaped to axes in the wrong order."""
     for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
-        yield Form("split-without-transpose, fused", partial(fused, order), _in_words(order), ("q",))
+        yield Form("split-without-transpose, fused", partial(fused, order), _in_words(order), "q")
 
 
 # ----------------------------------------------------------------------------------------------------------------------- merging
@@ -136,14 +136,14 @@ def tiling() -> Forms:
     """KV heads of other groups."""
     yield Form("gqa-tiled", partial(shared_as, tiled, "kv"))
     yield Form("gqa-tiled", partial(shared_as, tiled, "k"), "of the keys alone")
-    yield Form("gqa-tiled", partial(shared_as, tiled, "v"), "of the values alone", ("z",))
+    yield Form("gqa-tiled", partial(shared_as, tiled, "v"), "of the values alone", "z")
 
 
 @mistakes("repeat_kv")
 def sharing() -> Forms:
     """One kv head for all."""
     yield Form("kv-head-shared-by-all", partial(shared_as, first_for_all, "kv"))
-    yield Form("value-of-one-head", partial(shared_as, first_for_all, "v"), sites=("z",))
+    yield Form("value-of-one-head", partial(shared_as, first_for_all, "v"), site="z")
     yield Form("key-of-one-head", partial(shared_as, first_for_all, "k"))
 
 
@@ -157,8 +157,8 @@ def sharing_queries() -> Forms:
 def sharing_patterns() -> Forms:
     """One pattern for all heads."""
     yield Form(
-        "pattern-of-one-head", lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern), "that of head 0", ("z",)
+        "pattern-of-one-head", lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern), "that of head 0", "z"
     )
     yield Form(
-        "pattern-of-one-head", lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern), "the mean", ("z",)
+        "pattern-of-one-head", lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern), "the mean", "z"
     )

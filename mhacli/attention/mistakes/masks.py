@@ -127,7 +127,7 @@ def mask_not_finite() -> Forms:
 
 def sentinels(value: float) -> list[Mistake]:
     """Masked scores that are set to a number that large scores reach, or get it added."""
-    fields: dict[str, Any] = {"sites": ("scores",), "at": _FILLED, "shown_by": "large"}
+    fields: dict[str, Any] = {"site": "scores", "at": _FILLED, "shown_by": "large"}
     return [
         Mistake("mask-sentinel-too-small", "mask", {"mask": partial(way, value)}, detail, **fields)
         for way, detail in ((filled_with, f"{value:g}"), (added_where_masked, f"{value:g} is added"))

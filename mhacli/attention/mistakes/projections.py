@@ -85,8 +85,8 @@ def projections() -> Forms:
     """Queries, keys and values by other projections, by one or none, or of other rows."""
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
         roles = of_roles("qkv".replace(taker, giver))
-        name, sites = f"{_NAMES[taker]}-from-{_NAMES[giver]}", (f"{taker}_proj",)
-        yield Form(name, with_weights(stages.project, roles), sites=sites)
+        name, site = f"{_NAMES[taker]}-from-{_NAMES[giver]}", f"{taker}_proj"
+        yield Form(name, with_weights(stages.project, roles), site=site)
     for letter in "qkv":
         yield Form(
             "one-projection", with_weights(stages.project, of_roles(letter * 3)), f"that of the {_NAMES[letter]}"
@@ -96,7 +96,7 @@ def projections() -> Forms:
         unprojected = each(
             letter, lambda projection: Projection(torch.eye(projection.weight.shape[1]).to(projection.weight))
         )
-        yield Form(code, with_weights(stages.project, unprojected), sites=(letter,))
+        yield Form(code, with_weights(stages.project, unprojected), site=letter)
     for code, inputs in (
         ("values-of-queries", "qkq"),
         ("values-of-keys", "qkk"),
@@ -104,10 +104,10 @@ def projections() -> Forms:
         ("keys-of-values", "qvk"),
         ("keys-of-queries", "qqv"),
     ):
-        yield Form(code, partial(of_rows, inputs), sites=(f"{code[0]}_proj",))
+        yield Form(code, partial(of_rows, inputs), site=f"{code[0]}_proj")
     for taker, giver in permutations(_NAMES, 2):
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
-        yield Form(name, partial(projected_twice, taker, giver), f"by the {_NAMES[giver]}", (f"{taker}_proj",))
+        yield Form(name, partial(projected_twice, taker, giver), f"by the {_NAMES[giver]}", f"{taker}_proj")
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
         yield Form("bias-missing", with_weights(stages.project, each(letters, unbiased)), ", ".join(letters))
     yield Form("projection-transposed", with_weights(stages.project, each("qkv", transposed)))
@@ -123,14 +123,14 @@ def exchanged() -> Forms:
 
     for taker, giver in permutations(_NAMES, 2):
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}, as heads", "qkv".replace(taker, giver)
-        yield Form(name, partial(take, roles), sites=("z" if taker == "v" else "qk",))
+        yield Form(name, partial(take, roles), site="z" if taker == "v" else "qk")
 
 
 @mistakes("project_out")
 def output() -> Forms:
     """The output projected otherwise, or not at all."""
     yield Form("bias-missing, of the output", with_weights(stages.project_out, each(["out"], unbiased)))
-    yield Form("out-proj-missing", lambda layer, rows: rows, sites=("concat",))
+    yield Form("out-proj-missing", lambda layer, rows: rows, site="concat")
     yield Form("out-proj-transposed", with_weights(stages.project_out, each(["out"], transposed)))
 
 
@@ -182,16 +182,14 @@ def rotation() -> Forms:
     yield Form("rope-pairing", partial(both_turned, pairing="interleaved", angles="half"), halves)
     neighbours = "halves are rotated by angles laid out for neighbouring columns"
     yield Form("rope-pairing", partial(both_turned, pairing="half", angles="interleaved"), neighbours)
-    yield Form("rope-of-queries-only", lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), sites=("k",))
+    yield Form("rope-of-queries-only", lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), site="k")
     yield Form("rope-of-keys-only", lambda layer, q, k: (q, stages.rotate(layer, q, k)[1]))
     yield Form("rope-offset", partial(both_turned, q_shift=1), "queries one place too far")
     yield Form("rope-offset", partial(both_turned, q_shift=-1), "keys one place too far")
     yield Form("rope-axis", by_head)
     yield Form("rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)")
     yield Form("rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle")
-    yield Form(
-        "rope-sign", lambda layer, q, k: (stages.rotate(layer, q, k)[0], turned(layer, k, 0, sign=-1)), sites=("k",)
-    )
+    yield Form("rope-sign", lambda layer, q, k: (stages.rotate(layer, q, k)[0], turned(layer, k, 0, sign=-1)), site="k")
     yield Form("rope-without-minus", one_signed)
 
 
@@ -204,7 +202,7 @@ def rope_other_pairing() -> Forms:
 @mistakes("take")
 def rope_of_values() -> Forms:
     """Rotated values."""
-    yield Form("rope-of-values", lambda layer, q, k, v: (q, k, turned(layer, v, 0)), sites=("v",))
+    yield Form("rope-of-values", lambda layer, q, k, v: (q, k, turned(layer, v, 0)), site="v")
 
 
 # --------------------------------------------------------------------------------------------------- norms of queries and keys
@@ -213,5 +211,5 @@ def rope_of_values() -> Forms:
 @mistakes("norm")
 def norms() -> Forms:
     """A norm of queries or of keys alone."""
-    yield Form("qk-norm-of-one", lambda layer, q, k: (stages.norm(layer, q, k)[0], k), "the keys are not", ("k",))
+    yield Form("qk-norm-of-one", lambda layer, q, k: (stages.norm(layer, q, k)[0], k), "the keys are not", "k")
     yield Form("qk-norm-of-one", lambda layer, q, k: (q, stages.norm(layer, q, k)[1]), "the queries are not")

@@ -390,12 +390,12 @@ def require(is_possible: bool) -> None:
 
 class Form(NamedTuple):
     """A form of a mistake: its name, the wrong stage, or several by name; where several forms have one name, in what it differs;
-    and the sites that it changes, where they are not those of the stage."""
+    and the site that it changes, where it is not that of the stage."""
 
     name: str
     wrong: Callable[..., Any] | Mapping[str, Callable[..., Any]]
     detail: str = ""
-    sites: tuple[str, ...] = ()
+    site: str = ""
 
 
 Forms = Iterator[Form]
@@ -418,7 +418,7 @@ class Mistake:
     and after a comma its form, if that has words of its own.
 
     `stages` are the wrong stages by name, the first of which is `stage`. Its source line is the first that matches a regular
-    expression of `at`, the likelier first, else the one that computes a site of `sites`. `needs` are facts without which it may
+    expression of `at`, the likelier first, else the one that computes its `site`. `needs` are facts without which it may
     be a choice: `causal` if attention is meant to be causal, `pairing` if the rotary pairing is stated, `order` if it is known
     which projection is which, `unpacked` if the code unpacks a fused projection in the order of its name. `shown_by` is the kind
     of further inputs that show it. `may_be_nan`: it may leave only NaN.
@@ -428,7 +428,7 @@ class Mistake:
     stage: str
     stages: Mapping[str, Callable[..., Any]]
     detail: str
-    sites: tuple[str, ...]
+    site: str
     at: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     shown_by: Literal["", "large", "windows", "steps"] = ""
@@ -453,9 +453,9 @@ def mistakes(stage: str, **more: Any) -> Callable[[Callable[[], Forms]], Callabl
     """Adds the mistakes of a stage that the decorated function yields to the catalogue; `more` are further fields of all."""
 
     def add(forms: Callable[[], Forms]) -> Callable[[], Forms]:
-        for name, wrong, detail, sites in forms():
+        for name, wrong, detail, site in forms():
             stages = wrong if isinstance(wrong, Mapping) else {stage: wrong}
-            MISTAKES.append(Mistake(name, stage, stages, detail, sites or (_SITES[stage],), **more))
+            MISTAKES.append(Mistake(name, stage, stages, detail, site or _SITES[stage], **more))
         return forms
 
     return add

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -63,11 +62,7 @@ class Gap(NamedTuple):
     @property
     def in_words(self) -> str:
         """The difference, or that there is none."""
-        if self.ok:
-            return f"{self.case.name}: the same"
-        is_number = math.isfinite(self.difference)
-        words = f"largest difference {self.difference:.2e}" if is_number else "different shapes, or NaN in one of them"
-        return f"{self.case.name}: {words}"
+        return f"{self.case.name}: " + ("the same" if self.ok else f"largest difference {self.difference:.2e}")
 
 
 def compare(request: CheckRequest, stage: Stage) -> Examination:
@@ -116,10 +111,20 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
 
 
 def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap], Pair, Choice]:
-    """The differences of the first pair without any, else of the first pair."""
-    compared = ((list(_gaps(*pair, seed)), pair, choice) for pair, choice in pairs)
-    first = next(compared)
-    return next((each for each in itertools.chain([first], compared) if all(gap.ok for gap in each[0])), first)
+    """The differences of the first pair without any, else of the first pair. Raises `MhaError` if there is none."""
+    first = None
+    for pair, choice in pairs:
+        gaps = list(_gaps(*pair, seed))
+        first = first or (gaps, pair, choice)
+        if all(gap.ok for gap in gaps):
+            return gaps, pair, choice
+    if first is None:
+        raise MhaError(
+            "cannot give both the same weights: the names or shapes of their projections do not correspond",
+            hint="projections are recognised by names such as q_proj, wk, qkv, out_proj",
+            code="cannot-compare",
+        )
+    return first
 
 
 def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAttention:
@@ -166,20 +171,17 @@ _BY_NAME = "weights are copied by their names"
 def _with_same_weights(
     first: UserAttention, second: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[Pair, Choice]]:
-    """Both with the same random weights: by name, else in every possible correspondence of projections. Raises `MhaError` if
-    there is none."""
+    """Both with the same random weights: by name, else in every possible correspondence of projections."""
     if first.built.module is None or second.built.module is None or not list(second.built.module.parameters()):
         yield (first, second), Choice("weights", "there are no weights to copy")
         return
     modules = randomised(first.built.module, request.of.seed), unparametrized(second.built.module)
-    has_copies = False
     readings = (_cells(module, subject, request) for module, subject in zip(modules, (first, second), strict=True))
     for (_, cells), (words, other_cells) in itertools.product(*readings):
         if {name: of.shape for name, of in cells.items()} != {name: of.shape for name, of in other_cells.items()}:
             continue
         copies = [cast_copy(module, torch.float64, "cpu") for module in modules]
         if _equalise(copies, [(cells[name].flatten(), other_cells[name].flatten()) for name in cells]):
-            has_copies = True
             a, b = (
                 subject.of(cast(module, subject.dtype, subject.device), subject.dtype)
                 for subject, module in zip((first, second), copies, strict=True)
@@ -187,12 +189,6 @@ def _with_same_weights(
             yield (a, b), Choice("weights", words)
             if words == _BY_NAME:
                 return
-    if not has_copies:
-        raise MhaError(
-            "cannot give both the same weights: the names or shapes of their projections do not correspond",
-            hint="projections are recognised by names such as q_proj, wk, qkv, out_proj",
-            code="cannot-compare",
-        )
 
 
 def _cells(module: nn.Module, subject: UserAttention, request: CheckRequest) -> Iterator[tuple[str, Cells]]:
@@ -262,8 +258,8 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
 def _gap(case: InputCase, second: UserAttention, form: MaskForm | None) -> Gap:
     """The difference of the second's output for the inputs of a case. Raises what its call raises."""
     out, other = case.output, plain(second(case.inputs, mask=form))
-    if case.counted is not None and out.shape == other.shape and out.ndim == 3:
-        out, other = out[case.counted], other[case.counted]
+    if out.shape == other.shape:
+        out, other = out[case.counted(out)], other[case.counted(out)]
     return Gap(case, form, max_error(out, other))
 
 
@@ -310,14 +306,9 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
 
 
 def _are_same(site: str, first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Whether tensors of one site have the same numbers in any order, and a concatenation in each column. Each may repeat
-    the numbers of its kv heads."""
+    """Whether tensors of one site have the same numbers in any order, and a concatenation in each column."""
     width = first[0].shape[-1] if site == "concat" and first[0].shape[-1] == second[0].shape[-1] else 1
     a, b = (sorted_numbers(torch.cat([plain(tensor).flatten() for tensor in each]), width) for each in (first, second))
-    n_rows = max(len(a), len(b))
-    if n_rows % len(a) or n_rows % len(b):
-        return False
-    a, b = (rows.repeat_interleave(n_rows // len(rows), dim=0) for rows in (a, b))
     if site in _UP_TO_A_FACTOR:
         b = b * a.norm() / b.norm().clamp(min=1e-300)
     return max_error(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max())

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, Mistake
 from mhacli.attention.mistakes.masks import sentinels
@@ -149,7 +148,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
                 out, keep = run(stages, layer, case.rows)
             if out.shape != case.output.shape:
                 return math.inf
-            counted = _counted(case.counted, keep, out)
+            counted = case.counted(out, keep)
         except Exception:  # the mistake is not possible here, or a norm of the module fails
             return math.inf
         compared = out[counted]
@@ -159,17 +158,6 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
         if worst > 1.0:
             break
     return worst
-
-
-def _counted(real: Tensor | None, keep: Tensor | None, out: Tensor) -> Tensor:
-    """The compared rows of the output, `[batch, query]`, or with heads for a function."""
-    counted = torch.ones(out.shape[:-1], dtype=torch.bool)
-    if real is not None:
-        counted &= real if out.ndim == 3 else real[:, None]
-    if keep is not None:
-        has_key = keep.any(dim=-1)  # [batch, head, query]
-        counted &= has_key.all(dim=1) if out.ndim == 3 else has_key
-    return counted
 
 
 def diagnose(examined: Examined) -> Diagnosis:

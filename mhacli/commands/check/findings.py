@@ -64,16 +64,15 @@ def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         case = trial.cases[0]
         numbers, proof = _proof(error, trial.cases)
         run = trial.run.at_sites(diagnosis.layer, diagnosis.mistakes)
-        line, *other_lines = run.lines_for(mistake.at, mistake.sites, subject.built)
+        line = run.line_for(mistake.at, mistake.site, subject.built)
         others = tuple(other for other in diagnosis.mistakes if other is not mistake)
         codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
-        lines = [f"matches exactly if {_sentence(mistake)}: {numbers}{together}"]
-        lines += [f"the same in line {at.line}: {at.source}" for at in other_lines if at.line]
+        evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
         names = _user_names(line, run, examined, case, diagnosis)
         if mistake.stage == "project":
-            names |= names_on(line, mistake.sites[0][0])
-        finding = finding_of(mistake.name, "\n".join(lines), line, together_with=codes, **proof)
+            names |= names_on(line, mistake.site[0])
+        finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
         yield replace(finding, fix=in_user_names(finding.fix, names))
 
 
@@ -138,7 +137,7 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     built, messages = subject.built, {result.name: result.message for result in probed.probes}
     if diagnosis.shown is not None and diagnosis.likeliest is not None:
         mistake = diagnosis.shown
-        line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).lines_for(mistake.at, mistake.sites, built)[0]
+        line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
         evidence = f"the weighted values match if {_sentence(mistake)}; what is done with them is not understood"
         yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
@@ -163,10 +162,10 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         line = _first_that_varies(examined) or run.line_of("pattern")
         yield finding_of("dropout-in-eval", messages["determinism"], line)
     if probed.is_rescaled is False:
-        line = run.lines_for(_DROPS, ("pattern",), built)[0]
+        line = run.line_for(_DROPS, "pattern", built)
         yield finding_of("dropout-not-rescaled", messages["dropout in training"], line)
     if probed.keeps_state:
-        line = run.lines_for(_KEEPS, ("k",), built)[0]
+        line = run.line_for(_KEEPS, "k", built)
         yield finding_of("state-kept-between-calls", messages["determinism"], line)
     for name in diagnosis.ignored:
         evidence = f"the output is the same if {name} hides nothing"
@@ -177,7 +176,7 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     unused = unused_projections(subject, examined.request.of.seed) if is_open else ()
     if unused:
         evidence = f"no output depends on {first_names(unused, 4)}"
-        yield finding_of("unused-parameters", evidence, run.lines_for((), (), built)[0])
+        yield finding_of("unused-parameters", evidence, run.line_for((), "", built))
 
 
 def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator[Finding]:

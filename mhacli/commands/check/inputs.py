@@ -49,11 +49,16 @@ class InputCase:
         finite = self.output[self.output.isfinite()]
         return max(finite.abs().max().item() if finite.numel() else 1.0, 1e-30) * self.rounding
 
-    @property
-    def counted(self) -> Tensor | None:
-        """The compared rows, bool `[batch, query]`, None for all: padded queries have no right output."""
-        real = self.inputs.real
-        return None if real is None or real.shape[1] != self.inputs.queries.shape[-2] else real
+    def counted(self, out: Tensor, keep: Tensor | None = None) -> Tensor:
+        """The compared rows of an output, bool `[batch, query]`, or with heads for a function: padded queries, and those that may
+        `keep` no key, have no right output."""
+        counted, real = torch.ones(out.shape[:-1], dtype=torch.bool), self.inputs.real
+        if real is not None and real.shape[1] == out.shape[-2]:
+            counted &= real if out.ndim == 3 else real[:, None]
+        if keep is not None:
+            has_key = keep.any(dim=-1)  # [batch, head, query]
+            counted &= has_key.all(dim=1) if out.ndim == 3 else has_key
+        return counted
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -170,9 +170,9 @@ class Run:
         later = (self._producer(later) for later in SITES[SITES.index(site) :])
         return next((operation.at for operation in later if operation is not None), SourceLine())
 
-    def lines_for(self, patterns: Sequence[str], sites: Sequence[str], built: Built) -> list[SourceLine]:
-        """The lines of a mistake, at least one: the first that matches a pattern, else those that compute sites, else the first
-        line of `forward` or of a function."""
+    def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
+        """The line of a mistake: the first that matches a pattern, else the one that computes a site, else the first line of
+        `forward` or of a function."""
         source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
         for part in (getattr(built.thing, "forward", None), built.thing):
             with contextlib.suppress(OSError, TypeError):
@@ -182,8 +182,8 @@ class Run:
         for places in ([op.at for op in self.operations if op.at.line is not None], code):
             for pattern, line in product(patterns, places):
                 if re.search(pattern, line.source.split("#")[0]):
-                    return [line]
-        return list(dict.fromkeys(self.line_of(site) for site in sites)) or [*source[:1], SourceLine()][:1]
+                    return line
+        return self.line_of(site) if site else next(iter(source), SourceLine())
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""
