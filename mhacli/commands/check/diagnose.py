@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -168,8 +168,10 @@ def diagnose(examined: Examined) -> Diagnosis:
     _explain_core(result, examined)
     if result.candidate is None:
         return result
-    for of_mask in _masked_cases(examined):
-        _explain_masked(result, examined, of_mask)
+    forms = _mask_forms(examined)
+    for name in dict.fromkeys(form.parameter for form in forms):
+        of_name = [form for form in forms if form.parameter == name]
+        _explain_masked(result, examined, list(masked_cases(subject, seed, of_name)))
     masked = [case for case in result.cases if case.form is not None]
     masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
@@ -180,18 +182,15 @@ def diagnose(examined: Examined) -> Diagnosis:
     return result
 
 
-def _masked_cases(examined: Examined) -> Iterator[list[InputCase]]:
-    """The cases of each mask, then of each padding, in every form that agrees with what is stated."""
+def _mask_forms(examined: Examined) -> list[MaskForm]:
+    """The forms of each mask, then of each padding, that agree with what is stated."""
     subject, means = examined.subject, examined.request.mask_means
     masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"] or subject.mask_forms
     forms = [*masks, *subject.padding_forms]
-    if means is not None:  # what is added to scores, such as −∞, has no True
-        forms = [
-            form for form in forms if (form.kind != "additive" and form.true_means == means) or form.kind == "lengths"
-        ]
-    for name in dict.fromkeys(form.parameter for form in forms):
-        of_name = [form for form in forms if form.parameter == name]
-        yield list(masked_cases(subject, examined.request.of.seed, of_name))
+    if means is None:
+        return forms
+    # what is added to scores, such as −∞, has no True
+    return [form for form in forms if (form.kind != "additive" and form.true_means == means) or form.kind == "lengths"]
 
 
 def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:

@@ -77,7 +77,8 @@ def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
 
 
 def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
-    """A finding for each statement, of heads or scale, that the matching layer contradicts."""
+    """A finding for each statement, of heads or scale, that the matching layer contradicts, and for each of its biases that is a
+    mistake."""
     if diagnosis.candidate is None:
         return
     request, layer, case = examined.request, diagnosis.layer, diagnosis.cases[0]
@@ -95,6 +96,9 @@ def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Findin
         fix = f"write it for --{option} {stated}, or state --{option} {actual}"
         evidence = f"matches exactly with {what}: {numbers}"
         yield finding_of(f"{option}-not-as-stated", evidence, line, message=message, fix=fix, **proof)
+    for bias in biases_in(run) if layer.bias is not None else ():
+        if bias.mistake:
+            yield finding_of(bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof)
 
 
 def _user_names(
@@ -141,16 +145,11 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         evidence = f"the weighted values match if {_sentence(mistake)}; what is done with them is not understood"
         yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
-        for bias in biases_in(run) if diagnosis.layer.bias is not None else ():
-            if bias.mistake:
-                numbers, proof = _proof(error_of(diagnosis.layer, diagnosis.mistakes, diagnosis.cases), diagnosis.cases)
-                yield finding_of(
-                    bias.mistake, f"matches exactly with the bias that it adds: {numbers}", bias.at, **proof
-                )
         run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
         yield from _wrong_heads(diagnosis.candidate, examined, run)
         unread = run.unread_norms(examined.module)
-        if unread and all(mistake.stage != "norm" for mistake in diagnosis.mistakes):
+        has_norms = diagnosis.layer.q_norm is not None and all(each.stage != "norm" for each in diagnosis.mistakes)
+        if unread and has_norms:
             yield finding_of("qk-norm-shared", f"no operation reads {first_names(unread, 4)}", run.line_of("k"))
     padded = next((case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None)
     n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
@@ -183,23 +182,21 @@ def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator
     """Heads of another width, or in another number, than is stated; nothing where a width is stated."""
     arguments, width = examined.subject.built.arguments, examined.subject.sizes.d_in
     n_heads = examined.request.n_heads or next(iter(counts_of(examined.subject.built, "n_heads")), 1)
-    layer, reading = candidate.layer, candidate.reading
-    if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None or reading is None:
+    layer = candidate.layer
+    if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
         return
     query_width = layer.weights.q.weight.shape[0]
     joins_heads = layer.weights.out is not None
     numbers = [name for name, value in arguments.items() if type(value) in (int, float)]
     may_be_narrow = any(role_of(name.rpartition(".")[2]) is None for name in numbers)  # as by downsample_rate=2
+    is_narrow = query_width * n_heads == width and joins_heads and not may_be_narrow
+    is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
+    evidence = (
+        f"matches exactly with heads of {layer.d_head} columns, {layer.n_heads} of them, where {n_heads} are given"
+    )
     if joins_heads and layer.n_heads == 1:
-        evidence = f"matches exactly if there is one head, where {n_heads} are given"
         yield finding_of("heads-missing", evidence, run.line_of("qk"))
-    if query_width * n_heads == width and joins_heads and not may_be_narrow:
-        widths = f"{reading.parts[0]} makes {query_width} columns of {width}"
-        evidence = f"{widths}; {n_heads} heads of {query_width} columns are {width}"
-        yield finding_of("head-width", evidence, run.line_of("q"))
-    elif layer.d_head == n_heads and layer.n_heads not in (1, n_heads):
-        heads = f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns"
-        evidence = f"{heads}, where {n_heads} heads of {layer.n_heads} columns are given"
+    if is_narrow or is_exchanged:
         yield finding_of("head-width", evidence, run.line_of("q"))
 
 

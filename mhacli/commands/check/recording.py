@@ -97,10 +97,13 @@ class Run:
         return None
 
     def unread_norms(self, module: nn.Module | None) -> list[str]:
-        """The norms and gains of a module that no operation reads, by the names of their parameters."""
+        """The gains of queries or keys, by the names of their parameters, that no operation reads."""
         read = {leaf.site for operation in self.operations for leaf in operation.sources}
-        named = [] if module is None or not read else module.named_parameters()
-        return [name for name, each in named if each.ndim == 1 and "bias" not in name and name not in read]
+        named = [] if module is None else module.named_parameters()
+        gains = [
+            name for name, each in named if each.ndim == 1 and "bias" not in name and read_name(name)[0] in ("q", "k")
+        ]
+        return [name for name in gains if name not in read]
 
     def numbers_below(self, bound: float) -> list[float]:
         """Distinct finite numbers up to a bound in operations, such as the value for masked scores."""
