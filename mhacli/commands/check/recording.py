@@ -116,12 +116,10 @@ class Run:
 
     def at_sites(self, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()) -> Run:
         """The same run with the sites of a layer with these mistakes, none if they are not possible in it."""
-        sites: dict[str, Tensor] = {}
-        try:
-            with torch.no_grad():
-                run(stages_with(mistakes), layer, self.rows, tap=lambda site, tensor, **_: sites.update({site: tensor}))
-        except Exception:  # the mistake is not possible here, or a norm of the module fails
-            sites.clear()
+        made, sites = dict[str, Tensor](), dict[str, Tensor]()
+        with contextlib.suppress(Exception), torch.no_grad():  # the mistake is not possible here, or a norm fails
+            run(stages_with(mistakes), layer, self.rows, tap=lambda site, tensor, **_: made.update({site: tensor}))
+            sites = made
         located = Run(self.graph, self.rows, sites)
         vars(located)["_numbers"] = self._numbers
         return located

@@ -46,13 +46,14 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> Stepwise:
     takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
     is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
     length = attention.sizes.q_len
-    if attention.mode == "cross" or probed.is_random or length < _FEWEST or not is_causal:
-        return Stepwise()
     mask = form if takes_causal else None
+    conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
+    if attention.mode == "cross" or probed.is_random or not conventions:
+        return Stepwise()
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     whole = plain(replace(attention, is_forgetful=True)(causal_inputs(rows, 0, length, mask), mask=mask))
     failing: tuple[StepConvention, list[InputCase]] | None = None
-    for convention in step_conventions(attention, mask):
+    for convention in conventions:
         cases = list(_cases(convention, rows))
         if cases and not any(_differs(case, whole) for case in cases):
             has_chunks = any(map(_is_chunked, cases))
