@@ -9,10 +9,10 @@ import dataclasses
 import enum
 import inspect
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, TypeVar, get_args
 
 import torch
@@ -35,21 +35,24 @@ class Built:
     """The target, built.
 
     `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
-    class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
-    arguments, defaults included; `given` names those from the user, and `guesses` those that mha had to guess, with the reason
-    of each. `file` is its source file, None if there is none. `stage` reports when a call begins and ends, so that only calls
-    have a time limit.
+    class, or the function itself. `arguments` are all constructor arguments, defaults included; `given` names those from the
+    user, and `guesses` those that mha had to guess, with the reason of each. `file` is its source file, None if there is none.
+    `stage` reports when a call begins and ends, so that only calls have a time limit.
     """
 
     name: str
     thing: Any
     call: Callable[..., Any]
-    module: nn.Module | None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     given: frozenset[str] = frozenset()
     guesses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     file: str | None = None
     stage: Stage = no_stage
+
+    @property
+    def module(self) -> nn.Module | None:
+        """What is called, if it is a module."""
+        return self.call if isinstance(self.call, nn.Module) else None
 
 
 def load_built(request: TargetRequest, stage: Stage) -> Built:
@@ -71,9 +74,6 @@ def build(thing: Any, request: TargetRequest) -> Built:
     """
     choose_device(request.device)
     given = {name: parse_value(text) for name, text in request.arguments}
-    defined = [vars(base) for base in thing.__mro__ if base is not nn.Module] if inspect.isclass(thing) else []
-    if defined and not any(name in names for names in defined for name in ("forward", "__call__")):
-        raise MhaError(f"{request.target} has neither forward nor __call__", code="no-target")
     if inspect.isclass(thing) or is_factory(thing, given):
         return _constructed(thing, request, given)
     if given:
@@ -98,11 +98,9 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
 
 def _built(made: Any, shown: Any, request: TargetRequest) -> Built:
     """What is called, without a word on its arguments; `shown` is the class or the function that has its code."""
-    module = made if isinstance(made, nn.Module) else None
-    if module is not None:
-        module = made = (module if request.device == "cpu" else module.to(request.device)).eval()
-    call = made if callable(made) else made.forward
-    return Built(request.target, shown, call, module, file=source_file(shown))
+    if isinstance(made, nn.Module):
+        made = (made if request.device == "cpu" else made.to(request.device)).eval()
+    return Built(request.target, shown, made if callable(made) else made.forward, file=source_file(shown))
 
 
 def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -> Built:
@@ -113,8 +111,9 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         values = _arguments(thing, given, request, guesses)
         with seeded(request.seed, torch.device("cpu")):
             made = thing(**values)
-        is_callable = not inspect.isclass(made) and (callable(made) or hasattr(made, "forward"))
         shown = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
+        has_forward = getattr(type(made), "forward", None) is not nn.Module.forward
+        is_callable = not inspect.isclass(made) and has_forward and (callable(made) or hasattr(made, "forward"))
         built = _built(made, shown, request) if is_callable else None
     except (KeyboardInterrupt, MhaError):
         raise
@@ -127,7 +126,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         raise user_code_error(f"{subject} could not be built", fault, file, code="build", advice=advice) from fault
     if built is None:
         raise MhaError(
-            f"{request.target} takes no token vectors and returns {made!r:.40}, not a module",
+            f"{request.target} makes a {type(made).__name__}, which has neither forward nor __call__",
             hint="name a class, a function that attends, or one that returns a module",
             code="no-target",
             path=file,
@@ -359,9 +358,7 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
 # ------------------------------------------------------------------------------------------------------- typed values
 
 
-_VALUES: Final[Mapping[str, object]] = {
-    "true": True, "false": False, "none": None, "null": None, "inf": math.inf, "-inf": -math.inf, "nan": math.nan,
-}  # fmt: skip
+_VALUES: Final[Mapping[str, object]] = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_value(text: str) -> object:
@@ -379,15 +376,14 @@ def parse_value(text: str) -> object:
             return eval(word, {"torch": torch})
         except Exception as fault:
             raise UsageError(f"{word:.80} cannot be computed: {exception_text(fault)}") from fault
-    if re.fullmatch(r"(torch|nn)(\.[A-Za-z_]\w*)+", word):
-        value: Any = torch if word.startswith("torch") else nn
-        for name in word.split(".")[1:]:
-            value = getattr(value, name, None)
-        return word if value is None else value
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text
+    package, _, path = word.partition(".")
+    if package in ("torch", "nn") and path:
+        with contextlib.suppress(AttributeError):
+            return attrgetter(path)(torch if package == "torch" else nn)
+    for read in (ast.literal_eval, float):  # inf and nan are no literals
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return read(word)
+    return text
 
 
 # ------------------------------------------------------------------------------------------------------- usual values
@@ -396,6 +392,7 @@ def parse_value(text: str) -> object:
 _D_HEAD: Final = 8
 """Even for rotary positions, and large enough to distinguish their column pairings."""
 _HEADS: Final = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18, 24, 32, 2, 1)
+"""Numbers of heads, those first that differ from other sizes."""
 
 
 def usual_values(
@@ -407,8 +404,7 @@ def usual_values(
     width, d_head = sizes.get("d_out", sizes.get("d_model")), sizes.get("d_head")
     n_heads = sizes.get("n_heads") or _n_heads(width, d_head, sizes.get("n_kv_heads"), is_grouped)
     if d_head is None:
-        own = _D_HEAD if n_heads != _D_HEAD else _D_HEAD + 4
-        d_head = width // n_heads if width and width >= n_heads else own
+        d_head = width // n_heads if width and width >= n_heads else _D_HEAD if n_heads != _D_HEAD else _D_HEAD + 4
     d_model = sizes.get("d_model") or width or n_heads * d_head
     inner = [n for n in range(2, n_heads) if n_heads % n == 0]
     usual: dict[Role | None, tuple[Any, str]] = {
@@ -439,17 +435,14 @@ def usual_values(
 def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_grouped: bool) -> int:
     """A number of heads: if possible at least three, odd, different from the head width, and with a divisor for kv heads where
     heads are grouped."""
-
-    def drawbacks(n_heads: int) -> tuple[bool, ...]:
-        """The drawbacks of a number, the worst first."""
-        head = width // n_heads if width else d_head or _D_HEAD
-        is_prime = all(n_heads % n for n in range(2, n_heads))
-        return head < 4 or n_heads < 3, is_grouped and is_prime, n_heads in (head, n_kv_heads), head % 2 != 0
-
     if width and d_head and width >= d_head:
         return width // d_head
-    fitting = [n for n in _HEADS if n % (n_kv_heads or 1) == 0 and (width or n) % n == 0]
-    return min(fitting or [3 * (n_kv_heads or 1)], key=drawbacks)
+    heads = [n for n in _HEADS if n % (n_kv_heads or 1) == 0 and (width or n) % n == 0] or [3 * (n_kv_heads or 1)]
+    widths = {n: width // n if width else d_head or _D_HEAD for n in heads}
+    heads.sort(key=lambda n: widths[n] % 2 != 0)
+    heads.sort(key=lambda n: n in (widths[n], n_kv_heads))
+    heads.sort(key=lambda n: is_grouped and all(n % divisor for divisor in range(2, n)))
+    return min(heads, key=lambda n: widths[n] < 4 or n < 3)
 
 
 # ------------------------------------------------------------------------------------------------- seeds and copies

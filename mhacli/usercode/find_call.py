@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import re
 import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -53,7 +51,7 @@ from mhacli.usercode.user_attention import (
     output_in,
 )
 
-_MOST_CALLS, _MOST_S = 200, 10.0
+_MOST_CALLS = 60
 _MOST_COPIED = 4_000_000
 """The most numbers of a module that is copied for each call that is tried, so that no state passes to the next."""
 _INPUT_SCALE = 0.3
@@ -69,14 +67,12 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both; with one mode if only whole
     texts have an output in the call of an example. Raises MhaError if no call works."""
     first = with_independent_rows(_first_call(built, request), request.seed)
-    found = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
-    modes, hiding = [], {form.parameter for mode in found for form in mode.forms if form.hides}
-    for mode in found:
-        others = hiding - {
-            form.parameter for form in mode.forms if form.hides
-        }  # they hide keys in the other mode alone
-        forms = tuple(form for form in mode.forms if form.parameter not in others)
-        modes.append(_finished(replace(mode, forms=forms), request.seed))
+    modes = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
+    hiding = [{form.parameter for form in mode.forms if form.hides} for mode in modes]
+    for n, mode in enumerate(modes):
+        elsewhere = set().union(*hiding) - hiding[n]  # they hide keys in the other mode alone
+        forms = tuple(form for form in mode.forms if form.parameter not in elsewhere)
+        modes[n] = _finished(replace(mode, forms=forms), request.seed)
     return tuple(modes)
 
 
@@ -87,15 +83,15 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
     """The target with what is known of its call before one is tried."""
     parameters = parameters_of(called_function(built.call))
     enums = {name: enum for name, parameter in parameters.items() if (enum := enum_of(parameter)) is not None}
-    fixed = {
+    given = {
         name: member_of(enum) for name, enum in enums.items() if parameters[name].default is inspect.Parameter.empty
     }
-    fixed |= {name: member_of(enums.get(name), parse_value(value)) for name, value in request.call_arguments}
+    given |= {name: member_of(enums.get(name), parse_value(value)) for name, value in request.call_arguments}
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
     device, example = torch.device(request.device), request.example
-    like = UserAttention(built, CallSizes(1, 1, 1), dtype, device, fixed=fixed, is_forgetful=is_small)
+    like = UserAttention(built, CallSizes(1, 1, 1), dtype, device, others=given, is_forgetful=is_small)
     return like if example is None else replace(like, example=example_of(example, built))
 
 
@@ -108,14 +104,11 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     else:
         candidates = _usual_calls(like, causal=request.causal)
     tried: list[tuple[UserAttention, BaseException]] = []
-    began = time.perf_counter()
     for candidate in itertools.islice(candidates, _MOST_CALLS):
         try:
             return with_output(candidate, request.seed)
         except (Exception, SystemExit) as fault:  # the user's code may raise anything
             tried.append((candidate, fault))
-        if len(tried) >= 12 and time.perf_counter() - began > _MOST_S:
-            break
     raise _call_error(built, request, tried)
 
 
@@ -203,16 +196,16 @@ ROPE_BASE = 10000.0
 def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
     """The calls to try, the likeliest first; `like` has what they have in common, such as the device."""
     built, signature = like.built, signature_of(like.built.call)
-    free = [parameter for parameter in signature if parameter.name not in like.fixed]
+    free = [parameter for parameter in signature if parameter.name not in like.others]
     defaults = {parameter.name: parameter.default for parameter in signature}
-    held = {**vars(built.module or object), **built.arguments, **defaults, **like.fixed}
+    held = {**vars(built.module or object), **built.arguments, **defaults, **like.others}
     states = {name: number for name, number in held.items() if isinstance(number, int)}
     n_heads, width, d_head = (stated(states, role) or 0 for role in ("n_heads", "d_model", "d_head"))
     if n_heads == 0:
         n_heads = width // d_head if width and d_head else _HEADS
     shapes = _shapes_of(built)
-    found = [stated(built.arguments, "d_model") or 0, *(shape[1] for shape in shapes), *(shape[0] for shape in shapes)]
-    known = list(dict.fromkeys(size for size in found if size > 1))[:4] or [width or n_heads * _HEAD_WIDTH]
+    sizes = [stated(built.arguments, "d_model") or 0, *(shape[1] for shape in shapes), *(shape[0] for shape in shapes)]
+    known = list(dict.fromkeys(size for size in sizes if size > 1))[:4] or [width or n_heads * _HEAD_WIDTH]
     is_projecting = bool(shapes) or any(p.role in ("weight", "n_heads") for p in signature)
     variants = range(_N_SHAPES if any(p.required and p.role in _OF_SHAPES for p in free) else 1)
     for slots in _slots(free, built):
@@ -224,14 +217,12 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
             of_head = d_in if is_function else d_head or max(1, d_in // n_heads)
             axes, batch, q_len, k_len = layout
             numbers = {"n_heads": n_heads, "d_head": of_head, "d_model": n_heads * d_in if is_function else d_in}
-            others = _others(free, numbers, variant, causal=causal) | masks
             n_split = (n_heads if "head" in axes else 1) if is_function else 0
             yield replace(
                 like,
                 slots=slots,
                 axes=axes,
-                fixed={**like.fixed, **{name: value for name, value in others.items() if not callable(value)}},
-                made={name: make for name, make in others.items() if callable(make)},
+                others={**like.others, **_others(free, numbers, variant, causal=causal), **masks},
                 sizes=CallSizes(batch, q_len, k_len, d_in, d_context, n_split),
             )
 
@@ -239,22 +230,21 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
 def _slots(free: Sequence[CallParameter], built: Built) -> list[tuple[CallParameter, ...]]:
     """The parameters of queries, keys and values: all, then only the required ones. Raises `MhaError` without any."""
     unread = never_read(built.call)
-    rows = [p for p in free if p.role in ROWS and (p.required or p.name not in unread)]
+    rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
     if not rows and any(parameter.role == "rest" for parameter in free):
-        rows = [CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4])]
-    needed = [slot for slot in rows if slot.required or slot.part == "queries"]
+        rows = tuple(CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4]))
+    needed = tuple(slot for slot in rows if slot.required or slot.part == "queries")
     if not needed:
         message = f"{built.name} has no parameter for token vectors, such as x, or query, key and value"
         raise _refused(built, message, "name a class or function that computes attention, or give --example")
-    return [tuple(rows)] if rows == needed else [tuple(rows), tuple(needed)]
+    return list(dict.fromkeys([rows, needed]))
 
 
 def _shapes_of(built: Built) -> list[torch.Size]:
     """The shapes of the weights of at least two axes that the target holds, or a module in it."""
-    held = [built.module] if built.module is not None else list(getattr(built.call, "__dict__", {}).values())
-    weights = [part for part in held if isinstance(part, Tensor)]
-    for part in held:
-        weights += part.parameters() if isinstance(part, nn.Module) else ()
+    weights = list[Tensor]()
+    for part in [built.call, *getattr(built.call, "__dict__", {}).values()]:
+        weights += part.parameters() if isinstance(part, nn.Module) else [part] if isinstance(part, Tensor) else ()
     return [weight.shape for weight in weights if not nn.parameter.is_lazy(weight) and weight.ndim > 1]
 
 
@@ -291,9 +281,8 @@ def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: in
         "pattern": True,
         "mean": False,
         "off": False,
-        "training": lambda sizes: sizes.training,
-        "offset": partial(positions, "offset", shape),
-        "positions": partial(positions, "positions", shape),
+        "result": False,
+        **{role: partial(in_call, role, shape) for role in ("training", "offset", "positions")},
     }
     for name, role, required, _, _ in free:
         is_switch = role in ("training", "pattern", "mean") or (role == "causal" and causal)
@@ -310,8 +299,11 @@ def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: in
     return others
 
 
-def positions(role: str, shape: int, sizes: CallSizes) -> Any:
-    """The positions of the tokens of a call in one of three shapes, or the number of tokens before it."""
+def in_call(role: str, shape: int, sizes: CallSizes) -> Any:
+    """The positions of the tokens of a call in one of three shapes, the number of tokens before it, or whether it is of
+    training."""
+    if role == "training":
+        return sizes.training
     if role == "offset":
         return torch.tensor(sizes.start) if shape else sizes.start
     q_idx = torch.arange(sizes.start, sizes.start + sizes.q_len)
@@ -321,7 +313,7 @@ def positions(role: str, shape: int, sizes: CallSizes) -> Any:
 def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
     """A table of rotations: complex, or cosines and sines of all columns, or in pairs."""
     column = torch.arange(0, d_head - 1, 2, dtype=torch.float64)
-    angle = torch.outer(positions("positions", 1, sizes).double(), ROPE_BASE ** (-column / d_head))
+    angle = torch.outer(in_call("positions", 1, sizes).double(), ROPE_BASE ** (-column / d_head))
     turns = torch.polar(torch.ones_like(angle), angle)
     whole = torch.cat([turns, turns], -1)
     if "cos" in name.lower() or "sin" in name.lower():
@@ -404,7 +396,7 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
         like,
         slots=slots,
         axes=axes,
-        fixed={},
+        others={},
         sizes=CallSizes(shape.get("batch", 1), q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
         is_forgetful=like.ids is None,
     )
@@ -483,14 +475,13 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
 
 def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
     """The attention with the mask forms that its call accepts, those that hide a key first."""
-    given = attention.fixed
+    given = attention.others
     if attention.example is not None:
-        shown = arguments_of_example(attention, attention.sizes.q_len)
-        given = {p.name: shown.get(p.name) for p in signature_of(attention.built.call, *MASKS)}
+        given = arguments_of_example(attention, attention.sizes.q_len)
     found: list[MaskForm] = []
     for parameter in signature_of(attention.built.call, *MASKS):
-        is_fixed = given.get(parameter.name) is not None
-        if is_fixed is (attention.example is None):
+        is_given = given.get(parameter.name) is not None and not isinstance(given[parameter.name], partial)
+        if is_given is (attention.example is None):
             continue
         for padding in (False, True):
             accepted = []
@@ -502,8 +493,8 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
                 break
     found.sort(key=lambda form: not form.hides)
     likeliest = {form.parameter: partial(mask_of, form, causal=False) for form in reversed(found)}
-    made = {name: likeliest.get(name, make) for name, make in attention.made.items()}
-    return replace(attention, made=made, forms=tuple(found))
+    likeliest = {name: made for name, made in likeliest.items() if isinstance(attention.others.get(name), partial)}
+    return replace(attention, others={**attention.others, **likeliest}, forms=tuple(found))
 
 
 def hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
@@ -529,30 +520,14 @@ def hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
 # ------------------------------------------------------------------------------------------------------------- finished
 
 
-_WITHOUT_EFFECT = ("rest", "any", "training", "pattern", "mean", "n_heads", "d_head", "d_model")
-_RESULT_SWITCH = re.compile(
-    r"(return|output|use_return|need|get|ret)_.*|(use|with)_(kv_?)?cache|return|verbose|debug|is_?debug|logger"
-)
-"""Switches that change the returned or printed results, not the computation."""
-
-
 def _finished(attention: UserAttention, seed: int) -> UserAttention:
-    """The attention in float64 if it can compute in it, with the description of its call."""
-    asked = [p for p in signature_of(attention.built.call) if p.role not in _WITHOUT_EFFECT]
-    asked = [p for p in asked if not _RESULT_SWITCH.fullmatch(p.name.lower())]
-    passed = {slot.name for slot in attention.slots} | {form.parameter for form in attention.forms}
-    passed |= {name for name, value in attention.fixed.items() if value is not None}
-    passed |= {p.name for p in asked if p.name in attention.made and p.role != "offset"}  # 0 in a call without a past
+    """The attention in float64 if it can compute in it."""
     exact = replace(attention, is_forgetful=False)
     with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
         wide = exact.of(cast_copy(attention.built.call, torch.float64), torch.float64)
         out = replace(wide, is_forgetful=True)(_inputs(wide, seed), seed=seed)
         exact = wide if out.dtype == torch.float64 else exact
-    return replace(
-        exact,
-        untried=tuple(p.name for p in asked if p.name not in passed and attention.example is None),
-        unread=tuple(p.name for p in asked if p.name in never_read(attention.built.call)),
-    )
+    return exact
 
 
 def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
@@ -570,7 +545,7 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         return error  # no code of the call would mend it
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
-    unknown = [p.name for p in signature_of(built.call, "unknown") if p.required and p.name not in attention.fixed]
+    unknown = [p.name for p in signature_of(built.call, "unknown") if p.required and p.name not in attention.others]
     if unknown:
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"

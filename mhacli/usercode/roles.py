@@ -16,14 +16,20 @@ Role = Literal[
 CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",
     "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
-    "rope", "weight", "weight bias", "n_heads", "d_head", "d_model", "scale", "dropout", "other mask", "rest", "any", "unknown",
+    "rope", "weight", "weight bias", "n_heads", "d_head", "d_model", "scale", "dropout", "other mask", "result", "rest", "any",
+    "unknown",
 ]  # fmt: skip
 """The purpose of a parameter of a call. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean
-over heads, `off` is a switch that stays off, `rest` are `*args`, `any` are `**kwargs`."""
+over heads, `off` is a switch that stays off, `result` one that changes what is returned or printed alone, `rest` are `*args`,
+`any` are `**kwargs`."""
 ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
 IN_ORDER: Mapping[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
 """What one, two or three arguments without a known name are."""
 MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
+WITHOUT_EFFECT: tuple[CallRole, ...] = (
+    "rest", "any", "result", "training", "pattern", "mean", "n_heads", "d_head", "d_model",
+)  # fmt: skip
+"""The roles of parameters whose values do not change the output in evaluation, or state its sizes."""
 
 WORDS: Mapping[Role | CallRole, str] = {
     "query": "q query queries",
@@ -106,6 +112,11 @@ _WEIGHT = re.compile(rf"(w|weights?)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)
 _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(b|bias)")
 _PATTERN = re.compile(
     r"(needs?|returns?|output|with|get|keep)_?.*(attn|attentions?|att|weights?|pattern|probs|scores)(_.*)?"
+)
+
+
+_RESULT = re.compile(
+    r"(return|output|use_return|need|get|ret)_.*|(use|with)_(kv_?)?cache|return|verbose|debug|is_?debug|logger"
 )
 
 
@@ -216,6 +227,8 @@ def _parameter(parameter: inspect.Parameter) -> CallParameter:
         return CallParameter(parameter.name, "any", False)
     required = parameter.default is parameter.empty
     role = call_role(parameter.name, parameter.default, parameter.annotation)
+    if role in ("off", "unknown") and _RESULT.fullmatch(parameter.name.lower()):
+        role = "result"
     by_place = parameter.kind is parameter.POSITIONAL_ONLY
     return CallParameter(parameter.name, role, required, by_place, None if required else parameter.default)
 

@@ -23,8 +23,8 @@ from mhacli.usercode.find_call import (
     attention_of_example,
     forms_of,
     hides,
+    in_call,
     plain_call,
-    positions,
     with_independent_rows,
     with_output,
 )
@@ -176,7 +176,7 @@ def sequences_of_ids(
     embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated."""
     like, modules = plain_call(built, request), [] if built.module is None else [*built.module.modules()]
     tables = [part.num_embeddings for part in modules if isinstance(part, nn.Embedding)]
-    parameters = [p for p in signature_of(built.call) if p.name not in like.fixed]
+    parameters = [p for p in signature_of(built.call) if p.name not in like.others]
     if not tables or not parameters:
         return None
     ids, *others = parameters
@@ -188,14 +188,13 @@ def sequences_of_ids(
         slots=(CallParameter(decoder or ids.name, "x", True, decoder is None),),
         axes=OF_IDS,
         ids=torch.arange(min(tables), device=like.device),
-        fixed={**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **like.fixed},
+        others={**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **like.others},
         is_forgetful=False,
     )
     for n, axes in product(_OF_SOURCE, (OF_IDS, ("row", "batch"))) if decoder else ((0, OF_IDS),):
         source = torch.randint(min(tables), (n, 1), generator=torch.Generator().manual_seed(n)).to(like.device)
-        source = source if axes != OF_IDS else source.mT
-        made = {ids.name: lambda sizes, rows=source: rows.expand([sizes.batch if m == 1 else m for m in rows.shape])}
-        found, note = _first_of_ids(replace(attention, axes=axes, made=made if n else {}), others)
+        read = {ids.name: partial(_in_batch, source if axes != OF_IDS else source.mT)} if n else {}
+        found, note = _first_of_ids(replace(attention, axes=axes, others={**attention.others, **read}), others)
         if found is not None:
             break
     table = None if found is None else _table_of(found)
@@ -228,24 +227,28 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
             shown = attention_of_example(attention, _SHOWN * attention.is_resizable)
         except MhaError:  # it gives no ids
             return None, ""
-        attention, others = replace(shown, made={}), ()
+        attention, others = shown, ()
     masks = [p.name for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
     masks.sort(key=lambda name: name not in _OF_DECODER)
-    attention = replace(attention, fixed={**dict.fromkeys(masks[1:]), **attention.fixed})
-    made = {p.name: partial(positions, "offset", 0) for p in others if p.role == "offset"}
-    attention = replace(attention, made={**attention.made, **made})
+    places = {p.name: partial(in_call, "offset", 0) for p in others if p.role == "offset"}
+    attention = replace(attention, others={**dict.fromkeys(masks[1:]), **attention.others, **places})
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in _TARGETS]
     found: list[tuple[UserAttention, str]] = []
     for meaning, form in _CAUSAL_MASKS.items() if masks else [("", None)]:
         made = {} if form is None else {masks[0]: partial(mask_of, form, causal=True)}
         note = "" if form is None else f", {masks[0]}=a causal mask [token, token]: {meaning}"
-        like = replace(attention, made={**attention.made, **made})
+        like = replace(attention, others={**attention.others, **made})
         ways = [replace(like, slots=(*like.slots, *more)) for more in [(), *((target,) for target in targets)]]
         for way in (*ways, replace(like, is_inside=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
                 found.append((with_output(way, 0), note))
                 break
     return next((each for each in found[:-1] if _hides_last(each[0])), found[-1]) if found else (None, "")
+
+
+def _in_batch(source: Tensor, sizes: CallSizes) -> Tensor:
+    """The same source for each text."""
+    return source.expand([sizes.batch if size == 1 else size for size in source.shape])
 
 
 def _hides_last(attention: UserAttention) -> bool:
@@ -383,16 +386,18 @@ def causal_inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> 
 def step_conventions(attention: UserAttention, mask: MaskForm | None = None) -> Iterator[StepConvention]:
     """The ways to call attention step by step, the likeliest first; none without any sign of a cache. Models of token ids make
     their caches and count their positions."""
-    free = [p for p in signature_of(attention.built.call) if not attention.fixed.get(p.name)]
+    fixed = {
+        name for name, value in attention.others.items() if not (value is None or isinstance(value, bool | partial))
+    }
+    free = [p for p in signature_of(attention.built.call) if p.name not in fixed]
     switches = [p.name for p in free if SWITCH.fullmatch(p.name)]
     caches = {p.name: p.default for p in free if p.role == "cache" and p.name not in switches}
     places = [p for p in free if p.role == "offset" or (p.role == "positions" and attention.ids is None)]
     names = (*caches, *(p.name for p in places), *switches)
     if attention.is_function or attention.example is not None or not names:
         return
-    told = {p.name: partial(positions, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
-    fixed = {**attention.fixed, **dict.fromkeys(switches, True)}
-    attention = replace(attention, made={**told, **attention.made}, fixed=fixed)
+    made = {p.name: partial(in_call, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
+    attention = replace(attention, others={**made, **attention.others, **dict.fromkeys(switches, True)})
     forms: list[MaskForm | None] = [mask]
     if mask is not None:  # a step may take one kind of mask alone
         forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]

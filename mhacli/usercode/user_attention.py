@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -20,12 +21,12 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.usercode.build import Built, cast_dtype, copied, seeded
-from mhacli.usercode.roles import CallParameter, signature_of
+from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, never_read, signature_of
 from mhacli.usercode.target import Mode
 
 AxisNames = tuple[str, ...]
-Path = tuple[int | str | tuple[str], ...]
-"""Steps into a result: the index in a tuple or list, the key of a dict, or `(name,)` for an attribute."""
+Path = str
+"""Steps into a result, as in Python: `[0]` in a tuple or list, `["z"]` in a dict, `.z` for an attribute."""
 
 OF_IDS: AxisNames = ("batch", "row")
 ROW_AXES: AxisNames = ("batch", "row", "width")
@@ -104,6 +105,11 @@ class CallSizes(NamedTuple):
     training: bool = False
 
 
+def at_sizes(value: Any, sizes: CallSizes) -> Any:
+    """An argument of a call of these sizes: what a `partial` makes for them, or the value itself."""
+    return value(sizes) if isinstance(value, partial) else value
+
+
 class InputDrawer:
     """Random inputs of an attention, the same in the same order for the same seed: standard normal numbers in float64 on the
     CPU, or token ids. Inputs with a context also have separate values if it takes them."""
@@ -159,14 +165,12 @@ class InputDrawer:
     def real(self, inputs: Inputs, *, on_the_right: bool = True) -> Tensor:
         """Padding `[batch, key]` that differs between sequences: on the right, or anywhere, the first position included."""
         batch, _, k_len = inputs.lengths
-        if on_the_right:
-            lengths = torch.tensor([max(1, k_len - 1 - row * max(1, k_len // 3)) for row in range(batch)])
-            lengths[-1] = k_len if batch > 1 else lengths[-1]
-            return torch.arange(k_len) < lengths[:, None]
-        real = torch.rand(batch, k_len, generator=self.generator) < 0.7
-        real[0, 0], real[-1, 0] = True, batch == 1 or k_len == 1
-        real[:, -1] |= ~real.any(dim=1)
-        return real
+        places, row = torch.arange(k_len), torch.arange(batch)[:, None]
+        if not on_the_right:
+            return ((places + row) % 3 != 1) | (places == k_len - 1)
+        lengths = (k_len - 1 - row * max(1, k_len // 3)).clamp(min=1)
+        lengths[1:][-1:] = k_len
+        return places < lengths
 
 
 # ------------------------------------------------------------------------------------------------------------ the call
@@ -178,13 +182,12 @@ class UserAttention:
 
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It computes in `dtype` on `device`.
     `slots` are the parameters of queries, keys and values, and `axes` those of each input. `ids` are the ordinary token ids, None
-    for vectors. Of the other arguments `fixed` are the same in each call, and `made` are made for each. With an `example`, a
-    function of the callable and a length or of the callable alone, the call is the one that it makes, with other inputs and masks
-    in it. `output` is the path and the axes of the output; where `is_inside`, it is what the output layer reads.
+    for vectors. `others` are its other arguments, of which a `partial` makes its value for the sizes of each call. With an
+    `example`, a function of the callable and a length or of the callable alone, they are those of the call that it makes.
+    `output` is the path and the axes of the output; where `is_inside`, it is what the output layer reads.
 
-    `forms` are the accepted forms of masks and of padding, with both meanings of True, the likeliest first. `untried` are the
-    arguments that always keep their defaults, `unread` those that its source never reads. `mode` is self or cross, None for an
-    attention with one mode. `is_forgetful`: each call uses a new copy of the module, so that no state remains.
+    `forms` are the accepted forms of masks and of padding, with both meanings of True, the likeliest first. `mode` is self or
+    cross, None for an attention with one mode. `is_forgetful`: each call uses a new copy of the module, so that no state remains.
     """
 
     built: Built
@@ -194,14 +197,11 @@ class UserAttention:
     slots: tuple[CallParameter, ...] = ()
     axes: AxisNames = ROW_AXES
     ids: Tensor | None = None
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    made: Mapping[str, Callable[[CallSizes], Any]] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
     example: Callable[..., Any] | None = None
-    output: tuple[Path, AxisNames] = ((), ROW_AXES)
+    output: tuple[Path, AxisNames] = ("", ROW_AXES)
     is_inside: bool = False
     forms: tuple[MaskForm, ...] = ()
-    untried: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
     mode: Mode | None = None
     is_forgetful: bool = False
 
@@ -244,7 +244,25 @@ class UserAttention:
     def causal_by(self) -> str | None:
         """The argument that makes it causal."""
         switches = signature_of(self.built.call, "causal")
-        return next((switch.name for switch in switches if self.fixed.get(switch.name) is True), None)
+        return next((switch.name for switch in switches if self.others.get(switch.name) is True), None)
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """The arguments that always keep their defaults, though they may change the output."""
+        passed = {slot.name for slot in self.slots} | {form.parameter for form in self.forms}
+        passed |= {name for name, value in self.others.items() if value is not None}
+        names = [name for name, role in self._effective if name not in passed or role == "offset"]  # which is 0
+        return tuple(names) if self.example is None else ()
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The arguments that its source never reads."""
+        return tuple(name for name, _ in self._effective if name in never_read(self.built.call))
+
+    @property
+    def _effective(self) -> list[tuple[str, str]]:
+        """The parameters whose values may change the output, with their roles."""
+        return [(p.name, p.role) for p in signature_of(self.built.call) if p.role not in WITHOUT_EFFECT]
 
     @property
     def canonical(self) -> AxisNames:
@@ -274,10 +292,10 @@ class UserAttention:
         """What the call returns. `inputs.allowed` and `inputs.real` need a `mask`. The arguments that are `given` are passed
         instead of its own; the first token has the position `start`."""
         sizes = self.sizes_of(inputs)._replace(start=start, training=training)
-        made = {name: make(sizes) for name, make in self.made.items() if name not in given}
+        others = {name: at_sizes(value, sizes) for name, value in self.others.items() if name not in given}
         is_masked = inputs.allowed is not None or inputs.real is not None
         masks = {mask.parameter: mask_in(mask, inputs.allowed, inputs.real, sizes)} if mask and is_masked else {}
-        own = tree_map_only(Tensor, self._here, {**self.fixed, **made, **self._rows(inputs), **masks})
+        own = tree_map_only(Tensor, self._here, {**others, **self._rows(inputs), **masks})
         arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
         with _quietly(self.built, call, training=training):
@@ -325,8 +343,7 @@ class UserAttention:
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
         """The same for another copy of the callable."""
-        built = replace(self.built, call=call, module=call if isinstance(call, nn.Module) else None)
-        return replace(self, built=built, dtype=dtype, is_forgetful=False)
+        return replace(self, built=replace(self.built, call=call), dtype=dtype, is_forgetful=False)
 
     def _rows(self, inputs: Inputs) -> dict[str, Tensor]:
         """The token vectors of a call, by parameter; without those that self-attention may omit."""
@@ -377,13 +394,12 @@ class UserAttention:
         notes += [] if self.is_resizable else [f"only at length {self.sizes.q_len}"]
         notes += [] if axes == self.axes else [f"result [{_words(axes)}]"]
         name = "forward" if isinstance(call, nn.Module) else getattr(call, "__name__", "__call__")
-        steps = "".join(f".{key[0]}" if isinstance(key, tuple) else f"[{key!r}]".replace("'", '"') for key in path)
         comment = f"  # {'; '.join(notes)}" if notes else ""
-        return f"{name}({self._arguments_text(rows, masks)}){steps}{comment}"
+        return f"{name}({self._arguments_text(rows, masks)}){path}{comment}"
 
     def _arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
         """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
-        values = {**self.fixed, **{name: make(self.sizes) for name, make in self.made.items()}}
+        values = {name: at_sizes(value, self.sizes) for name, value in self.others.items()}
         names = [parameter.name for parameter in signature_of(self.built.call) if parameter.name in values]
         texts = {name: self._constant_text(values[name]) or repr(values[name]) for name in names}
         texts = {name: "…" if "tensor(" in text else text for name, text in texts.items()}
@@ -444,8 +460,7 @@ def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Itera
     built.stage(f"calling {built.name}")
     parts = list(call.modules()) if isinstance(call, nn.Module) else []
     modes = [part.training for part in parts]
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         try:
             for part in parts:
                 part.training = training and not isinstance(part, nn.modules.batchnorm._BatchNorm)
@@ -482,21 +497,20 @@ def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[st
 # -------------------------------------------------------------------------------------------------- the output in a result
 
 
-def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def leaves(result: Any, path: Path = "", depth: int = 0) -> Iterator[tuple[Path, Tensor]]:
     """Every tensor in nested tuples, lists, dicts and dataclasses, in order, with its path."""
     if isinstance(result, Tensor):
         yield path, result
-        return
-    parts: Iterable[tuple[Any, Any]] = ()
-    if isinstance(result, Mapping):
-        parts = [(name, part) for name, part in result.items() if isinstance(name, str)]
-    elif isinstance(result, tuple | list) and not hasattr(result, "_fields"):
-        parts = enumerate(result)
-    else:
-        named = result._asdict() if hasattr(result, "_fields") else getattr(result, "__dict__", {})
-        parts = [((name,), part) for name, part in named.items() if not name.startswith("_")]
-    for step, part in parts if len(path) < _DEEPEST else ():
-        yield from leaves(part, (*path, step))
+    elif depth < _DEEPEST:
+        if isinstance(result, Mapping):
+            parts = {f'["{name}"]': part for name, part in result.items()}
+        elif isinstance(result, tuple | list) and not hasattr(result, "_fields"):
+            parts = {f"[{number}]": part for number, part in enumerate(result)}
+        else:
+            named = result._asdict() if hasattr(result, "_fields") else getattr(result, "__dict__", {})
+            parts = {f".{name}": part for name, part in named.items() if not name.startswith("_")}
+        for step, part in parts.items():
+            yield from leaves(part, path + step, depth + 1)
 
 
 def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:
@@ -538,11 +552,10 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
         have = (*have[: dim + 1], *have[dim + 2 :])
     if any(tensor.shape[dim] != 1 for dim, axis in enumerate(have) if axis not in want):
         raise ValueError(f"{', '.join(have)} cannot be {', '.join(want)}, got {list(tensor.shape)}")
-    kept = [axis for axis in have if axis in want]
-    tensor = tensor.reshape([size for size, axis in zip(tensor.shape, have, strict=True) if axis in want])
-    tensor = tensor[(..., *[None] * (len(want) - len(kept)))]
-    names = [*kept, *(axis for axis in want if axis not in kept)]
-    return tensor.permute([names.index(axis) for axis in want])
+    names = [*have, *(axis for axis in want if axis not in have)]
+    tensor = tensor[(..., *[None] * (len(names) - len(have)))]
+    order = [names.index(axis) for axis in (*want, *(axis for axis in have if axis not in want))]
+    return tensor.permute(order).flatten(len(want) - 1)
 
 
 def _words(axes: AxisNames) -> str:

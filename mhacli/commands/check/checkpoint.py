@@ -180,7 +180,7 @@ def _sequences_of(loaded: Loaded, length: int | None) -> Sequences:
     row = (_of_ids((0, 1)),)
     made = make_inputs(loaded.model, ModelInputs(row, row if is_pair(loaded.model) else None), "right", loaded.pad_id)
     guarded("the model", loaded.source, lambda: outputs_of(loaded.model, made.keywords))
-    built = Built(loaded.source, type(loaded.model), loaded.model, loaded.model)
+    built = Built(loaded.source, type(loaded.model), loaded.model)
     found = sequences_of_ids(built, TargetRequest(loaded.source, device=str(device_of(loaded.model))), length)
     if found is None:
         raise UsageError(f"it is not known how {type(loaded.model).__name__} reads text")

@@ -85,8 +85,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     model = None
     if module is not None:
         drawn = with_zeros_drawn(module, request.seed)
-        asked = replace(built, call=drawn, module=drawn)
-        model = sequences_of_ids(asked, request.of, request.length, means=request.mask_means)
+        model = sequences_of_ids(replace(built, call=drawn), request.of, request.length, means=request.mask_means)
     if model is not None:
         with one_thread() if _n_parameters(model.module) < _SMALL else nullcontext():
             claim = True if model.has_source and request.states_causal is None else request.states_causal

@@ -167,7 +167,7 @@ def with_random_weights(
     module, reference = subject.built.module, None
     tensors: dict[str, Tensor] = {}
     if module is None:
-        stored = {**getattr(subject.built.call, "__dict__", {}), **subject.fixed}
+        stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {
             name: plain(each) for name, each in stored.items() if isinstance(each, Tensor) and each.is_floating_point()
         }
