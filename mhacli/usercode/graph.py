@@ -210,7 +210,6 @@ def _called(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tupl
 SOFTMAXES = ("softmax", "log_softmax", "softmax_")
 KERNEL = "scaled_dot_product_attention"
 _ROLES = "qkv"
-_UNNAMED = "a tensor"
 
 
 @dataclass
@@ -241,8 +240,7 @@ def weights_of(operation: Operation) -> dict[str, Tensor]:
     fixed = [source for source in operation.sources if not source.live]
     readers = [operation, *(each for source in fixed for each in source.upstream())]
     read = [source for reader in readers for source in reader.sources]
-    leaves = [leaf for leaf in read if not leaf.name and leaf.site != _UNNAMED]
-    return {leaf.site: leaf.output for leaf in leaves if leaf.output.requires_grad}
+    return {leaf.site: leaf.output for leaf in read if not leaf.name and leaf.output.requires_grad}
 
 
 # ------------------------------------------------------------------------------------------------------------- recording
@@ -272,19 +270,18 @@ def recorded(subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm |
 
 def _name_leaf(graph: Graph, leaf: Operation, held: Mapping[int, str], inputs: Inputs) -> None:
     """Names a tensor from outside: a parameter or buffer, an input in any layout, the mask."""
-    tensor, leaf.site = leaf.output, _UNNAMED
+    tensor, is_masked = leaf.output, inputs.allowed is not None or inputs.real is not None
+    rows = {name: given for name, given in graph.given.items() if given.dtype == tensor.dtype and name != "mask"}
+    alike = (name for name, given in rows.items() if torch.equal(*(t.flatten().sort().values for t in (given, tensor))))
     if address_of(tensor) in held:
         leaf.site = held[address_of(tensor)]
-        return
-    for name, rows in graph.given.items():
-        is_like = name != "mask" and (tensor.dtype, tensor.numel()) == (rows.dtype, rows.numel())
-        if is_like and torch.equal(tensor.flatten().sort().values, rows.flatten().sort().values):
-            leaf.site, leaf.live = name, True
-            return
-    is_masked = inputs.allowed is not None or inputs.real is not None
-    if is_masked and tensor.ndim > 1 and tuple(tensor.shape[-2:]) == inputs.lengths[1:]:
+    elif name := next(alike, ""):
+        leaf.site, leaf.live = name, True
+    elif is_masked and tensor.ndim > 1 and tuple(tensor.shape[-2:]) == inputs.lengths[1:]:
         leaf.site = "mask"
         graph.given.setdefault("mask", tensor)
+    else:
+        leaf.site = "a tensor"
 
 
 # ----------------------------------------------------------------------------------------------------------------- sites

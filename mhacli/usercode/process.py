@@ -118,21 +118,17 @@ def _keep_end(process: subprocess.Popen[bytes], printed: bytearray) -> None:
 
 def _early_end(stage: str, exit_status: int, dump: str, time_limit_s: float, printed: str) -> MhaError:
     """The error for a child that ended without a result."""
-    message, code, hints = f"{stage} ended the process with exit status {exit_status}", "crashed", list[str]()
-    line = source_line_in_dump(dump)
-    if line is not None:
-        hints.append(line.text)
+    message, code, advice = f"{stage} ended the process with exit status {exit_status}", "crashed", ""
     if dump.startswith("Timeout"):
         message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
-        hints.append("--time-limit SECONDS allows more")
+        advice = "--time-limit SECONDS allows more"
     elif exit_status < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        message = f"{stage} ended the process by {names.get(-exit_status, f'signal {-exit_status}')}"
+        message = f"{stage} ended the process by {signal.strsignal(-exit_status)} (signal {-exit_status})"
         if exit_status == -signal.SIGKILL:
-            hints.append("the system does this to a process that takes too much memory")
-    lines = [text.strip()[:100] for text in printed.splitlines() if text.strip()]
-    if lines:
-        hints.append(f"it last printed: {' / '.join(lines[-_LAST_LINES:])}")
+            advice = "the system does this to a process that takes too much memory"
+    line, lines = source_line_in_dump(dump), [text.strip()[:100] for text in printed.splitlines() if text.strip()]
+    last = f"it last printed: {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
+    hints = filter(None, (line and line.text, advice, last))
     return MhaError(message, hint="; ".join(hints) or None, code=code)
 
 
@@ -297,6 +293,5 @@ def user_code_error(
     line, text = source_line_of(fault, file), exception_text(fault)
     if re.search(_NO_CUDA, text):
         subject, code = f"{subject}: it needs a CUDA device, which this machine does not have", "no-device"
-    hints = [line.text] if line else []
-    hints += [advice] if advice else []
+    hints = filter(None, (line and line.text, advice))
     return MhaError(f"{subject}: {text}", hint="; ".join(hints) or None, code=code, path=line.file if line else file)

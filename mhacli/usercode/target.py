@@ -213,10 +213,10 @@ def _import_file(location: str, source: bytes) -> ModuleType:
     if len(names) > 1:
         importlib.import_module(".".join(names[:-1]))
     name = ".".join(names)
-    while name in sys.modules:
-        if getattr(sys.modules[name], "__file__", None) == str(path):
-            return sys.modules[name]
+    while name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
         name += "_"
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -42,7 +42,6 @@ from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
 _TOLERANCE = 1e-4
 """Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
-_MAX_STEPS = 400
 
 
 def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
@@ -159,8 +158,7 @@ def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Ste
     for operation in axes:
         place = (operation.at, operation.name, operation.site, operation.output.ndim)
         groups.setdefault(place, []).append(operation)
-    steps = [_step(group, axes, n_heads=sizes.get("head"), values=values) for group in groups.values()]
-    return tuple(steps[:_MAX_STEPS])
+    return tuple(_step(group, axes, n_heads=sizes.get("head"), values=values) for group in groups.values())
 
 
 def _step(
@@ -258,7 +256,8 @@ def _axes(graph: Graph, names: Mapping[int, list[str]], *, has_context: bool) ->
 
 
 _SIGNS: Mapping[str, str] = {
-    "add": "+", "sub": "−", "mul": "·", "div": "/", "pow": "^", "eq": "==", "lt": "<", "le": "≤", "gt": ">", "ge": "≥",
+    "add": " + ", "sub": " − ", "mul": " · ", "div": " / ", "pow": " ^ ", "matmul": " ", "bmm": " ", "mm": " ",
+    "eq": " == ", "lt": " < ", "le": " ≤ ", "gt": " > ", "ge": " ≥ ",
 }  # fmt: skip
 
 
@@ -272,17 +271,15 @@ def _formula(operation: Operation, axes: Sequence[str]) -> str:
     part = arguments.pop("output", None)
     if bare == "linear":
         return f"{names[0]} Wᵀ" + (" + b" if len(names) > 2 else "")
-    if bare in ("matmul", "bmm", "mm"):
-        return " ".join(names)
     if operation.name in SOFTMAXES:
         return f"{bare}({names[0]}) over {_softmax_axis(operation, axes)}"
     if part is not None:
         return f"part {int(part) + 1} of {', '.join(names[:3])}, by {bare}"
     if bare in _SIGNS:
         operands = [*arguments.values(), *names] if "0" in arguments else [*names, *arguments.values()]
-        return f" {_SIGNS[bare]} ".join(operands)
-    more = [] if len(names) <= 3 else [f"… {len(names) - 3} more"]
+        return _SIGNS[bare].join(operands)
     given = [text if name.isdigit() else f"{name}={text}" for name, text in arguments.items()]
+    more = [] if len(names) <= 3 else [f"… {len(names) - 3} more"]
     return f"{bare}({', '.join([*names[:3], *more, *given])})"
 
 
