@@ -552,14 +552,14 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         return _refused(built, needed, f"give {given}, or a whole call with --example")
     calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
     hint = f"give a call that works with --example; {attention.example_text} was tried"
-    if request.call_arguments:
-        hint += f" with --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     for shape in _SHAPES:
         vectors = ", ".join([shape.format(attention.sizes.d_in)] * len(attention.slots))
         with suppress(Exception, SystemExit):  # this one may not work either
             shown = replace(plain_call(built, request), example=example_of(f"lambda m, T: m({vectors})", built))
             with_output(attention_of_example(shown, _SHOWN_LENGTHS[0]), request.seed)
             hint = f"give a call that works: --example {shlex.quote(f'lambda m, T: m({vectors})')}"
+    if request.call_arguments:
+        hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
