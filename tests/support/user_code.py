@@ -17,10 +17,11 @@ def load(path: Path) -> ModuleType:
     linecache.checkcache(str(path))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    exec(
+        compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module)
+    )  # bytecode may be of the file before it
     return module
 
 
