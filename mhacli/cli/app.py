@@ -123,7 +123,7 @@ def _as_error(fault: Exception) -> MhaError:
         if option[1:2].isdigit():
             hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
         for old, new in _GONE.items():
-            if old == option or f"'{old}'" in message:
+            if old == option or f"'{old}'" in message or sys.argv[1:3] == ["weights", old]:
                 hint = f"it is gone; {new} takes its place"
         return UsageError(message, hint=hint)
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
