@@ -16,7 +16,7 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal, make_run
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import gc_paused
-from mhacli.record.storage import is_scan, load
+from mhacli.record.storage import is_scan, load_late
 from mhacli.render.base.options import Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Mode, Reading, like, setting
 
@@ -76,7 +76,7 @@ def view(
     options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
     if path is not None:
         with gc_paused():
-            record = load(path)
+            record = load_late(path)
     else:
         require_output(options, output)
         run, texts = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)

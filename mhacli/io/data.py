@@ -1,5 +1,5 @@
 """Data in files: frozen data to JSON and back, of which msgspec checks every field against its annotation; device maps; and
-arrays."""
+arrays, in memory or in a file until they are used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+from collections import UserDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -111,8 +112,19 @@ else:
     Array = Any
 
 
+class StoredArrays(UserDict[str, Any]):
+    """Arrays in a file by name. `data` has a cached function for each, which reads it on first use."""
+
+    def __getitem__(self, name: str) -> Array:
+        """The array with this name. Raises the errors of reading."""
+        array: Array = self.data[name]()
+        return array
+
+
 def under(arrays: Mapping[str, Array], prefix: str) -> Mapping[str, Array]:
-    """The arrays whose names begin with the prefix, by the rest of their names."""
+    """The arrays whose names begin with the prefix, by the rest of their names. Reads nothing."""
+    if isinstance(arrays, StoredArrays):
+        return StoredArrays(under(arrays.data, prefix))
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 

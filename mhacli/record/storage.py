@@ -5,25 +5,36 @@ Files of earlier versions have none, and are read as they are.
 
 from __future__ import annotations
 
+import math
 import os
-import sys
 from dataclasses import replace
+from functools import cache, partial
 
 from mhacli.errors import MhaError, UsageError, bad_file
-from mhacli.io.data import checksum, decode, json_checksum, with_earlier_config
-from mhacli.io.safetensors import read_tensor_file, read_tensor_header
+from mhacli.io import memory
+from mhacli.io.data import Array, StoredArrays, checksum, decode, json_checksum, with_earlier_config
+from mhacli.io.safetensors import TensorFile, read_tensor_header
 from mhacli.record.record import SCHEMA, Record
+from mhacli.text.numbers import shown
 
 MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
 """The files in the folder of a scan that other commands know; the summary is a record."""
 _CHANGED = "was changed or damaged after it was saved"
-_DTYPES = ("F64", "F32", "F16", "I64", "I32", "BOOL")
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
 
 def load(path: str | os.PathLike[str]) -> Record:
     """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
     no record, or was changed."""
-    path = os.fspath(path)
+    record = load_late(os.fspath(path))
+    return replace(record, arrays=dict(record.arrays))
+
+
+def load_late(path: str) -> Record:
+    """The record in a file or in the folder of a scan. An array is read, and numpy imported, when it is used.
+
+    Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
+    """
     if is_scan(path):
         path, scan = os.path.join(path, SUMMARY), path
         if not os.path.lexists(path):
@@ -47,20 +58,35 @@ def load(path: str | os.PathLike[str]) -> Record:
         record = replace(record, config=record.config.resolved())
     except UsageError as fault:
         raise bad_file(file.path, f"{file.path}: {fault.message}") from None
-    for name, info in file.tensors.items():
-        if info.dtype not in _DTYPES:
-            raise bad_file(
-                path, f"{path}: its array {name} has the dtype {info.dtype}, not one of {', '.join(_DTYPES)}"
-            )
-    from safetensors.numpy import load as arrays_of  # it imports numpy
-
-    arrays = arrays_of(read_tensor_file(path, sys.maxsize).data)
-    for name, expected in sums.items():
-        if checksum(arrays[name]) != expected:
-            raise bad_file(path, f"{path}: its array {name} {_CHANGED}")
-    return replace(record, arrays={name: arrays[name] for name in sums or arrays})
+    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors}
+    return replace(record, arrays=StoredArrays(readers))
 
 
 def is_scan(path: str) -> bool:
     """Whether `path` is the folder of a scan, finished or not."""
     return "\0" not in path and os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def _array(file: TensorFile, name: str, expected: str | None) -> Array:
+    """An array of the file, which is read and not mapped: a mapped file that is cut ends the process. Raises `MhaError` if
+    it is not what was written."""
+    import numpy as np
+
+    path, info = file.path, file.tensors[name]
+    dtype = _DTYPES.get(info.dtype)
+    if dtype is None:
+        raise bad_file(path, f"{path}: its array {name} has the dtype {info.dtype}, not one of {', '.join(_DTYPES)}")
+    if not memory.fits(info.n_bytes, memory.available_bytes()):
+        message = f"{path} is too large to read: an array of {shown(info.n_bytes, 'bytes')}"
+        raise MhaError(message, code="too-large", path=path)
+    try:
+        is_same = os.path.getsize(path) == file.n_bytes
+        array: Array = np.fromfile(path, dtype, math.prod(info.shape), offset=info.start)
+    except OSError as fault:
+        raise bad_file(path, f"{path}: an array cannot be read: {fault.strerror}") from None
+    if not is_same or array.nbytes < info.n_bytes:
+        raise bad_file(path, f"{path}: the file was replaced while it was in use")
+    array = array.reshape(info.shape)
+    if expected not in (None, checksum(array)):
+        raise bad_file(path, f"{path}: its array {name} {_CHANGED}")
+    return array
