@@ -118,7 +118,8 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
-        if not request.keeps_sizes:  # perhaps it cannot be built narrower
+        has_guessed = any(_is_width(name.rpartition(".")[2]) for name in guesses)
+        if has_guessed and not request.keeps_sizes:  # perhaps it cannot be built narrower
             return _constructed(thing, replace(request, keeps_sizes=True), given)
         words = ", ".join(f"{name}={text}" for name, text in request.arguments)
         subject = f"{request.target.rpartition(':')[2]}({words})" + (f" of {shown_path(file)}" if file else "")
