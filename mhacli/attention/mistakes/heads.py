@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import stages
-from mhacli.attention.mistakes.stages import Form, Forms, ReferenceInputs, ReferenceLayer, mistakes, require
+from mhacli.attention.mistakes.stages import Mistake, ReferenceInputs, ReferenceLayer, require, wrong_for
 
 _AXES = {"b": "batch", "3": "3", "h": "head", "t": "length", "d": "d_head"}
 """The axes of vectors by a letter; 3 are queries, keys and values."""
@@ -19,20 +19,60 @@ def _in_words(order: str) -> str:
     return f"[{', '.join(_AXES[axis] for axis in order)}]"
 
 
-# -------------------------------------------------------------------------------------------------------------------- splitting
+def mistakes() -> Iterator[Mistake]:
+    """Heads of other columns or tokens, in another order or number."""
+    for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
+        wrong = wrong_for(letters, "split", untransposed)
+        yield Mistake("split-without-transpose", wrong, ", ".join(letters), letters[0])
+    for letters in ("q", "k", "v", "qk", "qv", "kv"):
+        wrong = wrong_for(letters, "split", batch_moved)
+        yield Mistake("split-batch-moved", wrong, ", ".join(letters), letters[0])
+    yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
+    moved = "transposed all the same when they are joined"
+    yield Mistake("attention-over-heads", {"split": heads_last, "merge": heads_last_moved}, moved)
+    whole = wrong_for("v", "split", lambda layer, rows, n_heads, role: rows[:, None])
+    yield Mistake("value-not-split", whole, changes="z")
+    for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
+        wrong = {"project": partial(fused, order)}
+        yield Mistake("split-without-transpose, fused", wrong, _in_words(order), "q")
+
+    yield Mistake("merge-without-transpose", {"merge": partial(merged_as, "bhtd")})
+    for order in ("bhdt", "btdh", "bdht", "bdth"):
+        yield Mistake("merge-axis-order", {"merge": partial(merged_as, order)}, _in_words(order))
+    for order in ("hbtd", "htbd", "tbhd", "thbd"):
+        yield Mistake("merge-batch-moved", {"merge": partial(merged_as, order)}, _in_words(order))
+    planes = "[batch · head, query, d_v] is read as [head, batch, query, d_v]"
+    yield Mistake("merge-batch-moved", {"merge": heads_first}, planes)
+    yield Mistake("heads-averaged", {"merge": lambda layer, z: one_for_all(layer, z, z.mean(dim=1))})
+    yield Mistake("heads-summed", {"merge": lambda layer, z: one_for_all(layer, z, z.sum(dim=1))})
+    yield Mistake("head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))})
+
+    repeating = (r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\(")
+    for letters, detail, site in (
+        ("kv", "", "qk"),
+        ("k", "of the keys alone", "qk"),
+        ("v", "of the values alone", "z"),
+    ):
+        yield Mistake("gqa-tiled", wrong_for(letters, "repeat_kv", tiled), detail, site, at=repeating)
+    yield Mistake("kv-head-shared-by-all", wrong_for("kv", "repeat_kv", first_for_all))
+    yield Mistake("value-of-one-head", wrong_for("v", "repeat_kv", first_for_all), changes="z")
+    yield Mistake("key-of-one-head", wrong_for("k", "repeat_kv", first_for_all))
+    yield Mistake("query-of-one-head", {"products": lambda layer, q, k: q[:, :1] @ k.mT})
+    first = {"value_weights": lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern)}
+    yield Mistake("pattern-of-one-head", first, "that of head 0", "z")
+    mean = {"value_weights": lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern)}
+    yield Mistake("pattern-of-one-head", mean, "the mean", "z")
 
 
-def split_alone(letters: str, layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
-    """Some of q, k and v reshaped to heads without a transpose."""
-    if role not in letters:
-        return stages.split(layer, rows, n_heads, role)
+def untransposed(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+    """Vectors reshaped to heads without a transpose."""
     return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
 
 
-def batch_moved(letters: str, layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
-    """Heads of some of q, k and v in the order head, batch instead of batch, head."""
+def batch_moved(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+    """Heads in the order head, batch instead of batch, head."""
     heads = stages.split(layer, rows, n_heads, role)
-    return heads.transpose(0, 1).reshape(heads.shape) if role in letters else heads
+    return heads.transpose(0, 1).reshape(heads.shape)
 
 
 def heads_last(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
@@ -46,24 +86,6 @@ def heads_last_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:
     return z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)
 
 
-def whole_values(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
-    """Whole value vectors for every head."""
-    return rows[:, None] if role == "v" else stages.split(layer, rows, n_heads, role)
-
-
-@mistakes("split")
-def splitting() -> Forms:
-    """Heads of other columns or tokens."""
-    for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
-        yield Form("split-without-transpose", partial(split_alone, letters), ", ".join(letters), letters[0])
-    for letters in ("q", "k", "v", "qk", "qv", "kv"):
-        yield Form("split-batch-moved", partial(batch_moved, letters), ", ".join(letters), letters[0])
-    yield Form("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
-    moved = "transposed all the same when they are joined"
-    yield Form("attention-over-heads", {"split": heads_last, "merge": heads_last_moved}, moved)
-    yield Form("value-not-split", whole_values, site="z")
-
-
 def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
     """A fused projection reshaped to axes in another order."""
     require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
@@ -71,16 +93,6 @@ def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[
     sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
     reshaped = whole.reshape([sizes[axis] for axis in order])
     return [part.flatten(2) for part in reshaped.permute([order.index(axis) for axis in "3bthd"])]
-
-
-@mistakes("project")
-def splitting_fused() -> Forms:
-    """A fused projection reshaped to axes in the wrong order."""
-    for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
-        yield Form("split-without-transpose, fused", partial(fused, order), _in_words(order), "q")
-
-
-# ----------------------------------------------------------------------------------------------------------------------- merging
 
 
 def merged_as(order: str, layer: ReferenceLayer, z: Tensor) -> Tensor:
@@ -99,66 +111,11 @@ def one_for_all(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
     return head if out is None or out.weight.shape[1] == head.shape[-1] else head.repeat(1, 1, z.shape[1])
 
 
-@mistakes("merge")
-def merging() -> Forms:
-    """Heads that are joined in another order, or not at all."""
-    yield Form("merge-without-transpose", partial(merged_as, "bhtd"))
-    for order in ("bhdt", "btdh", "bdht", "bdth"):
-        yield Form("merge-axis-order", partial(merged_as, order), _in_words(order))
-    for order in ("hbtd", "htbd", "tbhd", "thbd"):
-        yield Form("merge-batch-moved", partial(merged_as, order), _in_words(order))
-    yield Form("merge-batch-moved", heads_first, "[batch · head, query, d_v] is read as [head, batch, query, d_v]")
-    yield Form("heads-averaged", lambda layer, z: one_for_all(layer, z, z.mean(dim=1)))
-    yield Form("heads-summed", lambda layer, z: one_for_all(layer, z, z.sum(dim=1)))
-    yield Form("head-repeated", lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z)))
-
-
-# --------------------------------------------------------------------------------------------------------------------- sharing
-
-
-def tiled(heads: Tensor, n_heads: int) -> Tensor:
+def tiled(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
     """KV heads repeated as 0 1 0 1 instead of 0 0 1 1."""
-    return heads.repeat(1, n_heads // heads.shape[1], 1, 1)
+    return heads.repeat(1, layer.n_heads // heads.shape[1], 1, 1)
 
 
-def first_for_all(heads: Tensor, n_heads: int) -> Tensor:
+def first_for_all(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
     """The first head for every query head."""
-    return heads[:, :1].expand(-1, n_heads, -1, -1)
-
-
-def shared_as(choice: Callable[..., Tensor], letters: str, layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
-    """Keys, values or both of another kv head for each query head."""
-    return choice(heads, layer.n_heads) if role in letters else stages.repeat_kv(layer, heads, role)
-
-
-@mistakes("repeat_kv", at=(r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\("))
-def tiling() -> Forms:
-    """KV heads of other groups."""
-    yield Form("gqa-tiled", partial(shared_as, tiled, "kv"))
-    yield Form("gqa-tiled", partial(shared_as, tiled, "k"), "of the keys alone")
-    yield Form("gqa-tiled", partial(shared_as, tiled, "v"), "of the values alone", "z")
-
-
-@mistakes("repeat_kv")
-def sharing() -> Forms:
-    """One kv head for all."""
-    yield Form("kv-head-shared-by-all", partial(shared_as, first_for_all, "kv"))
-    yield Form("value-of-one-head", partial(shared_as, first_for_all, "v"), site="z")
-    yield Form("key-of-one-head", partial(shared_as, first_for_all, "k"))
-
-
-@mistakes("products")
-def sharing_queries() -> Forms:
-    """The queries of one head."""
-    yield Form("query-of-one-head", lambda layer, q, k: q[:, :1] @ k.mT)
-
-
-@mistakes("value_weights")
-def sharing_patterns() -> Forms:
-    """One pattern for all heads."""
-    yield Form(
-        "pattern-of-one-head", lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern), "that of head 0", "z"
-    )
-    yield Form(
-        "pattern-of-one-head", lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern), "the mean", "z"
-    )
+    return heads[:, :1].expand(-1, layer.n_heads, -1, -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -13,39 +13,118 @@ from torch import Tensor
 
 from mhacli.attention.mistakes import stages
 from mhacli.attention.mistakes.stages import (
-    Form,
-    Forms,
+    RIGHT,
+    Mistake,
     Pairing,
     Projection,
     Projections,
     ReferenceInputs,
     ReferenceLayer,
-    mistakes,
+    Stages,
     require,
     rotated,
 )
 
-Change = Callable[[Projections], Projections]
 _NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
-# ----------------------------------------------------------------------------------------------------------- projection roles
+
+def mistakes() -> Iterator[Mistake]:
+    """Queries, keys and values by other projections, by one or none, of other rows or heads, and with other norms."""
+    splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(")
+    for order in map("".join, list(permutations("qkv"))[1:]):
+        words = f"{', '.join(order)} serve as q, k, v"
+        yield Mistake("qkv-order", by_others(order), words, at=splitting, needs=("order",))
+    for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
+        name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
+        yield Mistake(name, by_others(roles), changes=f"{taker}_proj")
+    for letter in "qkv":
+        yield Mistake("one-projection", by_others(letter * 3), f"that of the {_NAMES[letter]}")
+    for letter, of in _NAMES.items():
+        code = "projection-missing" if letter == "v" else f"projection-missing, {of}"
+        yield Mistake(code, changed(letter, unprojected), changes=letter)
+    for code, givers in (
+        ("values-of-queries", "qkq"),
+        ("values-of-keys", "qkk"),
+        ("keys-of-values", "qvv"),
+        ("keys-of-values", "qvk"),
+        ("keys-of-queries", "qqv"),
+    ):
+        yield Mistake(code, {"project": partial(of_rows, givers)}, changes=f"{code[0]}_proj")
+    for taker, giver in permutations(_NAMES, 2):
+        name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
+        twice = {"project": partial(projected_twice, taker, giver)}
+        yield Mistake(name, twice, f"by the {_NAMES[giver]}", f"{taker}_proj")
+    for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
+        yield Mistake("bias-missing", changed(letters, unbiased), ", ".join(letters))
+    yield Mistake("projection-transposed", changed("qkv", transposed))
+    for taker, giver in permutations(_NAMES, 2):
+        name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}, as heads", "qkv".replace(taker, giver)
+        yield Mistake(name, {"take": partial(exchanged, roles)}, changes="z" if taker == "v" else "qk")
+    yield Mistake("bias-missing, of the output", changed(["out"], unbiased, "project_out"))
+    yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
+    yield Mistake("out-proj-transposed", changed(["out"], transposed, "project_out"))
+    yield from of_rotations()
+    queries_alone = {"norm": lambda layer, q, k: (stages.norm(layer, q, k)[0], k)}
+    yield Mistake("qk-norm-of-one", queries_alone, "the keys are not", "k")
+    keys_alone = {"norm": lambda layer, q, k: (q, stages.norm(layer, q, k)[1])}
+    yield Mistake("qk-norm-of-one", keys_alone, "the queries are not")
 
 
-def with_weights(stage: Callable[..., Any], change: Change) -> Callable[..., Any]:
-    """A stage with other projections."""
-    return lambda layer, rows: stage(replace(layer, weights=change(layer.weights)), rows)
+def of_rotations() -> Iterator[Mistake]:
+    """Columns that are paired otherwise than their angles, and queries or keys at other positions, by other angles, or not at
+    all."""
+    halves = "neighbouring columns are rotated by angles laid out for halves"
+    neighbours = "halves are rotated by angles laid out for neighbouring columns"
+    for code, rotate, detail, site in (
+        ("rope-pairing", partial(both_turned, pairing="interleaved", angles="half"), halves, ""),
+        ("rope-pairing", partial(both_turned, pairing="half", angles="interleaved"), neighbours, ""),
+        ("rope-of-queries-only", lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), "", "k"),
+        ("rope-of-keys-only", lambda layer, q, k: (q, stages.rotate(layer, q, k)[1]), "", ""),
+        ("rope-offset", partial(both_turned, q_shift=1), "queries one place too far", ""),
+        ("rope-offset", partial(both_turned, q_shift=-1), "keys one place too far", ""),
+        ("rope-axis", by_head, "", ""),
+        ("rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)", ""),
+        ("rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle", ""),
+        ("rope-sign", keys_backwards, "", "k"),
+        ("rope-without-minus", one_signed, "", ""),
+    ):
+        yield Mistake(code, {"rotate": rotate}, detail, site)
+    yield Mistake("rope-pairing", {"rotate": other_pairing}, "in the other of the two ways", needs=("pairing",))
+    yield Mistake("rope-of-values", {"take": lambda layer, q, k, v: (q, k, turned(layer, v, 0))}, changes="v")
 
 
-def of_roles(givers: str) -> Change:
-    """The projections of other roles: `qkk` takes those of the keys for the values."""
-    return lambda weights: weights._replace(
-        **{role: getattr(weights, of) for role, of in zip("qkv", givers, strict=True)}
-    )
+# ----------------------------------------------------------------------------------------------------------------- projections
 
 
-def each(names: Sequence[str], change: Callable[[Projection], Projection]) -> Change:
-    """Some projections changed."""
-    return lambda weights: weights._replace(**{name: change(getattr(weights, name)) for name in names})
+def in_order(givers: str, qkv: Sequence[Any]) -> list[Any]:
+    """What stands for these roles, of what stands for q, k and v: `qkk` takes that of the keys for the values."""
+    return [qkv["qkv".index(giver)] for giver in givers]
+
+
+def changed(names: Sequence[str], change: Callable[[Projection], Projection], stage: str = "project") -> Stages:
+    """A stage with some projections changed."""
+
+    def wrong(layer: ReferenceLayer, rows: Any) -> Any:
+        assert layer.weights is not None
+        others = {name: change(getattr(layer.weights, name)) for name in names}
+        return RIGHT[stage](replace(layer, weights=layer.weights._replace(**others)), rows)
+
+    return {stage: wrong}
+
+
+def by_others(givers: str) -> Stages:
+    """Queries, keys and values by the projections of other roles."""
+
+    def wrong(layer: ReferenceLayer, rows: ReferenceInputs) -> Any:
+        assert layer.weights is not None
+        return stages.project(replace(layer, weights=Projections(*in_order(givers, layer.weights))), rows)
+
+    return {"project": wrong}
+
+
+def unprojected(projection: Projection) -> Projection:
+    """A projection that leaves vectors as they are."""
+    return Projection(torch.eye(projection.weight.shape[1]).to(projection.weight))
 
 
 def unbiased(projection: Projection) -> Projection:
@@ -59,79 +138,21 @@ def transposed(projection: Projection) -> Projection:
 
 
 def of_rows(givers: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
-    """Queries, keys and values of the rows of other arguments: `qkk` takes those of the keys for the values."""
-    by_role = {"q": rows.queries, "k": rows.keys, "v": rows.values}
-    queries, keys, values = (by_role[giver] for giver in givers)
-    return stages.project(layer, ReferenceInputs(queries, keys, values))
+    """Queries, keys and values of the rows of other arguments."""
+    return stages.project(layer, ReferenceInputs(*in_order(givers, rows)))
 
 
 def projected_twice(taker: str, giver: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
     """Queries, keys and values, of which one reads another instead of rows."""
-    assert layer.weights is not None
     made = dict(zip("qkv", stages.project(layer, rows), strict=True))
     made[taker] = getattr(layer.weights, taker)(made[giver])
     return [*made.values()]
 
 
-@mistakes("project", at=(r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\("), needs=("order",))
-def qkv_order() -> Forms:
-    """The parts of a fused projection in other roles."""
-    for order in map("".join, list(permutations("qkv"))[1:]):
-        yield Form("qkv-order", with_weights(stages.project, of_roles(order)), f"{', '.join(order)} serve as q, k, v")
-
-
-@mistakes("project")
-def projections() -> Forms:
-    """Queries, keys and values by other projections, by one or none, or of other rows."""
-    for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
-        roles = of_roles("qkv".replace(taker, giver))
-        name, site = f"{_NAMES[taker]}-from-{_NAMES[giver]}", f"{taker}_proj"
-        yield Form(name, with_weights(stages.project, roles), site=site)
-    for letter in "qkv":
-        yield Form(
-            "one-projection", with_weights(stages.project, of_roles(letter * 3)), f"that of the {_NAMES[letter]}"
-        )
-    for letter, name in _NAMES.items():
-        code = "projection-missing" if letter == "v" else f"projection-missing, {name}"
-        unprojected = each(
-            letter, lambda projection: Projection(torch.eye(projection.weight.shape[1]).to(projection.weight))
-        )
-        yield Form(code, with_weights(stages.project, unprojected), site=letter)
-    for code, inputs in (
-        ("values-of-queries", "qkq"),
-        ("values-of-keys", "qkk"),
-        ("keys-of-values", "qvv"),
-        ("keys-of-values", "qvk"),
-        ("keys-of-queries", "qqv"),
-    ):
-        yield Form(code, partial(of_rows, inputs), site=f"{code[0]}_proj")
-    for taker, giver in permutations(_NAMES, 2):
-        name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
-        yield Form(name, partial(projected_twice, taker, giver), f"by the {_NAMES[giver]}", f"{taker}_proj")
-    for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
-        yield Form("bias-missing", with_weights(stages.project, each(letters, unbiased)), ", ".join(letters))
-    yield Form("projection-transposed", with_weights(stages.project, each("qkv", transposed)))
-
-
-@mistakes("take")
-def exchanged() -> Forms:
+def exchanged(givers: str, layer: ReferenceLayer, *heads: Tensor) -> list[Tensor]:
     """Heads in other roles."""
-
-    def take(roles: str, layer: ReferenceLayer, *heads: Tensor) -> list[Tensor]:
-        require(len({each.shape[1] for each in heads}) == 1)
-        return [heads["qkv".index(letter)] for letter in roles]
-
-    for taker, giver in permutations(_NAMES, 2):
-        name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}, as heads", "qkv".replace(taker, giver)
-        yield Form(name, partial(take, roles), site="z" if taker == "v" else "qk")
-
-
-@mistakes("project_out")
-def output() -> Forms:
-    """The output projected otherwise, or not at all."""
-    yield Form("bias-missing, of the output", with_weights(stages.project_out, each(["out"], unbiased)))
-    yield Form("out-proj-missing", lambda layer, rows: rows, site="concat")
-    yield Form("out-proj-transposed", with_weights(stages.project_out, each(["out"], transposed)))
+    require(len({each.shape[1] for each in heads}) == 1)
+    return in_order(givers, heads)
 
 
 # ------------------------------------------------------------------------------------------------------------ rotary positions
@@ -174,42 +195,6 @@ def one_signed(layer: ReferenceLayer, q: Tensor, k: Tensor) -> list[Tensor]:
     return [torch.where(is_first, backwards, forwards) for backwards, forwards in pairs]
 
 
-@mistakes("rotate")
-def rotation() -> Forms:
-    """Columns that are paired otherwise than their angles, and queries or keys at other positions, by other angles, or not at
-    all."""
-    halves = "neighbouring columns are rotated by angles laid out for halves"
-    yield Form("rope-pairing", partial(both_turned, pairing="interleaved", angles="half"), halves)
-    neighbours = "halves are rotated by angles laid out for neighbouring columns"
-    yield Form("rope-pairing", partial(both_turned, pairing="half", angles="interleaved"), neighbours)
-    yield Form("rope-of-queries-only", lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), site="k")
-    yield Form("rope-of-keys-only", lambda layer, q, k: (q, stages.rotate(layer, q, k)[1]))
-    yield Form("rope-offset", partial(both_turned, q_shift=1), "queries one place too far")
-    yield Form("rope-offset", partial(both_turned, q_shift=-1), "keys one place too far")
-    yield Form("rope-axis", by_head)
-    yield Form("rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)")
-    yield Form("rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle")
-    yield Form("rope-sign", lambda layer, q, k: (stages.rotate(layer, q, k)[0], turned(layer, k, 0, sign=-1)), site="k")
-    yield Form("rope-without-minus", one_signed)
-
-
-@mistakes("rotate", needs=("pairing",))
-def rope_other_pairing() -> Forms:
-    """The other pairing."""
-    yield Form("rope-pairing", other_pairing, "in the other of the two ways")
-
-
-@mistakes("take")
-def rope_of_values() -> Forms:
-    """Rotated values."""
-    yield Form("rope-of-values", lambda layer, q, k, v: (q, k, turned(layer, v, 0)), site="v")
-
-
-# --------------------------------------------------------------------------------------------------- norms of queries and keys
-
-
-@mistakes("norm")
-def norms() -> Forms:
-    """A norm of queries or of keys alone."""
-    yield Form("qk-norm-of-one", lambda layer, q, k: (stages.norm(layer, q, k)[0], k), "the keys are not", "k")
-    yield Form("qk-norm-of-one", lambda layer, q, k: (q, stages.norm(layer, q, k)[1]), "the queries are not")
+def keys_backwards(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries rotated rightly, and keys backwards."""
+    return stages.rotate(layer, q, k)[0], turned(layer, k, 0, sign=-1)

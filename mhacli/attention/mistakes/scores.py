@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import stages
-from mhacli.attention.mistakes.stages import Form, Forms, ReferenceLayer, mistakes, require
-
-# ---------------------------------------------------------------------------------------------------- products and their scale
+from mhacli.attention.mistakes.stages import Mistake, ReferenceLayer, require
 
 
-@mistakes("products", needs=("order", "unpacked"))
-def products() -> Forms:
-    """The transposed products."""
-    yield Form("qk-swapped", lambda layer, q, k: k @ q.mT)
-
-
-def right_factor(layer: ReferenceLayer, d_head: int) -> float | Tensor:
-    """The factor of the products."""
-    return d_head**-0.5 if layer.scale is None else layer.scale
-
-
-def model_width(layer: ReferenceLayer, d_head: int) -> int:
-    """The width of the model; for split heads, the sum of their widths."""
-    return d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]
-
-
-def scaled_by(factor: Callable[..., float | Tensor], layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
-    """Products times another factor than the right one."""
-    right, wrong = right_factor(layer, d_head), factor(layer, qk, d_head)
-    require(not torch.allclose(torch.as_tensor(wrong), torch.as_tensor(right), rtol=1e-9))
-    return qk * wrong
-
-
-@mistakes("scale")
-def scale() -> Forms:
-    """Products times another factor than 1 / √d_head."""
+def mistakes() -> Iterator[Mistake]:
+    """Transposed products, another scale or cap, and weights that are not those over the keys."""
+    yield Mistake("qk-swapped", {"products": lambda layer, q, k: k @ q.mT}, needs=("order", "unpacked"))
     for code, factor, detail in (
         ("scale-missing", lambda layer, qk, d: 1.0, ""),
         ("scale-d-model", lambda layer, qk, d: model_width(layer, d) ** -0.5, ""),
@@ -55,7 +30,53 @@ def scale() -> Forms:
         ("scale-heads", lambda layer, qk, d: qk.shape[1] ** -0.5, ""),
         ("scale-multiplied", lambda layer, qk, d: d**0.5, ""),
     ):
-        yield Form(code, partial(scaled_by, factor), detail)
+        yield Mistake(code, {"scale": partial(scaled_by, factor)}, detail)
+    for how, late in (
+        ("scaled", right_factor),
+        ("divided by √d_model", lambda layer, d: model_width(layer, d) ** -0.5),
+        ("divided by d_head", lambda layer, d: 1 / d),
+        ("divided by d_model", lambda layer, d: 1 / model_width(layer, d)),
+    ):
+        yield Mistake("scale-after-softmax", {"value_weights": partial(scaled_weights, late)}, how)
+
+    after_mask = {"mask": lambda layer, scores, keep: scores.masked_fill(~keep, -layer.softcap)}
+    yield Mistake("softcap-after-mask", after_mask, shown_by="further")
+    yield Mistake("softcap-not-scaled-back", {"cap": lambda layer, scores: torch.tanh(scores / layer.softcap)})
+    yield Mistake("softcap-missing", {"cap": lambda layer, scores: scores})
+
+    for code, softmax, detail in (
+        ("softmax-axis", lambda layer, scores: scores.softmax(-2), "over queries"),
+        ("softmax-axis", lambda layer, scores: scores.softmax(1), "over heads"),
+        ("softmax-axis", lambda layer, scores: scores.softmax(0), "over the sequences of the batch"),
+        ("softmax-axis", over_all_cells, "over queries and keys together"),
+        ("sink-dropped-wrongly", with_another_dropped, ""),
+        ("sink-without-effect", without_sinks, ""),
+        ("softmax-missing", lambda layer, scores: scores, ""),
+        ("softmax-twice", lambda layer, scores: stages.softmax(layer, scores).softmax(dim=-1), ""),
+    ):
+        yield Mistake(code, {"softmax": softmax}, detail)
+    around = {"scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1)}
+    yield Mistake("softmax-twice, around the mask", around)
+    overflow = {"softmax": lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True)}
+    yield Mistake("softmax-overflow", overflow, shown_by="further", may_be_nan=True)
+    yield Mistake("pattern-transposed", {"weigh": lambda layer, pattern, v: pattern.mT @ v})
+
+
+def right_factor(layer: ReferenceLayer, d_head: int) -> float | Tensor:
+    """The factor of the products."""
+    return d_head**-0.5 if layer.scale is None else layer.scale
+
+
+def model_width(layer: ReferenceLayer, d_head: int) -> int:
+    """The width of the model; for split heads, the sum of their widths."""
+    return d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]
+
+
+def scaled_by(factor: Callable[..., float | Tensor], layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
+    """Products times another factor than the right one, 1 / √d_head."""
+    right, wrong = right_factor(layer, d_head), factor(layer, qk, d_head)
+    require(not torch.allclose(torch.as_tensor(wrong), torch.as_tensor(right), rtol=1e-9))
+    return qk * wrong
 
 
 def scaled_weights(
@@ -69,35 +90,9 @@ def scaled_weights(
     return stages.softmax(layer, masked) * factor(layer, d_head)
 
 
-@mistakes("value_weights")
-def scale_after_softmax() -> Forms:
-    """Weights that are scaled in place of the scores."""
-    for how, factor in (
-        ("scaled", right_factor),
-        ("divided by √d_model", lambda layer, d: model_width(layer, d) ** -0.5),
-        ("divided by d_head", lambda layer, d: 1 / d),
-        ("divided by d_model", lambda layer, d: 1 / model_width(layer, d)),
-    ):
-        yield Form("scale-after-softmax", partial(scaled_weights, factor), how)
-
-
-# --------------------------------------------------------------------------------------------------------------------- the cap
-
-
-@mistakes("mask", shown_by="large")
-def cap_after_mask() -> Forms:
-    """−c where masked."""
-    yield Form("softcap-after-mask", lambda layer, scores, keep: scores.masked_fill(~keep, -layer.softcap))
-
-
-@mistakes("cap")
-def cap() -> Forms:
-    """Scores that are not capped, or capped to ±1."""
-    yield Form("softcap-not-scaled-back", lambda layer, scores: torch.tanh(scores / layer.softcap))
-    yield Form("softcap-missing", lambda layer, scores: scores)
-
-
-# ----------------------------------------------------------------------------------------------------------------- the softmax
+def over_all_cells(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Weights that sum to 1 over queries and keys together."""
+    return scores.flatten(-2).softmax(-1).view_as(scores)
 
 
 def with_another_dropped(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -110,34 +105,3 @@ def without_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     """Weights without the sink in the denominator."""
     require(layer.sinks is not None)
     return scores.softmax(dim=-1)
-
-
-@mistakes("softmax")
-def softmax() -> Forms:
-    """Weights that are not those over the keys."""
-    for name, dim in (("queries", -2), ("heads", 1), ("the sequences of the batch", 0)):
-        yield Form("softmax-axis", partial(lambda dim, layer, scores: scores.softmax(dim), dim), f"over {name}")
-    cells = "over queries and keys together"
-    yield Form("softmax-axis", lambda layer, scores: scores.flatten(-2).softmax(-1).view_as(scores), cells)
-    yield Form("sink-dropped-wrongly", with_another_dropped)
-    yield Form("sink-without-effect", without_sinks)
-    yield Form("softmax-missing", lambda layer, scores: scores)
-    yield Form("softmax-twice", lambda layer, scores: stages.softmax(layer, scores).softmax(dim=-1))
-
-
-@mistakes("scale")
-def softmax_around_the_mask() -> Forms:
-    """Weights as scores, for another softmax after the mask."""
-    yield Form("softmax-twice, around the mask", lambda *inputs: stages.scale(*inputs).softmax(dim=-1))
-
-
-@mistakes("softmax", shown_by="large", may_be_nan=True)
-def softmax_overflow() -> Forms:
-    """A softmax without subtracting the maximum."""
-    yield Form("softmax-overflow", lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True))
-
-
-@mistakes("weigh")
-def weighing() -> Forms:
-    """Values of queries for keys."""
-    yield Form("pattern-transposed", lambda layer, pattern, v: pattern.mT @ v)

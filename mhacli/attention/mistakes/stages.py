@@ -7,7 +7,7 @@ mistake replaces a stage; the other files of this folder hold the catalogue.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -388,18 +388,6 @@ def require(is_possible: bool) -> None:
         raise ValueError("this mistake is not possible in this layer")
 
 
-class Form(NamedTuple):
-    """A form of a mistake: its name, the wrong stage, or several by name; where several forms have one name, in what it differs;
-    and the site that it changes, where it is not that of the stage."""
-
-    name: str
-    wrong: Callable[..., Any] | Mapping[str, Callable[..., Any]]
-    detail: str = ""
-    site: str = ""
-
-
-Forms = Iterator[Form]
-
 _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show only with a mask."""
 _SITES: Mapping[str, str] = {
@@ -415,23 +403,23 @@ _SITES: Mapping[str, str] = {
 @dataclass(frozen=True, eq=False)
 class Mistake:
     """One form of a mistake of the catalogue. Its `name` is that of its words in record/mistakes.toml: its code, which is stable,
-    and after a comma its form, if that has words of its own.
+    and after a comma its form, if that has words of its own; where several forms have one name, `detail` says in what it differs.
 
-    `stages` are the wrong stages by name, the first of which is `stage`. Its source line is the first that matches a regular
-    expression of `at`, the likelier first, else the one that computes its `site`. `needs` are facts without which it may
-    be a choice: `causal` if attention is meant to be causal, `pairing` if the rotary pairing is stated, `order` if it is known
-    which projection is which, `unpacked` if the code unpacks a fused projection in the order of its name. `shown_by` is the kind
-    of further inputs that show it. `may_be_nan`: it may leave only NaN.
+    `stages` are the wrong stages by name, the first of which is its `stage`; `changes` is the site that it changes, where it is
+    not that of the stage. Its source line is the first that matches a regular expression of `at`, the likelier first, else the
+    one that computes its site. `needs` are facts without which it may be a choice: `causal` if attention is meant to be causal,
+    `pairing` if the rotary pairing is stated, `order` if it is known which projection is which, `unpacked` if the code unpacks a
+    fused projection in the order of its name. `shown_by`: `further` inputs, large ones and masks of windows, or `steps` with a
+    cache. `may_be_nan`: it may leave only NaN.
     """
 
     name: str
-    stage: str
-    stages: Mapping[str, Callable[..., Any]]
-    detail: str
-    site: str
+    stages: Stages
+    detail: str = ""
+    changes: str = ""
     at: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    shown_by: Literal["", "large", "windows", "steps"] = ""
+    shown_by: Literal["", "further", "steps"] = ""
     may_be_nan: bool = False
 
     @property
@@ -440,25 +428,24 @@ class Mistake:
         return self.name.partition(",")[0]
 
     @property
+    def stage(self) -> str:
+        """The stage that it is a mistake of."""
+        return next(iter(self.stages))
+
+    @property
+    def site(self) -> str:
+        """The site that it changes."""
+        return self.changes or _SITES[self.stage]
+
+    @property
     def is_shown_by_masks(self) -> bool:
         """Whether inputs with a mask or padding may show it."""
         return self.stage in _MASKED
 
 
-MISTAKES: list[Mistake] = []
-"""Every form of every mistake, the likelier first within a stage."""
-
-
-def mistakes(stage: str, **more: Any) -> Callable[[Callable[[], Forms]], Callable[[], Forms]]:
-    """Adds the mistakes of a stage that the decorated function yields to the catalogue; `more` are further fields of all."""
-
-    def add(forms: Callable[[], Forms]) -> Callable[[], Forms]:
-        for name, wrong, detail, site in forms():
-            stages = wrong if isinstance(wrong, Mapping) else {stage: wrong}
-            MISTAKES.append(Mistake(name, stage, stages, detail, site or _SITES[stage], **more))
-        return forms
-
-    return add
+def wrong_for(letters: str, stage: str, wrong: Callable[..., Any]) -> Stages:
+    """A stage that is wrong for some of q, k and v, its last argument, and right for the others."""
+    return {stage: lambda *inputs: (wrong if inputs[-1] in letters else RIGHT[stage])(*inputs)}
 
 
 def stages_with(mistakes: Iterable[Mistake]) -> Stages:

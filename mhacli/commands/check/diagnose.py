@@ -176,9 +176,9 @@ def diagnose(examined: Examined) -> Diagnosis:
     masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     for case in masked_cases(subject, seed, of_windows, batch=4):  # two images with two windows each
-        _explain_other(result, examined, case, shown_by="windows")
+        _explain_further(result, examined, case)
     for case in masked if masks else [*masked, cases[0]]:
-        _explain_other(result, examined, large_case(subject, case), shown_by="large")
+        _explain_further(result, examined, large_case(subject, case))
     return result
 
 
@@ -265,7 +265,7 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
         result.ignored.append(form.parameter)
 
 
-def _explain_other(result: Diagnosis, examined: Examined, case: InputCase, *, shown_by: str) -> None:
+def _explain_further(result: Diagnosis, examined: Examined, case: InputCase) -> None:
     """Finds a mistake that only some inputs show: masks of windows, or huge scores, which show a finite mask value and a softmax
     without subtracting the maximum."""
     if result.candidate is None or result.explains(case):
@@ -276,5 +276,5 @@ def _explain_other(result: Diagnosis, examined: Examined, case: InputCase, *, sh
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
-    pool = [mistake for mistake in _pool(examined, result.candidate, run) if mistake.shown_by == shown_by]
+    pool = [mistake for mistake in _pool(examined, result.candidate, run) if mistake.shown_by == "further"]
     result.finds(Trial(result.candidate, [case], run, pool))
