@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass, replace
 from functools import partial, wraps
@@ -36,6 +37,11 @@ _REAL = r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?"
 def layer_or_model(given: Mapping[str, Any]) -> Mode:
     """A checkpoint with `--model`, else a layer of mha."""
     return "model" if given.get("path") is not None else "layer"
+
+
+def are_literal() -> bool:
+    """Whether `--` is on the command line, so that words are always texts and never paths."""
+    return "--" in sys.argv[1:]
 
 
 def offers(*names: str, **texts: str) -> dict[str, str | None]:

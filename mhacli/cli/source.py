@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mhacli.attention.weights_file import read_bias_file, read_layer_file, saved_metadata
 from mhacli.cli.console import loading_torch, show_activity
+from mhacli.cli.parameters import are_literal
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
@@ -166,11 +167,6 @@ def require_one_layer(model: ModelSettings, command: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- texts
-
-
-def are_literal() -> bool:
-    """Whether `--` is on the command line, so that words are always texts and never paths."""
-    return "--" in sys.argv[1:]
 
 
 def argument_texts(words: Iterable[str], source: Source, *, option: str = "") -> list[str]:

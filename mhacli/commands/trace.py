@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
 from mhacli.cli.output import DRAWING, DRAWN, SAVED, Output, after_trace, print_report, print_result, require_output
-from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import are_literal, make_run, record_command, recorded, require_one_layer, start
+from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
+from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from mhacli.cli.console import colour_system, is_interactive, wants_colour
 from mhacli.cli.output import SAVED, Output, print_result, require_output
-from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import are_literal, make_run
+from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import gc_paused
 from mhacli.record.storage import is_scan, load_late
@@ -64,8 +63,6 @@ def view(
     hide_sinks: bool = like(ViewOptions, "hide_sinks", VIEW, common=True, needs=()),
 ) -> None:
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
-    from mhacli.commands.run import inspected
-
     has_keys = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
     if not (has_keys and is_interactive()):  # textual draws on stderr
         message = "mha view needs a terminal: stdin, stdout or stderr is redirected, or TERM is dumb"
@@ -78,6 +75,9 @@ def view(
         with gc_paused():
             record = load_late(path)
     else:
+        from mhacli.cli.source import make_run
+        from mhacli.commands.run import inspected
+
         require_output(options, output)
         run, texts = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
         record, notes = inspected(run, texts, options)
