@@ -46,7 +46,7 @@ class EffectsScreen(HeadsScreen):
                 self.lines.append((row.name, [self._cell(row.effects[place], tokens[place]) for place in line]))
         board = Pane(self._effects, id="effects")
         board.styles.height = 2 + len(self.lines)
-        self.panes = board, Words(self._numbers, id="numbers")
+        self.panes = Words(self._above, id="top"), board, Words(self._numbers, id="numbers")
         self.action_largest(0)
 
     def _cell(self, effect: Effect | None, token: str) -> Cell:
@@ -68,7 +68,7 @@ class EffectsScreen(HeadsScreen):
         """Whether an action is not one on pictures of heads."""
         return action not in ("scale", "sinks", "sequence")
 
-    def above(self, width: int) -> Iterable[Text]:
+    def _above(self, width: int) -> Iterable[Text]:
         """The answer, and what was measured and removed."""
         return view.effect_words(self.session.record, Paper(width, self.session.colour))[:-1]
 

@@ -255,7 +255,7 @@ class HeadScreen(HeadsScreen):
         self.picture, self.matrix, self.list = picture, Matrix(self), Pane(self._top_keys, id="list")
         self.keys, self.queries = (Pane(partial(self._text, axis), id=_AXES[axis]) for axis in (KEY, QUERY))
         body = Container(self.matrix, self.list, self.keys, self.queries, id="body")
-        self.panes = body, Words(self._about, id="about")
+        self.panes = Words(self._above, id="top"), body, Words(self._about, id="about")
         self._most: int | None = None
         self._listed: list[int] = []
         self._axis, self._typed, self._found = QUERY, "", list[int]()
@@ -272,7 +272,7 @@ class HeadScreen(HeadsScreen):
                 self.at = self._moved(axis, picture.cell_of(axis, before.base.place(axis, self.at[axis])))
         super().draw()
 
-    def above(self, width: int) -> Iterator[Text]:
+    def _above(self, width: int) -> Iterator[Text]:
         """The head, its type, its sequence, and doubts."""
         head, n_sequences = self.session.head, len(self.session.record.sequences)
         sequence = f"  sequence {self.session.sequence} of 0–{n_sequences - 1}" if n_sequences > 1 else ""

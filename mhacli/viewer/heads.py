@@ -3,7 +3,6 @@ the signs of all heads, and the numbers of the head under the cursor."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -110,8 +109,7 @@ _WHEEL = 3
 
 
 class HeadsScreen(Screen[None]):
-    """A screen over the heads of a session: a line at the top, `panes`, and the keys or a message, with a cursor on a row and
-    column."""
+    """A screen over the heads of a session: `panes`, the keys or a message below, and a cursor on a row and column."""
 
     ALLOW_SELECT = False
     BINDINGS = KEYS["everywhere"]
@@ -125,21 +123,16 @@ class HeadsScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
-        yield from (Words(self.above, id="top"), *self.panes, self.note, self.footer)
+        yield from (*self.panes, self.note, self.footer)
 
     def go(self, row: int, column: int) -> None:
         """Moves the cursor."""
         self.at = row, column
         self.draw()
 
-    @abstractmethod
-    def above(self, width: int) -> Iterable[Text]:
-        """The words at the top."""
-
     def draw(self) -> None:
         """Redraws the screen."""
-        for pane in self.query("Words, Pane"):
-            pane.refresh(layout=True)
+        self.query("Words, Pane").refresh(layout=True)
 
     def on_key(self, event: events.Key) -> None:
         """Clears the message."""
@@ -259,7 +252,8 @@ class Overview(HeadsScreen):
         self.places, self.at = session.heads.keys(), session.place
         signs = Pane(self._signs, id="signs")
         signs.styles.height = 2 + len(session.rows)
-        self.panes = Pane(self._pictures, id="pictures"), signs, Words(self._about_head, id="numbers")
+        pictures, numbers = Pane(self._pictures, id="pictures"), Words(self._about_head, id="numbers")
+        self.panes = Words(self._above, id="top"), pictures, signs, numbers
 
     def on_mount(self) -> None:
         """Draws the pictures after the first screen, because importing numpy takes long."""
@@ -270,7 +264,7 @@ class Overview(HeadsScreen):
             import mhacli.viewer.head  # noqa: F401
         self.draw()
 
-    def above(self, width: int) -> Iterator[Text]:
+    def _above(self, width: int) -> Iterator[Text]:
         """The checkpoint or layer, the text, and doubts."""
         record, sequence = self.session.record, self.session.sequence
         name = "a layer of mha" if record.model is None else visible(record.model.family)
