@@ -238,8 +238,6 @@ _HIGH, _ALL, _FEW = 30, 6, 2
 """The lines of a screen with all statistics, and the least priority of those that such a screen and a lower one show."""
 _FRAME = 4
 """The columns around the title of a picture."""
-_PAUSE_S = 0.05
-"""The pause before numpy is imported, in which the first screen appears."""
 
 
 class Overview(HeadsScreen):
@@ -255,11 +253,8 @@ class Overview(HeadsScreen):
         pictures, numbers = Pane(self._pictures, id="pictures"), Words(self._about_head, id="numbers")
         self.panes = Words(self._above, id="top"), pictures, signs, numbers
 
-    def on_mount(self) -> None:
+    def on_show(self) -> None:
         """Draws the pictures after the first screen, because importing numpy takes long."""
-        self.call_after_refresh(self.set_timer, _PAUSE_S, self._add_pictures)
-
-    def _add_pictures(self) -> None:
         with gc_paused():
             import mhacli.viewer.head  # noqa: F401
         self.draw()
