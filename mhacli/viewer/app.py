@@ -118,7 +118,7 @@ class Viewer(App[None]):
         if not session.colour:
             os.environ["NO_COLOR"] = ""  # Textual decides by it
         super().__init__(ansi_color=True)
-        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]
+        self.HORIZONTAL_BREAKPOINTS = [(120, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-flat"), (12, "-high")]
         self.animation_level = "none"
         self.session, self._is_open = session, is_open

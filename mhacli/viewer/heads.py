@@ -108,6 +108,15 @@ _WHEEL = 3
 """The places that the wheel moves."""
 
 
+class Keys(Footer):
+    """The last line, with the keys of a screen."""
+
+    def compose(self) -> ComposeResult:
+        """The keys. Each gets its class before its style, for textual would style it a second time."""
+        for key in super().compose():
+            yield key.add_class("-compact", update=False)
+
+
 class HeadsScreen(Screen[None]):
     """A screen over the heads of a session: `panes`, the keys or a message below, and a cursor on a row and column."""
 
@@ -116,14 +125,18 @@ class HeadsScreen(Screen[None]):
     panes: Sequence[Widget] = ()
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
-        self.session, self.footer, self.note = session, Footer(compact=True), Static(id="note", markup=False)
+        super().__init__(classes="-high")  # as in most terminals: a class that comes later styles all panes again
+        self.session, self.footer, self.note = session, Keys(compact=True), Static(id="note", markup=False)
         self.at, self.rows, self.columns = (0, 0), range(0), range(0)
         self.places: Collection[tuple[int, int]] = ()
 
     def compose(self) -> ComposeResult:
         """The panes from the top."""
+        self.footer.bindings_changed(self)
         yield from (*self.panes, self.note, self.footer)
+
+    def refresh_bindings(self) -> None:
+        """Does nothing: the keys of a screen stay, so that textual need not make its last line three times."""
 
     def go(self, row: int, column: int) -> None:
         """Moves the cursor."""
