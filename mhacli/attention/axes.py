@@ -15,7 +15,7 @@ from torch import Tensor
 from mhacli.record.record import SpanTokens
 from mhacli.settings import SINK_TOKENS, PaddingSide
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of
-from mhacli.text.tokens import places_in
+from mhacli.text.tokens import Sequences, places_in
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
@@ -52,60 +52,52 @@ class StatisticsRequest:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """The ids of texts in as many columns as `length`, with padding on a `side` of the shorter ones, and the document of each
+    token, empty for a text that is not split."""
+
+    ids: Rows
+    documents: Rows
+    length: int
+    side: PaddingSide
+    device: torch.device
+
+    @staticmethod
+    def of(texts: Sequences, side: PaddingSide, device: torch.device) -> Axis:
+        """The axis of some texts."""
+        ids = tuple(text.ids for text in texts)
+        return Axis(ids, tuple(text.documents for text in texts), max(map(len, ids)), side, device)
+
+    def first(self, sequence: int) -> int:
+        """The column in which a sequence begins."""
+        return self.length - len(self.ids[sequence]) if self.side == "left" else 0
+
+    @property
+    def places(self) -> Rows:
+        """The position of each token in its document."""
+        return tuple(places_in(of, len(ids)) for of, ids in zip(self.documents, self.ids, strict=True))
+
+    def filled(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch length"]:
+        """A number for every token of every text, and `fill` for padding."""
+        full = torch.full((len(rows), self.length), fill, device=self.device)
+        for sequence, row in enumerate(rows):
+            full[sequence, self.first(sequence) :][: len(row)] = torch.tensor(row, device=self.device)
+        return full
+
+
+@dataclass(frozen=True)
 class Axes:
-    """The ids of the texts on the query axis, of length `q_len`, and on the key axis, with padding on a `side` of the shorter
-    ones, and the document of each token, empty for a text that is not split.
+    """The texts on both axes.
 
     `is_self` where both are the same tokens; `id_of` gives the id of a word, or a number below 0; `dtype` is that of the
     computation, which says how far two ways of doing it may be apart.
     """
 
-    queries: Rows
-    keys: Rows
-    q_documents: Rows
-    k_documents: Rows
-    q_len: int
-    k_len: int
-    side: PaddingSide
+    queries: Axis
+    keys: Axis
     is_self: bool
     id_of: Callable[[str], int]
     dtype: str
-    device: torch.device
-
-    def first_query(self, sequence: int) -> int:
-        """The column in which a sequence's queries begin."""
-        return self._first(len(self.queries[sequence]), self.q_len)
-
-    def first_key(self, sequence: int) -> int:
-        """The column in which its keys begin."""
-        return self._first(len(self.keys[sequence]), self.k_len)
-
-    @property
-    def key_places(self) -> list[tuple[int, ...]]:
-        """The position of each key in its document."""
-        return [places_in(of, len(ids)) for of, ids in zip(self.k_documents, self.keys, strict=True)]
-
-    def on_queries(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch query"]:
-        """A number for every query of every text, and `fill` for padding."""
-        return self._filled(rows, fill, self.q_len)
-
-    def on_keys(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch key"]:
-        """The same for the keys."""
-        return self._filled(rows, fill, self.k_len)
-
-    def real_queries(self) -> Bool[Tensor, "batch query"]:
-        """Which columns of the query axis hold a token."""
-        return self.on_queries([[1] * len(ids) for ids in self.queries], 0) > 0
-
-    def _first(self, n_tokens: int, length: int) -> int:
-        return length - n_tokens if self.side == "left" else 0
-
-    def _filled(self, rows: Sequence[Sequence[int]], fill: int, length: int) -> Int[Tensor, "batch length"]:
-        full = []
-        for row in rows:
-            first = self._first(len(row), length)
-            full.append([fill] * first + list(row) + [fill] * (length - len(row) - first))
-        return torch.tensor(full, dtype=torch.int64, device=self.device)
 
 
 def block_of(longest: int) -> int:
@@ -121,37 +113,35 @@ def make_statistics_request(
     Patterns count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
     parts of the queries' texts and of the keys'.
     """
-    places = axes.on_keys(axes.key_places, -1)
-    k_tokens = axes.on_keys(axes.keys, -1)
+    places = axes.keys.filled(axes.keys.places, -1)
+    k_tokens = axes.keys.filled(axes.keys.ids, -1)
     matches: list[list[Matches]] = [[] for _ in patterns]
-    for b, ids in enumerate(zip(axes.queries, axes.keys, strict=True)):  # places count from the first token of a text
-        q_ids, k_ids = (torch.tensor(of_axis, device=axes.device) for of_axis in ids)
-        first = axes.first_query(b), axes.first_key(b)
+    for b in range(len(places)):  # places count from the first token of a text
+        q_ids, k_ids = (torch.tensor(axis.ids[b], device=axis.device) for axis in (axes.queries, axes.keys))
+        first = axes.queries.first(b), axes.keys.first(b)
         for of_pattern, pattern in zip(matches, patterns, strict=True):
             of_pattern.append(matcher(pattern, q_ids, k_ids, axes.id_of, first=first))
     return StatisticsRequest(
-        block=block_of(max(axes.q_len, axes.k_len)),
-        q_tokens=axes.on_queries(axes.queries, -1),
+        block=block_of(max(axes.queries.length, axes.keys.length)),
+        q_tokens=axes.queries.filled(axes.queries.ids, -1),
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
         first=places == 0,
         leading=(places >= 0) & (places < sink_tokens),
         is_self=axes.is_self,
         matches=tuple(map(tuple, matches)),
-        q_spans=_marked(spans, [*map(len, axes.queries)], axes.on_queries) if spans else None,
-        k_spans=_marked(spans, [*map(len, axes.keys)], axes.on_keys) if spans else None,
+        q_spans=_marked(spans, axes.queries) if spans else None,
+        k_spans=_marked(spans, axes.keys) if spans else None,
     )
 
 
-def _marked(
-    spans: Sequence[SpanTokens], lengths: Sequence[int], placed: Callable[[list[list[int]], int], Tensor]
-) -> Bool[Tensor, "batch span idx"]:
+def _marked(spans: Sequence[SpanTokens], axis: Axis) -> Bool[Tensor, "batch span idx"]:
     """Which columns belong to each span."""
-    rows = []
-    for span in spans:
-        sets = [set(tokens) for tokens in span.tokens]
-        rows.append(placed([[int(i in of) for i in range(n)] for of, n in zip(sets, lengths, strict=True)], 0) > 0)
-    return torch.stack(rows, dim=1)
+    marked = torch.zeros(len(axis.ids), len(spans), axis.length, dtype=torch.bool, device=axis.device)
+    for number, span in enumerate(spans):
+        for sequence, tokens in enumerate(span.tokens):
+            marked[sequence, number, [axis.first(sequence) + token for token in tokens]] = True
+    return marked
 
 
 # ---------------------------------------------------------------------------------------------------------- conditions

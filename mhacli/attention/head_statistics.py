@@ -85,7 +85,7 @@ def head_statistics(
 ) -> tuple[HeadStatistics, ...]:
     """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads, `top_score`
     the largest score of each query. The rows of weights that are computed again for it are checked by `check_z`."""
-    statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.q_len - 1
+    statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.queries.length - 1
     profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline.statistics))
     excess = next(profiles) - next(profiles)  # of the mass at each signed distance
     excess[:, max(0, zero - 1) : zero + 1] = 0.0  # that of neither 0 nor −1 counts
@@ -210,7 +210,7 @@ def _rows_again(
 def _cell(axes: Axes, place: tuple[int, int], key: int) -> tuple[int, int, int]:
     """The sequence, query and key of a cell, counted from the first token of the text."""
     batch, query = place
-    return batch, query - axes.first_query(batch), key - axes.first_key(batch)
+    return batch, query - axes.queries.first(batch), key - axes.keys.first(batch)
 
 
 def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
@@ -224,7 +224,7 @@ def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes:
         total = received.sum().item()
         for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist() if total else ():
             share, uniform_share = received[key].item() / total, uniform_received[batch, key].item() / total
-            sink = Sink(batch, key - axes.first_key(batch), share, uniform_share)
+            sink = Sink(batch, key - axes.keys.first(batch), share, uniform_share)
             if is_sink(sink, least):
                 queries, column = torch.arange(reduced.lse.shape[2]).to(reduced.lse.device), reduced.keys[key : key + 1]
                 weights = reduced.weights_of(batch, index, queries, column).squeeze(1)
@@ -371,7 +371,7 @@ def _means(statistics: Statistics, axes: Axes, request: StatisticsRequest) -> di
     distances up to each step, in bins that double; and between spans the mean weight. Queries without keys do not count."""
     seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block
     n_seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block)).unflatten(-1, (-1, block)).sum(dim=-1)
-    folded = torch.stack([distances_folded(profile, axes.q_len - 1) for profile in statistics["profile"]])
+    folded = torch.stack([distances_folded(profile, axes.queries.length - 1) for profile in statistics["profile"]])
     within = torch.nn.functional.pad(folded.double().cumsum(dim=-1), (1, 0))
     ends = torch.tensor([min(step + 1, folded.shape[-1]) for step in _steps(axes)], device=folded.device)
     steps = within[..., ends].diff(dim=-1, prepend=within[..., :1])
@@ -385,7 +385,7 @@ def _means(statistics: Statistics, axes: Axes, request: StatisticsRequest) -> di
 
 def _steps(axes: Axes) -> tuple[int, ...]:
     """The upper ends of the bins 0, 1, 2, 3–4, 5–8, … of distances, up to the longest."""
-    longest = max(axes.q_len, axes.k_len) - 1
+    longest = max(axes.queries.length, axes.keys.length) - 1
     powers = (1 << power for power in range((longest - 1).bit_length())) if longest else ()
     return (0, *powers, longest) if longest else (0,)
 
@@ -464,10 +464,10 @@ class CheckOfZ:
 
     def queries(self, batch: int) -> list[int]:
         """The queries of a sequence whose z is to be checked: all of a short text, else some that are evenly spread."""
-        n = len(self._axes.queries[batch])
+        n = len(self._axes.queries.ids[batch])
         n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
         spread = torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
-        chosen: list[int] = (self._axes.first_query(batch) + spread).tolist()
+        chosen: list[int] = (self._axes.queries.first(batch) + spread).tolist()
         return chosen
 
     def add(

@@ -125,6 +125,9 @@ def _kept(prepared: CheckpointRun, cells: Cells, *, keep_z: bool) -> Kept:
     are positions of the shortest."""
     kinds = kinds_of(prepared.request.model.layers, is_pair=prepared.inputs.context is not None)
     axes = [prepared.axes(kind) for kind in kinds]
-    is_shifted = any(a.side == "left" and len({len(ids) for ids in (*a.queries, *a.keys)}) > 1 for a in axes)
-    q_len, k_len = min((a.q_len for a in axes), default=0), min((a.k_len for a in axes), default=0)
+    is_shifted = any(
+        a.queries.side == "left" and len({len(ids) for ids in (*a.queries.ids, *a.keys.ids)}) > 1 for a in axes
+    )
+    q_len = min((a.queries.length for a in axes), default=0)
+    k_len = min((a.keys.length for a in axes), default=0)
     return cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)

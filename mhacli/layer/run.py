@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mhacli.attention import masks
-from mhacli.attention.axes import Axes, Rows, make_statistics_request
+from mhacli.attention.axes import Axes, Axis, make_statistics_request
 from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_cells
 from mhacli.attention.devices import choose_device, environment, free_bytes
 from mhacli.attention.head_statistics import head_statistics, statistics_of
@@ -64,7 +64,7 @@ from mhacli.run import Run, require_memory
 from mhacli.settings import Config
 from mhacli.sites import Dims
 from mhacli.text.tokenizers import encode
-from mhacli.text.tokens import Texts, places_in
+from mhacli.text.tokens import Texts
 
 _INPUT_STREAM = 1 << 63
 """Added to the seed for random vectors, so that they differ from the numbers in the weights."""
@@ -93,8 +93,8 @@ class Setup:
         self.request, self.config, self.dims, self.device = request, replace(config, device=str(device)), dims, device
         self.layer = layer_of(request).to(device)
         self.axes = axes = make_axes(request, texts, device)
-        self.queries = _tokens(axes.queries, axes.q_documents, axes.on_queries, dims)
-        self.context = None if axes.is_self else _tokens(axes.keys, axes.k_documents, axes.on_keys, dims)
+        self.queries = _tokens(axes.queries, dims)
+        self.context = None if axes.is_self else _tokens(axes.keys, dims)
         self.allowed, self.random, self.bias = make_mask(axes, dims), None, None
         if config.random is not None:
             shape = (*config.random, config.d_input or config.d_model)
@@ -214,33 +214,16 @@ def layer_of(request: Run) -> LayerWeights:
 
 def make_axes(request: Run, texts: Texts, device: torch.device) -> Axes:
     """The texts of a run on the query and key axes."""
-    dims, ids = request.dims, {token: i for i, token in enumerate(request.vocabulary)}
-    queries, keys = (of_axis or texts[0] for of_axis in texts)
-    return Axes(
-        queries=tuple(text.ids for text in queries),
-        keys=tuple(text.ids for text in keys),
-        q_documents=tuple(text.documents for text in queries),
-        k_documents=tuple(text.documents for text in keys),
-        q_len=dims.q_len,
-        k_len=dims.k_len,
-        side=request.config.padding,
-        is_self=not dims.cross,
-        id_of=lambda word: ids.get(word, -1),
-        dtype=request.config.dtype,
-        device=device,
-    )
+    config, ids = request.config, {token: i for i, token in enumerate(request.vocabulary)}
+    queries, keys = (Axis.of(of_axis or texts[0], config.padding, device) for of_axis in texts)
+    return Axes(queries, keys, not request.dims.cross, lambda word: ids.get(word, -1), config.dtype)
 
 
-def _tokens(
-    rows: Rows,
-    documents: Rows,
-    padded: Callable[[Sequence[Sequence[int]], int], Int[Tensor, "batch length"]],
-    dims: Dims,
-) -> Tokens:
-    """The tokens on an axis, which `padded` fills up. There is one row of positions for all texts if they begin together."""
-    ids = padded(rows, -1)
-    places = padded([places_in(of, len(row)) for of, row in zip(documents, rows, strict=True)], 0)
-    return Tokens(ids, places if dims.has_separate_positions else torch.arange(ids.shape[1], device=ids.device))
+def _tokens(axis: Axis, dims: Dims) -> Tokens:
+    """The tokens on an axis. There is one row of positions for all texts if they begin together."""
+    places = axis.filled(axis.places, 0)
+    places = places if dims.has_separate_positions else torch.arange(axis.length, device=axis.device)
+    return Tokens(axis.filled(axis.ids, -1), places)
 
 
 def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
@@ -252,18 +235,17 @@ def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
     config, rules = dims.config, list[Mask]()
     if config.causal or config.prefix is not None:
         rules.append(masks.causal())
-    places = _tokens(axes.keys, axes.k_documents, axes.on_keys, dims).places
+    places = _tokens(axes.keys, dims).places
     if config.window is not None:
         near = masks.window(*config.window)
         rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
     if config.prefix is not None:
         rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
     if dims.padded:
-        k_lens, q_lens = ([*map(len, ids)] for ids in (axes.keys, axes.queries))
-        rules.append(masks.padding(k_lens, axes.side, padded_len=axes.k_len, of="key"))
-        rules.append(masks.padding(q_lens, axes.side, padded_len=axes.q_len, of="query"))
+        rules.append(masks.padding([*map(len, axes.keys.ids)], config.padding, padded_len=dims.k_len, of="key"))
+        rules.append(masks.padding([*map(len, axes.queries.ids)], config.padding, padded_len=dims.q_len, of="query"))
     if dims.packed:
-        rules.append(masks.documents(axes.on_queries(axes.q_documents, -1), axes.on_keys(axes.k_documents, -1)))
+        rules.append(masks.documents(*(axis.filled(axis.documents, -1) for axis in (axes.queries, axes.keys))))
     return masks.both(*rules) if rules else None
 
 
@@ -351,7 +333,7 @@ def make_record(
     found |= {"weights": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
     allowed, scores, pattern = masks.from_tensor(found["allowed"]), found["scores"], found["pattern"]
     attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
-    axes = replace(setup.axes, device=torch.device("cpu"))
+    axes = make_axes(request, texts, torch.device("cpu"))
     of_statistics = make_statistics_request(axes)
     reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
     baseline = make_baseline(attention, of_statistics)

@@ -44,7 +44,7 @@ def walk(request: Run, texts: Texts, *, route: str, values: bool, place: CellInd
     if place is None:
         return record
     (sequence, _, query, key), axes, config = place, setup.axes, setup.config
-    at = query + axes.first_query(sequence), key + axes.first_key(sequence)
+    at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
     used = {name: tensors.get(f"{name}_rot", tensors[name]) for name in ("q", "k", "v")}  # after any rotation
     heads = {name: per_query_head(tensor, config.n_heads) for name, tensor in used.items()}
     given = {"scale": config.scale or 0.0, "softcap": config.softcap, "parts": tuple(_parts(setup, tensors, place, at))}
@@ -58,8 +58,8 @@ def cell_of(axes: Axes, place: CellIndex, at: tuple[int, int], tensors: Mapping[
     """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head, and as `weights` the weights
     after any dropout. `described` are the other fields of `Cell`."""
     (b, h, query, key), (i, j) = place, at
-    first, allowed = axes.first_key(b), tensors["allowed"]
-    keys = slice(first, first + len(axes.keys[b]))
+    first, allowed = axes.keys.first(b), tensors["allowed"]
+    keys = slice(first, first + len(axes.keys.ids[b]))
     names = ("q", "k", "v", "qk", "scores", "pattern", "weights", "z")
     q, k, v, qk, scores, pattern, weights, z = (tensors[name][b, h] for name in names)
     return Cell(
@@ -92,7 +92,7 @@ def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tu
     scaled = unrotated = scaled_product(tensors["q"], tensors["k"])
     if config.positions in ROPE:
         scaled = scaled_product(tensors["q_rot"], tensors["k_rot"])
-        places = setup.axes.key_places[b]  # those of the queries too
+        places = setup.axes.keys.places[b]  # those of the queries too
         yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
         name = f"change by the rotation, distance {abs(places[query] - places[key])}"
         yield ScorePart(name, "position", finite(scaled - unrotated))
@@ -202,7 +202,7 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
     """
     setup = prepare(request, texts)
     x, full, config = setup.rows(setup.queries), setup.run(), setup.config
-    begun = [(setup.axes.first_query(b), text.tokens) for b, text in enumerate(texts[0])]
+    begun = [(setup.axes.queries.first(b), text.tokens) for b, text in enumerate(texts[0])]
     whole, seen, steps = dict[str, Tensor](), dict[str, Tensor](), list[Step]()
 
     def take(site: str, tensor: Tensor, **where: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from mhacli.attention import masks
-from mhacli.attention.axes import Axes, StatisticsRequest, make_statistics_request
+from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.devices import environment
 from mhacli.attention.head_statistics import statistics_of
 from mhacli.attention.masks import Mask
@@ -112,8 +112,9 @@ class PassInspection:
             layer, heads, arrays = self._inspect(call, axes)
             if positions is not None and positions[1] is None and call.kind != "cross":
                 # distances count from the first key, which was in a cache: as behind queries of padding
-                n = axes.k_len - axes.q_len
-                padded = replace(axes, q_len=axes.k_len, side="left", is_self=True)
+                n = axes.keys.length - axes.queries.length
+                queries = replace(axes.queries, length=axes.keys.length, side="left")
+                padded = replace(axes, queries=queries, keys=replace(axes.keys, side="left"), is_self=True)
                 behind, heads, others = self._inspect(call.behind(n), padded, keeps=False)
                 arrays = {**arrays, **{name: others[name] for name in ("profile", "uniform_profile")}}
                 layer, arrays["distance"] = replace(layer, mask=behind.mask), others["distance"][..., n:]
@@ -141,10 +142,10 @@ class PassInspection:
         if keeps:
             arrays |= self._matrices(call, attention)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in heads)
-        n, first = len(axes.queries[0]), axes.first_query(0)
+        n, first = len(axes.queries.ids[0]), axes.queries.first(0)
         # the keys that each query of the first text sees
         counts = baseline.visible[0, 0, first : first + n].long().tolist()
-        most, n_keys, n_before = max(counts), len(axes.keys[0]), first - axes.first_key(0)
+        most, n_keys, n_before = max(counts), len(axes.keys.ids[0]), first - axes.keys.first(0)
         mask = "all keys" if counts == [n_keys] * n else f"at most {most} keys"
         if counts == [min(n_before + i + 1, most) for i in range(n)]:
             mask = "causal" if most == n_before + n else f"causal, window {most}"
@@ -152,8 +153,8 @@ class PassInspection:
 
     def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Baseline]:
         """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
-        real = axes.real_queries()
-        n_first = len(axes.queries[0])
+        real = axes.queries.filled(axes.queries.places, -1) >= 0
+        n_first = len(axes.queries.ids[0])
         key = (call.kind, call.causal, call.device, call.shape, n_first, state_of(call.mask), state_of(call.bias))
         known = None if call.q is None else self._known.get(key)
         masking = None if call.q is None else masking_of(call, real) if known is None else known[0]
@@ -389,17 +390,11 @@ def axes_of(
     queries, keys = texts_of(kind, inputs.sequences, inputs.context, positions)
     ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
     return Axes(
-        queries=tuple(text.ids for text in queries),
-        keys=tuple(text.ids for text in keys),
-        q_documents=tuple(text.documents for text in queries),
-        k_documents=tuple(text.documents for text in keys),
-        q_len=max(len(text.ids) for text in queries),
-        k_len=max(len(text.ids) for text in keys),
-        side=inputs.side,
+        queries=Axis.of(queries, inputs.side, device),
+        keys=Axis.of(keys, inputs.side, device),
         is_self=kind != "cross" and (positions is None or positions[1] == positions[2]),
         id_of=lambda word: ids.get(word, -1),
         dtype=dtype,
-        device=device,
     )
 
 

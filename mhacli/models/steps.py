@@ -228,8 +228,8 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
     if call.q is None:
         raise UsageError("--cell needs the layer's queries and keys, and only its softmax could be captured")
     n_heads, (sequence, head, query, key), parts = call.shape[1], place, tuple[ScorePart, ...]()
-    require_inside(place, n_heads, axes.queries, axes.keys)
-    at = query + axes.first_query(sequence), key + axes.first_key(sequence)
+    require_inside(place, n_heads, axes.queries.ids, axes.keys.ids)
+    at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
     if isinstance(attention, ScoredAttention) and attention.bias is not None:
         row, column = (torch.tensor([index]) for index in at)
         added = attention.bias(sequence, range(head, head + 1), row, column).item()
