@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple
@@ -108,9 +109,9 @@ class MultiHeadAttention(nn.Module):
         0, 1, 2, …; keys that are not the queries count from 0.
         """
         tap = no_tap if tap is None else tap
-        q, k, v = self.projected(query, key, value, places=places, tap=tap)
-        key_places = places if key is None or key is query else None
-        z, pattern = self.attended(q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap)
+        at = places_of(query, key, places)
+        q, k, v = self.rotated(*self.projected(query, key, value, tap=tap), at, tap)
+        z, pattern = self.attended(q, k, v, at, allowed=allowed, bias=bias, tap=tap)
         return self.joined(z, tap), pattern
 
     def decode(
@@ -132,11 +133,12 @@ class MultiHeadAttention(nn.Module):
         Transformer Decoding", section 2.4.
         """
         tap = no_tap if tap is None else tap
-        rows = past.length + torch.arange(new.shape[1], device=new.device)
-        places = rows if places is None else places
-        q, k, v = self.projected(new, places=places, tap=tap)
+        rows = torch.arange(past.length + new.shape[1], device=new.device)
+        new_rows = rows[past.length :]
+        places = new_rows if places is None else places
+        q, k, v = self.rotated(*self.projected(new, tap=tap), (places, places), tap)
         past = past.extended(k, v)
-        z, pattern = self.attended(q, past.k, past.v, places=rows, allowed=allowed, bias=bias, tap=tap)
+        z, pattern = self.attended(q, past.k, past.v, (new_rows, rows), allowed=allowed, bias=bias, tap=tap)
         return self.joined(z, tap), pattern, past
 
     def projected(
@@ -145,13 +147,9 @@ class MultiHeadAttention(nn.Module):
         key: KeyRows | None = None,
         value: KeyRows | None = None,
         *,
-        places: Places | None = None,
         tap: Tap = no_tap,
     ) -> tuple[Queries, Keys, Values]:
-        """Queries, keys and values by head, rotated where positions are rotary: all that attention reads.
-
-        The arguments as for `forward`.
-        """
+        """Queries, keys and values by head. The arguments as for `forward`."""
         key = query if key is None else key
         heads = []
         for name, proj, rows, n_heads in (
@@ -163,43 +161,39 @@ class MultiHeadAttention(nn.Module):
             tap(f"{name}_proj", flat)
             heads.append(split_heads(flat, n_heads))
             tap(name, heads[-1])
-        q, k, v = heads
-        return *self.rotated(q, k, places, places if key is query else None, tap), v
+        return heads[0], heads[1], heads[2]
 
     def rotated(
-        self, q: Queries, k: Keys, places: Places | None, key_places: Places | None, tap: Tap
-    ) -> tuple[Queries, Keys]:
-        """Queries and keys turned by their places where positions are rotary, else as they are. Places default to 0, 1, …"""
-        if self.positions not in ROPE:
-            return q, k
-        turned = []
-        for name, heads, given in (("q_rot", q, places), ("k_rot", k, key_places)):
-            at, is_interleaved = _places_of(heads, given), self.positions == "rope-interleaved"
-            turned.append(rotate(heads, at, theta=self.rope_theta, interleaved=is_interleaved))
-            tap(name, turned[-1])
-        return turned[0], turned[1]
+        self, q: Queries, k: Keys, v: Values, at: tuple[Places, Places], tap: Tap = no_tap
+    ) -> tuple[Queries, Keys, Values]:
+        """Queries, and keys, turned by their places where positions are rotary, else as they are: all that attention reads."""
+        if self.positions in ROPE:
+            turn = partial(rotate, theta=self.rope_theta, interleaved=self.positions == "rope-interleaved")
+            q, k = turn(q, at[0]), turn(k, at[1])
+            tap("q_rot", q)
+            tap("k_rot", k)
+        return q, k, v
 
     def attended(
         self,
         q: Queries,
         k: Keys,
         v: Values,
+        at: tuple[Places, Places],
         *,
-        places: Places | None,
-        key_places: Places | None = None,
         allowed: Allowed | None,
         bias: Float[Tensor, "..."] | None,
         tap: Tap,
     ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
         """`attend` with this layer's scale, with the cost of distance where positions are ALiBi, and with dropout between its
-        halves in training: `(z, pattern)`. Places default to 0, 1, …; only the bias may forbid a cell, with −∞.
+        halves in training: `(z, pattern)`. `at` are the places of queries and keys; only the bias may forbid a cell, with −∞.
 
         Source of the dropout: Srivastava et al. 2014, "Dropout", section 10 (inverted form).
         """
         added, keep = None, visible_cells_of(q, k, allowed, bias)
         if self.positions == "alibi":
             wide = torch.promote_types(q.dtype, torch.float32)
-            added = alibi(self.n_heads, _places_of(q, places), _places_of(k, key_places), dtype=wide)
+            added = alibi(alibi_slopes(self.n_heads), *at, dtype=wide)
             tap("alibi", added)
         if bias is not None:
             tap("bias", bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
@@ -234,8 +228,10 @@ def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batc
     return z.transpose(1, 2).flatten(2)
 
 
-def _places_of(heads: Float[Tensor, "batch head length d"], places: Places | None) -> Places:
-    return torch.arange(heads.shape[2], device=heads.device) if places is None else places
+def places_of(query: TokenVectors, key: KeyRows | None, places: Places | None) -> tuple[Places, Places]:
+    """The places of queries, by default 0, 1, 2, …, and of keys, which count from 0 where they are not the queries."""
+    q_places = torch.arange(query.shape[1], device=query.device) if places is None else places
+    return q_places, q_places if key is None or key is query else torch.arange(key.shape[1], device=key.device)
 
 
 @torch.no_grad()
@@ -265,39 +261,7 @@ def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | 
 # --------------------------------------------------------------------------------------------------------------- routes
 
 
-def run_route(
-    route: str,
-    layer: MultiHeadAttention,
-    x: TokenVectors,
-    context: KeyRows | None,
-    *,
-    allowed: Allowed | None,
-    bias: Float[Tensor, "..."] | None,
-    places: Places | None,
-    tap: Tap,
-) -> Float[Tensor, "batch query d_out"]:
-    """The output of the layer by one of three ways in which people write it. The arguments as for `MultiHeadAttention.forward`.
-
-    `separate`: four projections (the layer's own `forward`). `fused`: one qkv projection, then cut. `per-head`: a weight per
-    head, with batched products, and the heads' outputs added up. The tensors on the way differ; the result must not.
-    """
-    if route == "separate":
-        out: Tensor = layer(x, context, allowed=allowed, bias=bias, places=places, tap=tap)[0]
-        return out
-    key_places = places if context is None else None
-    q, k, v = (_fused if route == "fused" else _per_head)(layer, x, context, tap)
-    q, k = layer.rotated(q, k, places, key_places, tap)
-    z, _ = layer.attended(q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap)
-    if route == "fused" or layer.o_proj is None:
-        return layer.joined(z, tap)
-    head_out = z @ layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)  # [head, d_v, d_model]
-    tap("head_out", head_out)
-    summed: Tensor = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
-    tap("out_sum", summed)
-    return summed
-
-
-def _fused(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, tap: Tap) -> list[Tensor]:
+def fused(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, *, tap: Tap) -> list[Tensor]:
     """Queries, keys and values by one product (keys and values, where they come from a context), then cut."""
     q, *kv = layer.q_proj, layer.k_proj, layer.v_proj
     products = [("qkv", x, [q, *kv])] if context is None else [("q_proj", x, [q]), ("kv", context, kv)]
@@ -315,7 +279,7 @@ def _fused(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, 
     return heads
 
 
-def _per_head(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, tap: Tap) -> list[Tensor]:
+def per_head(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, *, tap: Tap) -> list[Tensor]:
     """Queries, keys and values by a small weight per head, all heads in one batched product."""
     heads, keys = [], x if context is None else context
     for name, rows, projection, n_heads in (
@@ -329,6 +293,14 @@ def _per_head(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | Non
         tap(name, tensor)
         heads.append(tensor)
     return heads
+
+
+ROUTES: Mapping[str, Callable[..., Sequence[Tensor]]] = {
+    "separate": MultiHeadAttention.projected,
+    "fused": fused,
+    "per-head": per_head,
+}
+"""The three ways in which people write the projections. The tensors on the way differ; the result must not."""
 
 
 # --------------------------------------------------------------------------------------------------------- the KV cache
@@ -432,23 +404,22 @@ def rotate(
 
 
 def alibi(
-    n_heads: int,
+    slopes: Sequence[float],
     q_places: Int[Tensor, "*#batch query"],
     k_places: Int[Tensor, "*#batch key"],
     *,
     dtype: torch.dtype,
-) -> Float[Tensor, "*#batch {n_heads} query key"]:
+) -> Float[Tensor, "*#batch head query key"]:
     """What distance costs: `−m[h] · |i − j|`, to be added to the scores. `m` are the slopes of `alibi_slopes`.
 
     The paper's attention is causal; here a later key costs as much as an earlier one. Source: Press et al. 2021, "Train
     Short, Test Long", section 3.
 
-    >>> alibi(1, torch.tensor([2]), torch.arange(3), dtype=torch.float64)[0, 0].tolist()
-    [-0.0078125, -0.00390625, -0.0]
+    >>> alibi((0.25,), torch.tensor([2]), torch.arange(3), dtype=torch.float64)[0, 0].tolist()
+    [-0.5, -0.25, -0.0]
     """
-    slopes = torch.tensor(alibi_slopes(n_heads), dtype=dtype, device=q_places.device)
-    distance = (q_places[..., :, None] - k_places[..., None, :]).abs().to(dtype)
-    return -slopes[:, None, None] * distance[..., None, :, :]
+    of_heads = torch.tensor(slopes, dtype=dtype, device=q_places.device)[:, None, None]
+    return -of_heads * (q_places[..., :, None] - k_places[..., None, :]).abs().to(dtype)[..., None, :, :]
 
 
 # --------------------------------------------------------------------------------------------------- weights on disk

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mhacli.attention.core import Allowed, four_axes, is_finite, visible_cells
 from mhacli.attention.masks import Mask
-from mhacli.sites import alibi_slopes
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -339,25 +338,6 @@ def product(left: Tensor, right: Tensor, out: Float[Tensor, "head row column"], 
 
 
 # ------------------------------------------------------------------------------------------------------------- biases
-
-
-def distance_bias(
-    n_heads: int,
-    q_places: Int[Tensor, "*#batch query"],
-    k_places: Int[Tensor, "*#batch key"],
-    *,
-    dtype: torch.dtype,
-) -> Bias:
-    """What distance costs under ALiBi, block by block: `−m[h] · |i − j|`, as `positions.alibi` has it whole."""
-    slopes = torch.tensor(alibi_slopes(n_heads), dtype=dtype, device=q_places.device)
-    q_rows, k_rows = torch.atleast_2d(q_places), torch.atleast_2d(k_places)
-
-    def bias(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-        q_row, k_row = (rows[min(batch, rows.shape[0] - 1)] for rows in (q_rows, k_rows))
-        cost: Tensor = (q_row[q_idx][:, None] - k_row[k_idx]).abs() * -slopes[heads.start : heads.stop, None, None]
-        return cost
-
-    return bias
 
 
 def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:

@@ -22,27 +22,22 @@ from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_
 from mhacli.attention.devices import choose_device, environment, free_bytes
 from mhacli.attention.head_statistics import head_statistics, statistics_of
 from mhacli.attention.layer import (
+    ROUTES,
     KeyRows,
     LayerWeights,
     Places,
     TokenVectors,
+    alibi,
     from_file,
     merge_heads,
     new_layer,
+    places_of,
     require_finite_weights,
-    run_route,
     sinusoidal,
     to_bytes,
 )
 from mhacli.attention.masks import Mask
-from mhacli.attention.scores import (
-    GivenAttention,
-    ScoredAttention,
-    distance_bias,
-    strongest_key,
-    sum_of_biases,
-    tensor_bias,
-)
+from mhacli.attention.scores import Bias, GivenAttention, ScoredAttention, strongest_key, sum_of_biases, tensor_bias
 from mhacli.attention.statistics import blocks_of, make_baseline, reduce_heads
 from mhacli.attention.taps import (
     Capture,
@@ -62,7 +57,7 @@ from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step, dims_of
 from mhacli.run import Run, require_memory
 from mhacli.settings import Config
-from mhacli.sites import Dims
+from mhacli.sites import Dims, alibi_slopes
 from mhacli.text.tokenizers import encode
 from mhacli.text.tokens import Texts
 
@@ -129,38 +124,57 @@ class Setup:
         return Capture(self.dims, self.layer.tensors(), keep=keep, values=values)
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
-        """The output of one forward pass by a route of `run_route`. Reproducible: dropout starts from the seed."""
-        self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        x, context, places = self.inputs(tap)
-        layer, allowed, bias = self.layer.attention, self.allowed, self.bias
-        return run_route(route, layer, x, context, allowed=allowed, bias=bias, places=places, tap=tap)
+        """The output of one forward pass by one of `ROUTES`, of which `per-head` adds up the outputs of the heads. Reproducible:
+        dropout starts from the seed."""
+        layer = self.layer.attention
+        layer.generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        q, k, v, at = self.read(tap, route)
+        z, _ = layer.attended(q, k, v, at, allowed=self.allowed, bias=self.bias, tap=tap)
+        if route != "per-head" or layer.o_proj is None:
+            return layer.joined(z, tap)
+        # [head, d_v, d_model]
+        head_out = z @ layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)
+        tap("head_out", head_out)
+        summed: Tensor = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
+        tap("out_sum", summed)
+        return summed
+
+    def inputs(self, tap: Tap = no_tap) -> tuple[TokenVectors, KeyRows | None]:
+        """The layer's input and its context."""
+        x, context = self.rows(self.queries, tap), None
+        if self.context is not None:
+            context = self.rows(self.context)
+            tap("context", context)
+        return x, context
+
+    def read(self, tap: Tap, route: str = "separate") -> tuple[Tensor, Tensor, Tensor, tuple[Places, Places]]:
+        """Queries, keys and values, and the places of queries and keys."""
+        layer, (x, context) = self.layer.attention, self.inputs(tap)
+        at = places_of(x, context, self.queries.places)
+        q, k, v = ROUTES[route](layer, x, context, tap=tap)
+        return *layer.rotated(q, k, v, at, tap), at
 
     def attention(self, tap: Tap = no_tap) -> ScoredAttention:
         """The attention of all heads. Queries, keys and values are computed, and no score."""
-        x, context, places = self.inputs(tap)
-        q, k, v = self.layer.attention.projected(x, context, places=places, tap=tap)
-        allowed, bias = self.allowed, None
+        q, k, v, at = self.read(tap)
+        allowed, biases = self.allowed, list[Bias]()
         if self.config.positions == "alibi":
-            key_places = self.queries.places if self.context is None else torch.arange(k.shape[2], device=k.device)
+            slopes, rows = alibi_slopes(self.config.n_heads), [torch.atleast_2d(places) for places in at]
             wide = torch.promote_types(q.dtype, torch.float32)
-            bias = distance_bias(self.config.n_heads, self.queries.places, key_places, dtype=wide)
+
+            def distance(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+                q_row, k_row = (each[min(batch, len(each) - 1)] for each in rows)
+                return alibi(slopes[heads.start : heads.stop], q_row[q_idx], k_row[k_idx], dtype=wide)
+
+            biases.append(distance)
         if self.bias is not None:
             forbids = self.bias.isneginf()
             if bool(forbids.any()):
                 allowed = masks.both(*filter(None, [allowed]), masks.from_tensor(~forbids))
-            added = tensor_bias(self.bias.masked_fill(forbids, 0.0))
-            bias = added if bias is None else sum_of_biases(added, bias)
+            biases.append(tensor_bias(self.bias.masked_fill(forbids, 0.0)))
+        bias = sum_of_biases(*biases) if biases else None
         scale = self.config.scale or 0.0
         return ScoredAttention(q=q, k=k, v=v, scale=scale, softcap=self.config.softcap, bias=bias, allowed=allowed)
-
-    def inputs(self, tap: Tap = no_tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
-        """The layer's input, its context, and the positions of its tokens (None with a context, which counts from 0)."""
-        x = self.rows(self.queries, tap)
-        if self.context is None:
-            return x, None, self.queries.places
-        context = self.rows(self.context)
-        tap("context", context)
-        return x, context, None
 
     def rows(self, tokens: Tokens, tap: Tap = no_tap) -> TokenVectors:
         """The vectors of tokens: embedded or random, plus additive positions."""

@@ -72,11 +72,11 @@ def layer_study(run: Run, texts: Texts, settings: EffectSettings) -> tuple[Effec
         raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
     setup = prepare(run, texts)
     record, _ = record_run(setup, texts)
-    x, context, places = setup.inputs()
+    x, context = setup.inputs()
     model: Any = nn.Module()
     model.add_module("attention" if context is None else "cross_attention", setup.layer.attention)
     model.out_proj = nn.Identity()  # its input is z in a layer without a projection
-    more = {"allowed": setup.allowed, "bias": setup.bias, "places": places}
+    more = {"allowed": setup.allowed, "bias": setup.bias, "places": setup.queries.places}
     model.forward = lambda query, key: model.out_proj(setup.layer.attention(query, key, **more)[0])
     return EffectStudy(model.eval(), {"query": x, "key": context}, settings, run, record), run.notes
 
