@@ -121,11 +121,6 @@ class ScoredAttention(_Attention):
     ) -> Tensor:
         """Writes the scores to base 2 of a block of some heads, without the mask, in the dtype of `out`, and returns it."""
         is_plain = self.softcap is None and self.bias is None
-        if is_plain and len(heads) == 1 and self.q.dtype == out.dtype and abs(self.scale) < _MOST:  # few calls of torch
-            q = self.q[batch, heads.start, queries.start : queries.stop]
-            k = self.k[batch, heads.start * self.n_kv_heads // self.shape[1], keys.start : keys.stop]
-            torch.addmm(out[0], q, k.T, beta=0, alpha=self.scale * LOG2_E, out=out[0])
-            return out
         q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
         k = of_heads(self.k, batch, heads, self.shape[1], keys)
         q, k, factor = q.to(out.dtype), k.to(out.dtype).mT, self.scale * (LOG2_E if is_plain else 1.0)

@@ -368,10 +368,6 @@ def _add_z(block: Block, z: Float[Tensor, "head query d_v"]) -> None:
     """Writes the product of the weights with the values."""
     attention = block.attention
     assert attention.v is not None
-    if len(z) == 1 and attention.v.dtype == z.dtype == block.weights.dtype and attention.has_finite_values:
-        v = attention.v[block.batch, block.heads.start * attention.v.shape[1] // attention.shape[1], block.columns]
-        torch.mm(block.weights[0], v, out=z[0])  # few calls of torch
-        return
     values = of_heads(attention.v, block.batch, block.heads, attention.shape[1], block.keys).to(block.weights.dtype)
     if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
         values = values.masked_fill((block.weights == 0).all(dim=1).unsqueeze(-1), 0.0)
@@ -471,7 +467,6 @@ def _of_first_keys(
         "mass": (n_seen > 0).double(),
         "entropy": n_seen.clamp(min=1).double().log(),
         "squares": weight,
-        "peak": weight.log(),
         "distance": weight * (i * (i + 1) + behind.sign() * behind * (behind + 1)) / 2,
         "received": of_last.flip(0).cumsum(dim=0).flip(0)[1:],
         "map": keys_before.diff(dim=1),

@@ -52,9 +52,9 @@ def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tup
     prepared, notes = start(run, options)
     with show_activity("computing"):
         if prepared is None:
-            from mhacli.layer.run import inspect_layer
+            from mhacli.layer.steps import walk
 
-            return recorded(inspect_layer(run, texts)), notes
+            return recorded(walk(run, texts)), notes
         inputs = prepared.inputs
         kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
         require_rows(options, kinds, inputs.sequences, inputs.context)

@@ -79,10 +79,12 @@ class Setup:
     vectors that replace embedded tokens, with `config.random`.
     """
 
-    def __init__(self, request: Run, texts: Texts) -> None:
-        """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing or
-        the weights do not fit the vocabulary."""
+    def __init__(self, request: Run, texts: Texts, *, has_matrices: bool = True) -> None:
+        """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing, if
+        the run, with matrices or without, does not fit into its memory, or if the weights do not fit the vocabulary."""
         config, dims, device = request.config, request.dims, choose_device(request.config.device)
+        free, on_gpu = free_bytes(config.device), device.type != "cpu"
+        self.peak_bytes = require_memory(request, free, has_matrices=has_matrices, on_gpu=on_gpu)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.request, self.config, self.dims, self.device = request, replace(config, device=str(device)), dims, device
@@ -272,6 +274,7 @@ _OTHER_NAMES = {"q_per_head": "q", "k_per_head": "k", "v_per_head": "v", "out_su
 """What other routes call some of them."""
 
 
+@torch.no_grad()
 def inspect(
     text: str | Sequence[str] = (),
     config: Config | None = None,
@@ -286,20 +289,8 @@ def inspect(
     """
     config, given = (config or Config()).resolved(), [text] if isinstance(text, str) else text or ()
     texts, vocabulary, _ = encode(given, config, context=context)
-    return inspect_layer(Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary), texts)
-
-
-@torch.no_grad()
-def inspect_layer(request: Run, texts: Texts) -> Record:
-    """The record for a resolved request, as by `inspect`."""
-    return record_run(prepare(request, texts), texts)[0]
-
-
-def prepare(request: Run, texts: Texts) -> Setup:
-    """The setup of a run. Raises `MhaError`, before the first large tensor, if the run does not fit into the device's
-    memory."""
-    require_memory(request, free_bytes(request.config.device))
-    return Setup(request, texts)
+    request = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
+    return record_run(Setup(request, texts), texts)[0]
 
 
 def weights_content(request: Run) -> bytes:
@@ -399,9 +390,7 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
     receives the completed fraction. Raises `MhaError` where the run cannot fit, before the first large
     tensor; where the device is missing; and for numbers that overflow."""
     config, chosen = request.config, request.statistics
-    on_gpu = choose_device(config.device).type != "cpu"
-    peak_bytes = require_memory(request, free_bytes(config.device), has_matrices=False, on_gpu=on_gpu)
-    setup, began = Setup(request, texts), perf_counter()
+    setup, began = Setup(request, texts, has_matrices=False), perf_counter()
     capture = setup.capture()
     attention = setup.attention(capture)
     if not attention.is_finite and not request.allow_nonfinite:
@@ -428,7 +417,7 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
         of_statistics,
         baseline=baseline,
         run=request,
-        peak_bytes=peak_bytes,
+        peak_bytes=setup.peak_bytes,
         full_bytes=batch * n_heads * prod(sizes) * attention.dtype.itemsize,
         report_progress=report_cells,
     )

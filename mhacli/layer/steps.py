@@ -23,7 +23,7 @@ from mhacli.attention.masks import both
 from mhacli.attention.taps import Stopwatch, largest_difference, step_of
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.layer.run import Setup, make_axes, make_mask, make_record, prepare, record_run
+from mhacli.layer.run import Setup, make_axes, make_mask, make_record, record_run
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import CacheStep, Cell, DecodeSummary, Record, ScorePart, Step
 from mhacli.run import CellIndex, Run
@@ -36,10 +36,12 @@ NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 
 
 @torch.no_grad()
-def walk(request: Run, texts: Texts, *, route: str, values: bool, place: CellIndex | None) -> Record:
+def walk(
+    request: Run, texts: Texts, *, route: str = "separate", values: bool = False, place: CellIndex | None = None
+) -> Record:
     """A record whose trace follows `route`; with `values`, a summary of each tensor's numbers, and with a `place`, which counts
     tokens, all numbers of one cell. Raises `MhaError` as `inspect` does."""
-    setup = prepare(request, texts)
+    setup = Setup(request, texts)
     record, tensors = record_run(setup, texts, route=route, values=values, also=NEEDED if place else ())
     if place is None:
         return record
@@ -200,7 +202,7 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
     Its arrays are the steps' results, row by row. Its self-check is the worse of two: of the output against the pattern, and
     of the steps against a full pass, where both sides round. Raises `MhaError` as `inspect` does.
     """
-    setup = prepare(request, texts)
+    setup = Setup(request, texts)
     x, full, config = setup.rows(setup.queries), setup.run(), setup.config
     begun = [(setup.axes.queries.first(b), text.tokens) for b, text in enumerate(texts[0])]
     whole, seen, steps = dict[str, Tensor](), dict[str, Tensor](), list[Step]()

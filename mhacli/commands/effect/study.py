@@ -19,7 +19,7 @@ from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes,
 from mhacli.commands.effect.removal import Parts, Removal, finding, removed_otherwise, repeated, stand_in, without
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.layer.run import prepare, record_run
+from mhacli.layer.run import Setup, record_run
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerKey, dtype_of
 from mhacli.models.load import ModelTokenizer
@@ -70,7 +70,7 @@ def layer_study(run: Run, texts: Texts, settings: EffectSettings) -> tuple[Effec
     _require_one_text(run.dims.batch)
     if run.config.train and run.config.dropout:
         raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
-    setup = prepare(run, texts)
+    setup = Setup(run, texts)
     record, _ = record_run(setup, texts)
     x, context = setup.inputs()
     model: Any = nn.Module()
