@@ -11,10 +11,8 @@ __all__ = ["attend", "masks"]
 
 def __getattr__(name: str) -> Any:
     """A public name, imported on first use: reading a weights file needs no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'mhacli.attention' has no attribute {name!r}")
     from importlib import import_module
 
-    if name == "attend":
-        return import_module("mhacli.attention.core").attend
-    if name == "masks":
-        return import_module("mhacli.attention.masks")
-    raise AttributeError(f"module 'mhacli.attention' has no attribute {name!r}")
+    return import_module("mhacli.attention.masks") if name == "masks" else import_module("mhacli.attention.core").attend

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mhacli.attention.scores import exact_dtype
 from mhacli.record.record import SpanTokens
 from mhacli.settings import SINK_TOKENS, PaddingSide
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of
@@ -115,12 +116,6 @@ def make_statistics_request(
     """
     places = axes.keys.filled(axes.keys.places, -1)
     k_tokens = axes.keys.filled(axes.keys.ids, -1)
-    matches: list[list[Matches]] = [[] for _ in patterns]
-    for b in range(len(places)):  # places count from the first token of a text
-        q_ids, k_ids = (torch.tensor(axis.ids[b], device=axis.device) for axis in (axes.queries, axes.keys))
-        first = axes.queries.first(b), axes.keys.first(b)
-        for of_pattern, pattern in zip(matches, patterns, strict=True):
-            of_pattern.append(matcher(pattern, q_ids, k_ids, axes.id_of, first=first))
     return StatisticsRequest(
         block=block_of(max(axes.queries.length, axes.keys.length)),
         q_tokens=axes.queries.filled(axes.queries.ids, -1),
@@ -129,7 +124,7 @@ def make_statistics_request(
         first=places == 0,
         leading=(places >= 0) & (places < sink_tokens),
         is_self=axes.is_self,
-        matches=tuple(map(tuple, matches)),
+        matches=tuple(tuple(matcher(pattern, axes, b) for b in range(len(places))) for pattern in patterns),
         q_spans=_marked(spans, axes.queries) if spans else None,
         k_spans=_marked(spans, axes.keys) if spans else None,
     )
@@ -147,40 +142,25 @@ def _marked(spans: Sequence[SpanTokens], axis: Axis) -> Bool[Tensor, "batch span
 # ---------------------------------------------------------------------------------------------------------- conditions
 
 
-def matcher(
-    pattern: Condition,
-    q_tokens: Int[Tensor, " query_len"],
-    k_tokens: Int[Tensor, " key_len"],
-    id_of: Callable[[str], int],
-    *,
-    first: tuple[int, int] = (0, 0),
-) -> Matches:
+def matcher(pattern: Condition, axes: Axes, sequence: int) -> Matches:
     """A predicate like a mask: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`. What depends on the query
     alone is calculated as `[query, 1]`, on the key alone as `[1, key]`; only what compares the two costs a whole block.
 
-    The ids are those of one text for the queries and one for the keys, −1 for padding; `q_idx` and `k_idx` are places in
-    them, once the columns of the `first` query and key are subtracted. `id_of` says the id of a word, −1 for one that the
-    vocabulary lacks: it equals no token. A comparison is false where one side is padding, outside the text, or a division by
-    zero, even `!=`; `not` around it is then true.
-    Raises nothing of its own; what `id_of` raises is raised here, not by the predicate.
-
-    >>> from mhacli.text.conditions import parse_condition
-    >>> ids = torch.tensor([4, 7, 4])
-    >>> matches = matcher(parse_condition("tok[k - 1] == tok[q]"), ids, ids, lambda word: -1)
-    >>> matches(torch.arange(3), torch.arange(3)).int().tolist()
-    [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
+    Places count from the first token of a text. A word that the vocabulary lacks equals no token. A comparison is false where
+    one side is padding, outside the text, or a division by zero, even `!=`; `not` around it is then true.
     """
-    ids = {word: id_of(word) for word in pattern.words}
-    is_small = pattern.largest(len(q_tokens) + len(k_tokens)) < 2**24
-    dtype = (
-        torch.float32 if is_small or q_tokens.device.type == "mps" else torch.float64
-    )  # both hold the numbers exactly
+    ids = {word: axes.id_of(word) for word in pattern.words}
+    of_axes = {"q": axes.queries, "k": axes.keys}
+    is_exact_in_float32 = pattern.largest(sum(len(axis.ids[sequence]) for axis in of_axes.values())) < 2**24
+    dtype = torch.float32 if is_exact_in_float32 else exact_dtype(axes.queries.device)
     texts = {}
-    for axis, tokens in (("q", q_tokens), ("k", k_tokens)):  # all places outside of a text lead to its border
-        texts[axis] = torch.nn.functional.pad(tokens.to(dtype).where(tokens >= 0, torch.nan), (1, 1), value=torch.nan)
+    for name, axis in of_axes.items():  # all places outside of a text lead to its border
+        tokens = torch.tensor(axis.ids[sequence], dtype=dtype, device=axis.device)
+        texts[name] = torch.nn.functional.pad(tokens.where(tokens >= 0, torch.nan), (1, 1), value=torch.nan)
 
     def matches(q_idx: Queries, k_idx: Keys) -> Cells:
-        places = {"q": (q_idx - first[0]).to(dtype)[:, None], "k": (k_idx - first[1]).to(dtype)[None, :]}
+        places = {"q": q_idx[:, None] - axes.queries.first(sequence), "k": k_idx[None, :] - axes.keys.first(sequence)}
+        places = {name: place.to(dtype) for name, place in places.items()}
         plane = _evaluated(pattern.body, places, texts, ids)
         return plane.expand(len(q_idx), len(k_idx))
 

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visible_cells_of, weighted_sum
+from mhacli.attention.core import Allowed, Tap, attention_pattern, is_finite, no_tap, visible_cells_of, weighted_sum
 from mhacli.attention.scores import exact_dtype
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, Probe, saved_metadata
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
@@ -484,7 +484,7 @@ def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...]) -
     from safetensors.torch import save
 
     tensors = layer.tensors()
-    require_finite_weights(tensors, "the weights")
+    require_finite_weights(tensors)
     choices = {name: value for name, value in asdict(config).items() if name not in RUN_CHOICES}
     metadata = {
         "format": FORMAT,
@@ -529,15 +529,16 @@ def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> Lay
     return LayerWeights(embedding.to(dtype), attention.to(dtype), table)
 
 
-def require_finite_weights(tensors: dict[str, Tensor], subject: str) -> None:
-    """Raises `MhaError` with the count and the first place of NaN or Inf in the first tensor that has any."""
+def require_finite_weights(tensors: Mapping[str, Tensor], path: str | None = None) -> None:
+    """Raises `MhaError` with the count and the first place of NaN or Inf in the first tensor, of a file, that has any."""
     for name, tensor in tensors.items():
-        bad = ~tensor.isfinite()
-        if bad.any():
+        if tensor.is_floating_point() and not is_finite(tensor):
+            bad = ~tensor.isfinite()
             raise MhaError(
-                f"{subject}: {name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
+                f"{path or 'the weights'}: {name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
                 hint="--allow-nonfinite continues anyway",
                 code="not-finite",
+                path=path,
             )
 
 

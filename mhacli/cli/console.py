@@ -193,12 +193,3 @@ def stages(usual: int) -> Iterator[Callable[..., None]]:
             report_progress(len(begun) / (len(begun) + usual), text)
 
         yield stage
-
-
-def read_key(prompt: str) -> str:
-    """One key press from the terminal, without waiting for Enter. The prompt is shown while waiting, then erased."""
-    import typer
-
-    sys.stdout.flush()
-    with show_activity(prompt):
-        return typer.getchar()

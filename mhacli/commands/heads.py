@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from mhacli.record.heads import Corner, Kept
 from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import HEADS, OUTPUT, TOP, Computation, Reading, Statistics, index_list, setting
+from mhacli.text.spans import part_of
 
 if TYPE_CHECKING:
     from mhacli.models.run import CheckpointRun
@@ -28,10 +28,9 @@ _ROWS, _KEYS = "Print the matrix rows of queries A to B−1.", "Print the matrix
 
 
 def _span(word: str | None, count: int, name: str) -> range:
-    """Positions from `100:140`, `:40` or `100:`, without the end; all `count` positions for None. Raises `UsageError`."""
-    match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
-    positions = range(int(match[1] or 0), int(match[2] or count)) if match else range(0)
-    if not positions or positions.stop > count:
+    """The positions that `part_of` reads; all of them for None. Raises `UsageError` for none."""
+    positions = part_of(":" if word is None else word.replace(" ", ""), count)
+    if not positions:
         raise UsageError(f"{name} {str(word)[:40]!r} is not A:B within 0:{count}, such as 100:140, from A to B−1")
     return positions
 

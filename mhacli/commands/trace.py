@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
+import typer
+
+from mhacli.cli.console import draw, flush, loading_torch, note, show_activity
 from mhacli.cli.output import DRAWING, DRAWN, SAVED, Output, after_trace, print_report, print_result, require_output
 from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
 from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
@@ -154,8 +156,12 @@ def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
     draw(first, on)
     for step in steps:
         draw(step, on)
-        if walk.step and read_key("(any key: next step, q: to the end)") in ("q", "Q", "\x1b"):
-            break
+        if walk.step:
+            flush()
+            with show_activity("(any key: next step, q: to the end)"):
+                key = typer.getchar()
+            if key in ("q", "Q", "\x1b"):
+                break
     draw(end, on)
 
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mhacli.attention.core import is_finite
 from mhacli.attention.devices import choose_device
+from mhacli.attention.layer import require_finite_weights
 from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, guarded, installing, missing_library
 from mhacli.io import memory
 from mhacli.io.data import DeviceMap
@@ -278,15 +278,7 @@ def _require_finite(model: nn.Module, path: str) -> None:
         for name, parameter in module.named_parameters(place, recurse=False):
             # on the device meta the numbers are on CPU or disk
             tensor = kept[0][name.rpartition(".")[2]].to(parameter.dtype) if parameter.is_meta else parameter
-            if not tensor.is_floating_point() or is_finite(tensor):
-                continue
-            bad = ~tensor.isfinite()
-            raise MhaError(
-                f"{path}: {name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
-                hint="--allow-nonfinite continues anyway",
-                code="not-finite",
-                path=path,
-            )
+            require_finite_weights({name: tensor}, path)
 
 
 # ------------------------------------------------------------------------------------------------------ several devices

@@ -30,7 +30,6 @@ MAX_CHARACTERS: Final = 502
 """The longest expression, with its slashes."""
 _ROLE = re.compile(r"[A-Za-z_-]{1,40}")
 _NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
-_RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
 Ranges = tuple[tuple[int, int], ...]
 """Ranges of a text: characters, end exclusive, none empty."""
 
@@ -144,16 +143,22 @@ def find_spans(
                 hint = "nested repetitions such as (a+)+ can take forever"
                 raise MhaError(message, hint=hint, code="too-slow") from None
         else:
-            match = _RANGE.fullmatch(value)
-            start, end = (int(match[1] or 0), int(match[2] or len(text))) if match else (0, 0)
-            if not start < end <= len(text):
+            part = part_of(value, len(text))
+            if not part:
                 known = f"START:END within the characters 0:{len(text)}, with END above START, nor /REGEX/"
                 raise UsageError(f"--span {name}={value[:60]} is neither {known}")
-            spans[name] = ((start, end),)
+            spans[name] = ((part.start, part.stop),)
         if not (spans[name] or may_lack):
             shown = name if value is None else f"{name}={value}"
             raise MhaError(f"--span {shown} has no characters of the text", code="no-span", exit_code=EXIT_USAGE)
     return spans
+
+
+def part_of(word: str, count: int) -> range:
+    """The places of `100:140`, `:40` or `100:`, without the end, among `count`; none for any other word."""
+    match = re.fullmatch(r"([0-9]{0,12}):([0-9]{0,12})", word)
+    part = range(int(match[1] or 0), int(match[2] or count)) if match else range(0)
+    return part if part.stop <= count else range(0)
 
 
 def require_expressions(words: Sequence[str]) -> None:
