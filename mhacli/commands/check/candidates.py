@@ -231,8 +231,6 @@ def biases_in(run: Run) -> list[Bias]:
         shape, added = op.output.shape, source.output
         if not added.is_floating_point() or op.arguments.get("beta") == 0:
             continue
-        if op.arguments.get("beta") == 0:
-            continue
         if op.name == KERNEL:
             shape = torch.Size((*op.sources[0].output.shape[:-1], op.sources[1].output.shape[-2]))
         bias = run.as_scores(added, shape)

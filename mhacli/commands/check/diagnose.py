@@ -25,6 +25,7 @@ from mhacli.commands.check.inputs import (
     unmasked_inputs,
 )
 from mhacli.commands.check.recording import Run, run_of_case
+from mhacli.commands.check.result import Behaviour
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.roles import call_role, called_function
 from mhacli.usercode.target import Choice
@@ -63,7 +64,8 @@ class Diagnosis:
     each with the largest difference, relative to the tolerance, and the trial that shows it. `likeliest` is the layer that shares
     the most tensors with the run, and `shown` its mistake that makes the run's weighted values, if the output is not explained.
     `not_examined` are masks that act only beside another argument, `ignored` those that hide nothing whatever stands in them;
-    without `explains_masks`, no hypothesis matches a mask."""
+    without `explains_masks`, no hypothesis matches a mask. `cache` is what steps behind a cache gave, to which the arguments
+    `passed` were given, and `notes` are for callers."""
 
     cases: list[InputCase]
     run: Run
@@ -76,6 +78,9 @@ class Diagnosis:
     not_examined: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     n_hypotheses: int = 0
+    cache: Behaviour | None = None
+    passed: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def layer(self) -> ReferenceLayer:

@@ -131,6 +131,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
     asker = Asker(sequences, random_texts(sequences, request.seed), stated, request.seed, stage)
+    asker.answers |= {answer.name: answer for answer in report.behaviour}
     parts = _ask(asker)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, asker, request, stage)
@@ -158,9 +159,8 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     examined = with_random_weights(subject, probed, request, expects_causal=expects_causal)
     diagnosis = diagnose(examined)
     stage(f"giving {report.target} a text step by step", limited=False)
-    steps = examine_stepwise(examined, diagnosis)
-    findings = (*findings_of(diagnosis, examined), *steps.findings)
-    comparison, passed = None, (*steps.names, *subject.unread)
+    examine_stepwise(examined, diagnosis)
+    findings, comparison, passed = findings_of(diagnosis, examined), None, (*diagnosis.passed, *subject.unread)
     if diagnosis.candidate is not None:
         errors = [(error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance) for case in diagnosis.cases]
         relative, tolerance = max(errors)
@@ -172,13 +172,14 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         example="" if subject.example else subject.example_text,
         findings=findings,
         choices=_choices(diagnosis, examined),
-        probes=(*probed.probes, *steps.probes),
+        probes=tuple(probed.probes),
         comparison=comparison,
         reason=None,
         n_parameters=_n_parameters(examined.module),
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed),
-        notes=(*arguments_without_effect(subject), *steps.notes),
+        notes=(*arguments_without_effect(subject), *diagnosis.notes),
+        behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
     return report if findings or diagnosis.is_right else _undecided(report, diagnosis, examined)
 

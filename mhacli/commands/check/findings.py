@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import Mistake
+from mhacli.commands.check.behaviour import failure_of
 from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.inputs import Examined, InputCase, max_error, plain
@@ -171,6 +172,10 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         yield finding_of(
             "mask-ignored", evidence, run.line_of("scores"), message=f"what stands in {name} changes nothing"
         )
+    cache = diagnosis.cache
+    if cache is not None and cache.ok is False and all(each.shown_by != "steps" for each in diagnosis.mistakes):
+        message = "tokens that are read behind a cache give other outputs than in one call"
+        yield replace(failure_of("cache", message, cache.reason), file=built.file)
     is_open = not (diagnosis.is_right or diagnosis.mistakes)
     unused = unused_projections(subject, examined.request.of.seed) if is_open else ()
     if unused:

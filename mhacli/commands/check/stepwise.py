@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES
 from mhacli.attention.mistakes.stages import ReferenceInputs
-from mhacli.commands.check.behaviour import failure_of
 from mhacli.commands.check.diagnose import Diagnosis, Trial
 from mhacli.commands.check.inputs import Examined, InputCase, max_error, plain
 from mhacli.commands.check.recording import Run
-from mhacli.commands.check.result import Finding, ProbeResult
+from mhacli.commands.check.result import Behaviour
+from mhacli.io.data import finite
 from mhacli.usercode.build import cast_copy
 from mhacli.usercode.graph import Graph, Watcher
 from mhacli.usercode.sequences import StepConvention, causal_inputs, step_conventions
@@ -27,43 +26,34 @@ _FEWEST = 4
 _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
-class Stepwise(NamedTuple):
-    """The result: the probe of the cache, the `names` of the arguments passed, a note for callers that is no mistake, and what
-    differs where no known mistake explains it."""
-
-    probes: tuple[ProbeResult, ...] = ()
-    names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-
-
-def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> Stepwise:
+def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
     """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives, and
-    diagnoses the first that does not. Empty if the subject takes no cache, if no way works, and if tokens see later ones."""
+    diagnoses the first that does not. Nothing if the subject takes no cache, if no way works, and if tokens see later ones."""
     attention, probed, form = examined.subject, examined.probed, diagnosis.mask_form
     if examined.module is not None:  # which no call has left anything in
         attention = attention.of(cast_copy(examined.module, attention.dtype, attention.device), attention.dtype)
     takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
     is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
-    length = attention.sizes.q_len
-    mask = form if takes_causal else None
+    length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
     if attention.mode == "cross" or probed.is_random or not conventions:
-        return Stepwise()
+        return
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     whole = plain(replace(attention, is_forgetful=True)(causal_inputs(rows, 0, length, mask), mask=mask))
-    failing: tuple[StepConvention, list[InputCase]] | None = None
+    tried = []
     for convention in conventions:
         cases = list(_cases(convention, rows))
-        if cases and not any(_differs(case, whole) for case in cases):
-            has_chunks = any(map(_is_chunked, cases))
-            kinds = "token by token, after a prefill" + (", in chunks" if has_chunks else "")
-            largest = max(max_error(case.output, whole) for case in cases)
-            probe = ProbeResult("cache", f"{kinds}: the same as in one call ({convention.text})", largest, True)
-            notes = () if has_chunks else (f"not examined: {_LATER_CHUNK}, which raises an error",)
-            return Stepwise((probe,), convention.names, notes)
-        failing = failing or ((convention, cases) if cases else None)
-    return Stepwise() if failing is None else _failing(*failing, whole, diagnosis)
+        differing = [case for case in cases if max_error(case.output, whole) > case.tolerance]
+        tried += [(convention, cases, differing)] if cases else []
+        if cases and not differing:
+            break
+    if not tried:
+        return
+    convention, cases, differing = min(tried, key=lambda each: bool(each[2]))
+    ok, reason = _judged(convention, cases, differing, diagnosis)
+    largest = max(max_error(case.output, whole) for case in cases)
+    diagnosis.passed = convention.names
+    diagnosis.cache = Behaviour(name="cache", ok=ok, reason=f"{reason} ({convention.text})", largest=finite(largest))
 
 
 def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
@@ -89,38 +79,31 @@ def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
             )
 
 
-def _differs(case: InputCase, whole: Tensor) -> bool:
-    """Whether steps give another output than one call."""
-    return max_error(case.output, whole) > case.tolerance
-
-
 def _is_chunked(case: InputCase) -> bool:
     """Whether a step after the first has several tokens."""
     return any(end - start > 1 for start, end in pairwise(case.rows.ends))
 
 
-def _failing(convention: StepConvention, cases: Sequence[InputCase], whole: Tensor, diagnosis: Diagnosis) -> Stepwise:
-    """Steps that differ from one call, whose mistake joins the diagnosis if one is known. Where steps of one token do not, later
-    ones of several tokens that are masked as torch masks a first call, or not understood, are left to the caller."""
-    largest = max(max_error(case.output, whole) for case in cases)
-    wrong = next(case for case in cases if _differs(case, whole))
-    takes_single_steps, file = _is_chunked(wrong), convention.attention.built.file
+def _judged(
+    convention: StepConvention, cases: Sequence[InputCase], differing: Sequence[InputCase], diagnosis: Diagnosis
+) -> tuple[bool | None, str]:
+    """Whether steps are right, and what they give. The mistake of those that differ from one call joins the diagnosis if it is
+    known. If steps of one token do not differ, later ones of several tokens that are masked as torch masks a first call, or not
+    understood, are left to the caller."""
+    same, has_chunks = "token by token, after a prefill", any(map(_is_chunked, cases))
+    if not differing:
+        diagnosis.notes += [] if has_chunks else [f"not examined: {_LATER_CHUNK}, which raises an error"]
+        return True, f"{same}{', in chunks' * has_chunks}: the same as in one call"
+    takes_single_steps = _is_chunked(differing[0])
     judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
-    watcher = Watcher(file)
+    watcher = Watcher(convention.attention.built.file)
     with suppress(Exception), watcher:  # the call cannot be recorded
-        convention(wrong.inputs.queries, wrong.rows.ends)
-    run = Run(Graph(whole, {}, watcher.operations), wrong.rows)
-    pool = [mistake for mistake in MISTAKES if mistake.shown_by == "steps"]
-    if takes_single_steps and any("is_causal" in operation.at.source for operation in run.operations):
-        pool = []
+        convention(differing[0].inputs.queries, differing[0].rows.ends)
+    run = Run(Graph(differing[0].output, {}, watcher.operations), differing[0].rows)
+    is_of_torch = any("is_causal" in operation.at.source for operation in run.operations)
+    pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
     is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, run, pool))
     if takes_single_steps and not is_named:
-        text = f"token by token, after a prefill: the same as in one call ({convention.text}); later chunks differ"
-        note = f"{_LATER_CHUNK} gives another output than one call: give one token at a time"
-        return Stepwise((ProbeResult("cache", text, largest),), convention.names, (note,))
-    text = f"steps give other outputs than one call ({convention.text})"
-    message = "tokens that are read behind a cache give other outputs than in one call"
-    evidence = f"{wrong.name} give an output that is {max_error(wrong.output, whole):.3g} off ({convention.text})"
-    finding = replace(failure_of("cache", message, evidence), file=file)
-    probe = ProbeResult("cache", text, largest, False)
-    return Stepwise((probe,), convention.names, findings=() if is_named else (finding,))
+        diagnosis.notes.append(f"{_LATER_CHUNK} gives another output than one call: give one token at a time")
+        return None, f"{same}: the same as in one call; later chunks differ"
+    return False, f"{differing[0].name} give other outputs than one call"
