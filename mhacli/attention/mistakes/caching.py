@@ -32,9 +32,9 @@ def mistakes() -> Iterator[Mistake]:
     places = (rf"(?i){_POSITIONS}.*\[", rf"(?i)arange|{_POSITIONS}")
     position = partial(Mistake, "cache-position", shown_by="steps", at=places)
     for rows, letters in (("every step begins", "qk"), ("the keys of every step begin", "k")):
-        yield position(wrong_for(letters, "place", lambda *_: 0), f"{rows} at position 0")
+        yield position(wrong_for(letters, "rotate", from_0), f"{rows} at position 0")
     yield position(wrong_for("k", "join", rotated_again), "cached keys are rotated again in every step")
-    shifted = {"place": lambda layer, start, role: start + (start > 0)}
+    shifted = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, start + (start > 0), role)}
     yield position(shifted, "a step stands one position too far to the right")
 
     masking = ("tril|triu", "masked_fill", r"where\(", "scaled_dot_product", "softmax")
@@ -58,4 +58,9 @@ def over_the_first(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str
 
 def rotated_again(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
     """The new keys behind the cached ones, which are rotated already and rotated once more."""
-    return stages.join(layer, stages.rotate(layer, cached, cached)[1], new, role)
+    return stages.join(layer, stages.rotate(layer, cached, 0, role), new, role)
+
+
+def from_0(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Rows rotated as if they stood at the beginning."""
+    return stages.rotate(layer, heads, 0, role)

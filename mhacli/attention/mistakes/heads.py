@@ -30,7 +30,7 @@ def mistakes() -> Iterator[Mistake]:
     yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
     moved = "transposed all the same when they are joined"
     yield Mistake("attention-over-heads", {"split": heads_last, "merge": heads_last_moved}, moved)
-    whole = wrong_for("v", "split", lambda layer, rows, n_heads, role: rows[:, None])
+    whole = wrong_for("v", "split", lambda layer, rows, role: rows[:, None])
     yield Mistake("value-not-split", whole, changes="z")
     for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
         wrong = {"project": partial(fused, order)}
@@ -64,21 +64,21 @@ def mistakes() -> Iterator[Mistake]:
     yield Mistake("pattern-of-one-head", mean, "the mean", "z")
 
 
-def untransposed(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+def untransposed(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     """Vectors reshaped to heads without a transpose."""
-    return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
+    return rows.reshape(stages.split(layer, rows, role).shape)
 
 
-def batch_moved(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+def batch_moved(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     """Heads in the order head, batch instead of batch, head."""
-    heads = stages.split(layer, rows, n_heads, role)
+    heads = stages.split(layer, rows, role)
     return heads.transpose(0, 1).reshape(heads.shape)
 
 
-def heads_last(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+def heads_last(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each other."""
     require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
-    return rows.reshape(*rows.shape[:2], n_heads, -1)
+    return rows.reshape(*rows.shape[:2], layer.n_heads, -1)
 
 
 def heads_last_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:

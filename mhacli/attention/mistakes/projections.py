@@ -15,7 +15,6 @@ from mhacli.attention.mistakes import stages
 from mhacli.attention.mistakes.stages import (
     RIGHT,
     Mistake,
-    Pairing,
     Projection,
     Projections,
     ReferenceInputs,
@@ -23,6 +22,7 @@ from mhacli.attention.mistakes.stages import (
     Stages,
     require,
     rotated,
+    wrong_for,
 )
 
 _NAMES = {"v": "values", "k": "keys", "q": "queries"}
@@ -64,10 +64,8 @@ def mistakes() -> Iterator[Mistake]:
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
     yield Mistake("out-proj-transposed", changed(["out"], transposed, "project_out"))
     yield from of_rotations()
-    queries_alone = {"norm": lambda layer, q, k: (stages.norm(layer, q, k)[0], k)}
-    yield Mistake("qk-norm-of-one", queries_alone, "the keys are not", "k")
-    keys_alone = {"norm": lambda layer, q, k: (q, stages.norm(layer, q, k)[1])}
-    yield Mistake("qk-norm-of-one", keys_alone, "the queries are not")
+    yield Mistake("qk-norm-of-one", wrong_for("k", "norm", unchanged), "the keys are not", "k")
+    yield Mistake("qk-norm-of-one", wrong_for("q", "norm", unchanged), "the queries are not")
 
 
 def of_rotations() -> Iterator[Mistake]:
@@ -75,22 +73,33 @@ def of_rotations() -> Iterator[Mistake]:
     all."""
     halves = "neighbouring columns are rotated by angles laid out for halves"
     neighbours = "halves are rotated by angles laid out for neighbouring columns"
-    for code, rotate, detail, site in (
-        ("rope-pairing", partial(both_turned, pairing="interleaved", angles="half"), halves, ""),
-        ("rope-pairing", partial(both_turned, pairing="half", angles="interleaved"), neighbours, ""),
-        ("rope-of-queries-only", lambda layer, q, k: (stages.rotate(layer, q, k)[0], k), "", "k"),
-        ("rope-of-keys-only", lambda layer, q, k: (q, stages.rotate(layer, q, k)[1]), "", ""),
-        ("rope-offset", partial(both_turned, q_shift=1), "queries one place too far", ""),
-        ("rope-offset", partial(both_turned, q_shift=-1), "keys one place too far", ""),
-        ("rope-axis", by_head, "", ""),
-        ("rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)", ""),
-        ("rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle", ""),
-        ("rope-sign", keys_backwards, "", "k"),
-        ("rope-without-minus", one_signed, "", ""),
+    for letters, code, rotate, detail in (
+        ("qk", "rope-pairing", partial(rotated, pairing="interleaved", angles="half"), halves),
+        ("qk", "rope-pairing", partial(rotated, pairing="half", angles="interleaved"), neighbours),
+        ("k", "rope-of-queries-only", unchanged, ""),
+        ("q", "rope-of-keys-only", unchanged, ""),
+        (
+            "q",
+            "rope-offset",
+            lambda layer, heads, start, role: rotated(layer, heads, start + 1),
+            "queries one place too far",
+        ),
+        (
+            "q",
+            "rope-offset",
+            lambda layer, heads, start, role: rotated(layer, heads, start - 1),
+            "keys one place too far",
+        ),
+        ("qk", "rope-axis", by_head, ""),
+        ("qk", "rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)"),
+        ("qk", "rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle"),
+        ("k", "rope-sign", partial(rotated, sign=-1), ""),
+        ("qk", "rope-without-minus", one_signed, ""),
     ):
-        yield Mistake(code, {"rotate": rotate}, detail, site)
+        yield Mistake(code, wrong_for(letters, "rotate", rotate), detail, letters[0])
     yield Mistake("rope-pairing", {"rotate": other_pairing}, "in the other of the two ways", needs=("pairing",))
-    yield Mistake("rope-of-values", {"take": lambda layer, q, k, v: (q, k, turned(layer, v, 0))}, changes="v")
+    of_values = {"take": lambda layer, q, k, v: (q, k, rotated(layer, v, 0))}
+    yield Mistake("rope-of-values", of_values, changes="v")
 
 
 # ----------------------------------------------------------------------------------------------------------------- projections
@@ -158,43 +167,32 @@ def exchanged(givers: str, layer: ReferenceLayer, *heads: Tensor) -> list[Tensor
 # ------------------------------------------------------------------------------------------------------------ rotary positions
 
 
-def turned(layer: ReferenceLayer, t: Tensor, start: int, *, pairing: Pairing | None = None, **turn: Any) -> Tensor:
-    """Queries, keys or values rotated from a position on, otherwise than the layer does as `rotated` describes it."""
-    assert layer.pairing is not None
-    return rotated(t, layer, start, pairing or layer.pairing, **turn)
+def unchanged(layer: ReferenceLayer, heads: Tensor, *_: Any) -> Tensor:
+    """Heads that are neither rotated nor normalised."""
+    return heads
 
 
-def both_turned(layer: ReferenceLayer, q: Tensor, k: Tensor, *, q_shift: int = 0, **turn: Any) -> tuple[Tensor, Tensor]:
-    """Queries and keys rotated otherwise, or queries by so many positions more."""
-    return turned(layer, q, k.shape[2] - q.shape[2] + q_shift, **turn), turned(layer, k, 0, **turn)
+def other_pairing(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads rotated in the other pairing."""
+    return rotated(layer, heads, start, pairing="interleaved" if layer.pairing == "half" else "half")
 
 
-def other_pairing(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys rotated in the other pairing."""
-    return both_turned(layer, q, k, pairing="interleaved" if layer.pairing == "half" else "half")
+def by_head(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads rotated by their number."""
+    return rotated(layer, heads.transpose(1, 2), 0).transpose(1, 2)
 
 
-def by_head(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Sequence[Tensor]:
-    """Queries and keys rotated by the number of their head."""
-    return [turned(layer, heads.transpose(1, 2), 0).transpose(1, 2) for heads in (q, k)]
-
-
-def at_rates(rates: Callable[[Tensor], Tensor], layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys rotated by other angles, from the right ones."""
-    d = q.shape[-1]
+def at_rates(rates: Callable[[Tensor], Tensor], layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads rotated by other angles, from the right ones."""
+    d = heads.shape[-1]
     require(layer.rates is None and d >= 4)
-    right = layer.theta ** -(torch.arange(0, d, 2, dtype=q.dtype, device=q.device) / d)
-    return stages.rotate(replace(layer, rates=rates(right)), q, k)
+    right = layer.theta ** -(torch.arange(0, d, 2, dtype=heads.dtype, device=heads.device) / d)
+    return stages.rotate(replace(layer, rates=rates(right)), heads, start, role)
 
 
-def one_signed(layer: ReferenceLayer, q: Tensor, k: Tensor) -> list[Tensor]:
-    """Queries and keys with the sine of the same sign in both columns of a pair."""
-    column = torch.arange(q.shape[-1], device=q.device)
-    is_first = column < q.shape[-1] // 2 if layer.pairing == "half" else column % 2 == 0
-    pairs = zip(both_turned(layer, q, k, sign=-1), both_turned(layer, q, k), strict=True)
-    return [torch.where(is_first, backwards, forwards) for backwards, forwards in pairs]
-
-
-def keys_backwards(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries rotated rightly, and keys backwards."""
-    return stages.rotate(layer, q, k)[0], turned(layer, k, 0, sign=-1)
+def one_signed(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads with the sine of the same sign in both columns of a pair."""
+    column = torch.arange(heads.shape[-1], device=heads.device)
+    is_first = column < heads.shape[-1] // 2 if layer.pairing == "half" else column % 2 == 0
+    backwards, forwards = rotated(layer, heads, start, sign=-1), rotated(layer, heads, start)
+    return torch.where(is_first, backwards, forwards)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -92,13 +92,6 @@ class ReferenceInputs(NamedTuple):
     ends: tuple[int, ...] = ()
 
 
-class Result(NamedTuple):
-    """The output, and the visible cells, None if all are visible."""
-
-    out: Tensor
-    keep: Tensor | None
-
-
 # --------------------------------------------------------------------------------------------------------------- right stages
 
 
@@ -108,23 +101,23 @@ def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tenso
     return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
 
 
-def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+def split(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     """`[batch, length, head·d]` split into heads `[batch, head, length, d]`; `role` is q, k or v."""
+    n_heads = layer.n_heads if role == "q" else layer.n_kv_heads
     if layer.interleaved_split:
         return rows.reshape(*rows.shape[:-1], -1, n_heads).permute(0, 3, 1, 2)
     return rows.reshape(*rows.shape[:-1], n_heads, -1).transpose(1, 2)
 
 
-def norm(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The queries and keys of each head, normalised if the layer has norms."""
-    return q if layer.q_norm is None else layer.q_norm(q), k if layer.k_norm is None else layer.k_norm(k)
+def norm(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
+    """The queries or keys of each head, normalised if the layer has norms; `role` is q or k."""
+    function = layer.q_norm if role == "q" else layer.k_norm
+    return heads if function is None else function(heads)
 
 
-def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The queries and keys rotated by position; the queries are the last positions of the keys."""
-    if layer.pairing is None:
-        return q, k
-    return rotated(q, layer, k.shape[2] - q.shape[2], layer.pairing), rotated(k, layer, 0, layer.pairing)
+def rotate(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """The queries or keys rotated by position from `start` on, if the layer has rotary positions; `role` is q or k."""
+    return heads if layer.pairing is None else rotated(layer, heads, start)
 
 
 def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,11 +212,6 @@ def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- right stages of a step
 
 
-def place(layer: ReferenceLayer, start: int, role: str) -> int:
-    """The position from which the queries or keys of a step are rotated; `role` is q or k."""
-    return start
-
-
 def join(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
     """The keys or values of a step with the cached ones; `role` is k or v."""
     return torch.cat([cached, new], dim=2)
@@ -250,65 +238,63 @@ RIGHT: Stages = {
     stage.__name__: stage
     for stage in (
         project, split, norm, rotate, take, repeat_kv, products, scale, cap, causal_rule, mask_rule,
-        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out, place, join, cache, read, diagonal,
+        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out, join, cache, read, diagonal,
     )
 }  # fmt: skip
 
 
-def run(stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap = no_tap) -> Result:
-    """The output of a layer with these stages. Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`."""
+def run(
+    stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap = no_tap
+) -> tuple[Tensor, Tensor | None]:
+    """The output of a layer with these stages, and the visible cells, None if all are visible. Taps: `q_proj k_proj v_proj q k v
+    qk scaled scores pattern z concat out`."""
     rows = inputs
     if layer.before is not None:
         rows = inputs._replace(
             queries=layer.before(inputs.queries), keys=layer.before(inputs.keys), values=layer.before(inputs.values)
         )
-    if inputs.ends:
-        return Result(in_steps(stages, layer, rows, inputs.queries), None)
     q, k, v = heads(stages, layer, rows, tap)
+    if inputs.ends:
+        return in_steps(stages, layer, stages["take"](layer, q, k, v), inputs), None
+    start = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
+    q, k = stages["rotate"](layer, q, start, "q"), stages["rotate"](layer, k, 0, "k")
+    q, k, v = stages["take"](layer, q, k, v)
+    for site, tensor in zip("qkv", (q, k, v), strict=True):
+        tap(site, tensor)
     layer_rule = stages["causal_rule"](layer, q.shape[2], k.shape[2]) if layer.causal else layer.sees
     caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
     padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
     keep = stages["together"](layer, (layer_rule, caller_mask, padding))
     keep = None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
-    bias = None if layer.bias is None else layer.bias(inputs)
-    return Result(attend_and_merge(stages, layer, (q, k, v), keep, bias, inputs.queries, tap), keep)
+    return attend_and_merge(stages, layer, (q, k, v), keep, inputs, tap), keep
 
 
-def heads(
-    stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, tap: Tap = no_tap
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, normalised and rotated."""
+def heads(stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, tap: Tap) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, and normalised."""
     q, k, v = rows.queries, rows.keys, rows.values
     if layer.weights is not None:
         projected = stages["project"](layer, rows)
-        for site, tensor in zip(("q_proj", "k_proj", "v_proj"), projected, strict=True):
-            tap(site, tensor)
-        q = stages["split"](layer, projected[0], layer.n_heads, "q")
-        k = stages["split"](layer, projected[1], layer.n_kv_heads, "k")
-        v = stages["split"](layer, projected[2], layer.n_kv_heads, "v")
-    q, k = stages["norm"](layer, q, k)
-    q, k = stages["rotate"](layer, q, k)
-    q, k, v = stages["take"](layer, q, k, v)
-    for site, tensor in zip("qkv", (q, k, v), strict=True):
-        tap(site, tensor)
-    return q, k, v
+        for role, tensor in zip("qkv", projected, strict=True):
+            tap(f"{role}_proj", tensor)
+        q, k, v = (stages["split"](layer, tensor, role) for role, tensor in zip("qkv", projected, strict=True))
+    return stages["norm"](layer, q, "q"), stages["norm"](layer, k, "k"), v
 
 
 def attend_and_merge(
     stages: Stages,
     layer: ReferenceLayer,
-    qkv: tuple[Tensor, Tensor, Tensor],
+    qkv: Sequence[Tensor],
     keep: Tensor | None,
-    bias: Tensor | None,
-    queries: Tensor,
+    inputs: ReferenceInputs,
     tap: Tap = no_tap,
 ) -> Tensor:
-    """The output from heads of queries, keys and values; `queries` is the layer input for a residual connection."""
+    """The output from heads of queries, keys and values."""
     q, k, v = qkv
     qk = stages["products"](layer, q, stages["repeat_kv"](layer, k, "k"))
     tap("qk", qk)
     scaled = stages["cap"](layer, stages["scale"](layer, qk, q.shape[-1]))
     tap("scaled", scaled)
+    bias = None if layer.bias is None or inputs.ends else layer.bias(inputs)
     scaled = scaled if bias is None else scaled + bias
     scores = scaled if keep is None else stages["mask"](layer, scaled, keep)
     tap("scores", scores)
@@ -322,31 +308,26 @@ def attend_and_merge(
     tap("concat", concat)
     out: Tensor = stages["project_out"](layer, concat)
     tap("out", out)
-    return out if layer.after is None else layer.after(out, queries)
+    return out if layer.after is None else layer.after(out, inputs.queries)
 
 
-def in_steps(stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, queries: Tensor) -> Tensor:
-    """The output of a causal layer for a text that is read in steps. Raises if a mistake does not fit these steps."""
-    q, k, v = heads(stages, replace(layer, pairing=None), rows)
-
-    def turned(of: Tensor, start: int) -> Sequence[Tensor]:
-        """As queries and as keys, rotated from a position on."""
-        before = of.new_zeros(*of.shape[:2], start, of.shape[3])
-        as_queries, as_keys = stages["rotate"](layer, of, torch.cat([before, of], dim=2))
-        return as_queries, as_keys[:, :, start:]
-
+def in_steps(stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], inputs: ReferenceInputs) -> Tensor:
+    """The output of a causal layer for heads of a text that is read in steps. Raises if a mistake does not fit these steps."""
+    q, k, v = qkv
     outs, cached = [], (k[:, :, :0], v[:, :, :0])
-    for start, end in pairwise((0, *rows.ends)):
-        q_now, _ = turned(q[:, :, start:end], stages["place"](layer, start, "q"))
-        _, k_now = turned(k[:, :, start:end], stages["place"](layer, start, "k"))
-        keys = stages["join"](layer, cached[0], k_now, "k")
-        values = stages["join"](layer, cached[1], v[:, :, start:end], "v")
+    for start, end in pairwise((0, *inputs.ends)):
+        new_q, new_k, new_v = (each[:, :, start:end] for each in (q, k, v))
+        new_q, new_k = stages["rotate"](layer, new_q, start, "q"), stages["rotate"](layer, new_k, start, "k")
+        keys = stages["join"](layer, cached[0], new_k, "k")
+        values = stages["join"](layer, cached[1], new_v, "v")
         cached = stages["cache"](layer, keys, values, end - start)
         keys, values = stages["read"](layer, keys, values)
         sizes = end - start, keys.shape[2]
-        visible = torch.ones(sizes, dtype=torch.bool).tril(stages["diagonal"](layer, *sizes) if start else 0)
-        qkv = q_now, keys, values
-        outs.append(attend_and_merge(stages, layer, qkv, visible[None, None], None, queries[:, start:end]))
+        visible = torch.ones(sizes, dtype=torch.bool).tril(stages["diagonal"](layer, *sizes) if start else 0)[
+            None, None
+        ]
+        step = inputs._replace(queries=inputs.queries[:, start:end])
+        outs.append(attend_and_merge(stages, layer, (new_q, keys, values), visible, step))
     return torch.cat(outs, dim=1)
 
 
@@ -354,23 +335,32 @@ def in_steps(stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, queri
 
 
 def rotated(
-    t: Tensor, layer: ReferenceLayer, start: int, pairing: Pairing, angles: Pairing | None = None, *, sign: int = 1
+    layer: ReferenceLayer,
+    heads: Tensor,
+    start: int,
+    role: str = "",
+    *,
+    pairing: Pairing | None = None,
+    angles: Pairing | None = None,
+    sign: int = 1,
 ) -> Tensor:
     """Heads `[batch, head, length, d]` rotated by position, starting at `start`: pair `j` by position · theta^(−2j/d), or by
     position · rate if the layer has rates. Columns without a rate are unchanged.
 
-    `angles` is the column layout of the cosine table if it differs from the pairing. Source: Su et al. 2021, "RoFormer",
-    equation 34; halves as in GPT-NeoX.
+    `pairing` is that of the layer unless another is given, and `angles` the column layout of the cosine table if it differs from
+    the pairing. Source: Su et al. 2021, "RoFormer", equation 34; halves as in GPT-NeoX.
     """
-    d = t.shape[-1]
-    position = torch.arange(start, start + t.shape[2], dtype=t.dtype, device=t.device)
+    require(layer.pairing is not None)
+    pairing = pairing or layer.pairing
+    d = heads.shape[-1]
+    position = torch.arange(start, start + heads.shape[2], dtype=heads.dtype, device=heads.device)
     rates = layer.rates
     if rates is None:
-        rates = layer.theta ** -(torch.arange(0, d, 2, dtype=t.dtype, device=t.device) / d)
-    angle = position[:, None] * rates.to(t)
+        rates = layer.theta ** -(torch.arange(0, d, 2, dtype=heads.dtype, device=heads.device) / d)
+    angle = position[:, None] * rates.to(heads)
     is_half = (angles or pairing) == "half"
     angle_columns = torch.cat([angle, angle], dim=-1) if is_half else angle.repeat_interleave(2, dim=-1)
-    rotary, rest = t[..., : angle_columns.shape[-1]], t[..., angle_columns.shape[-1] :]
+    rotary, rest = heads[..., : angle_columns.shape[-1]], heads[..., angle_columns.shape[-1] :]
     if pairing == "half":
         a, b = rotary.chunk(2, dim=-1)
         turned = torch.cat([-b, a], dim=-1)
@@ -393,7 +383,7 @@ _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "ca
 _SITES: Mapping[str, str] = {
     "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "repeat_kv": "qk", "products": "qk",
     "scale": "scaled", "cap": "scaled", "weigh": "z", "merge": "concat", "project_out": "out", "take": "qk",
-    "place": "q", "join": "k", "cache": "k", "read": "k", "diagonal": "scores",
+    "join": "k", "cache": "k", "read": "k", "diagonal": "scores",
     **dict.fromkeys(("causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
     **dict.fromkeys(("softmax", "value_weights"), "pattern"),
 }  # fmt: skip
