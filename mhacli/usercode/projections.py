@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.attention.mistakes.stages import Projection, Projections
+from mhacli.attention.stages import Projection, Projections
 from mhacli.usercode.target import Choice
 
 Roles = tuple[dict[str, Projection], tuple[Choice, ...]]

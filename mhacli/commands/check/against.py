@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mhacli.commands.check.candidates import head_counts
-from mhacli.commands.check.inputs import (
+from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
+from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
+from mhacli.commands.check.subject import (
     TOLERANCE,
     InputCase,
     arguments_without_effect,
@@ -26,8 +28,6 @@ from mhacli.commands.check.inputs import (
     unmasked_inputs,
     unparametrized,
 )
-from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
-from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.build import arguments_of, cast, cast_copy, is_factory, load_built, parameters_of

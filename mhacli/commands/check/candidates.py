@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer
-from mhacli.commands.check.inputs import HIDDEN, TOLERANCE, Examined, plain
+from mhacli.attention.stages import Pairing, ReferenceInputs, ReferenceLayer
 from mhacli.commands.check.recording import Run, run_of
 from mhacli.commands.check.result import CheckRequest
+from mhacli.commands.check.subject import HIDDEN, TOLERANCE, Examined, plain
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import KERNEL, Operation
 from mhacli.usercode.process import SourceLine

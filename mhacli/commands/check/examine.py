@@ -17,13 +17,11 @@ from torch import nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
-from mhacli.attention.mistakes.stages import ReferenceLayer
+from mhacli.attention.stages import ReferenceLayer
 from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import Asker, is_claimed_causal, is_of_transformers, random_texts
-from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of
+from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
-from mhacli.commands.check.inputs import Examined, arguments_without_effect, with_random_weights
-from mhacli.commands.check.probes import probe
 from mhacli.commands.check.result import (
     AttentionInside,
     CheckRequest,
@@ -32,7 +30,7 @@ from mhacli.commands.check.result import (
     OutputComparison,
     Verdict,
 )
-from mhacli.commands.check.stepwise import examine_stepwise
+from mhacli.commands.check.subject import Examined, arguments_without_effect, probe, with_random_weights
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import Mistake
+from mhacli.attention.stages import Mistake
 from mhacli.commands.check.behaviour import failure_of
 from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
-from mhacli.commands.check.inputs import Examined, InputCase, max_error, plain
-from mhacli.commands.check.probes import P, with_dropout
 from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding
+from mhacli.commands.check.subject import Examined, InputCase, P, max_error, plain, with_dropout
 from mhacli.errors import first_names
 from mhacli.record.glossary import words_of
 from mhacli.text.numbers import shown

@@ -16,10 +16,9 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from mhacli.attention.mistakes import Mistake
-from mhacli.attention.mistakes.stages import ReferenceInputs, ReferenceLayer, run, stages_with
-from mhacli.commands.check.inputs import HIDDEN, InputCase, plain, rows_of
+from mhacli.attention.stages import Mistake, ReferenceInputs, ReferenceLayer, run, stages_with
 from mhacli.commands.check.result import FirstDifference
+from mhacli.commands.check.subject import HIDDEN, InputCase, plain, rows_of
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import Graph, Operation, recorded
 from mhacli.usercode.names import assigned_names, is_within

@@ -1,7 +1,7 @@
 """The reference for user code: attention as exchangeable stages.
 
 With all stages right, this computes `mhacli.attention.core.attend` between its projections, and is tested against it. A
-mistake replaces a stage; the other files of this folder hold the catalogue.
+mistake replaces a stage; mistakes.py holds the catalogue.
 """
 
 from __future__ import annotations

@@ -1,0 +1,581 @@
+"""The catalogue of mistakes: wrong stages of attention.
+
+`mha check` puts one entry after another into the reference until the outputs match. A new mistake is a line in the function
+of its part, and a line in record/mistakes.toml.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli.attention import stages
+from mhacli.attention.stages import (
+    RIGHT,
+    Mistake,
+    Projection,
+    Projections,
+    ReferenceInputs,
+    ReferenceLayer,
+    Stages,
+    require,
+    rotated,
+    wrong_for,
+)
+
+# ------------------------------------------------------------------------------------- splitting, sharing and merging heads
+
+
+_AXES = {"b": "batch", "3": "3", "h": "head", "t": "length", "d": "d_head"}
+"""The axes of vectors by a letter; 3 are queries, keys and values."""
+
+
+def _in_words(order: str) -> str:
+    return f"[{', '.join(_AXES[axis] for axis in order)}]"
+
+
+def of_heads() -> Iterator[Mistake]:
+    """Heads of other columns or tokens, in another order or number."""
+    for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
+        wrong = wrong_for(letters, "split", untransposed)
+        yield Mistake("split-without-transpose", wrong, ", ".join(letters), letters[0])
+    for letters in ("q", "k", "v", "qk", "qv", "kv"):
+        wrong = wrong_for(letters, "split", batch_moved)
+        yield Mistake("split-batch-moved", wrong, ", ".join(letters), letters[0])
+    yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
+    moved = "transposed all the same when they are joined"
+    yield Mistake("attention-over-heads", {"split": heads_last, "merge": heads_last_moved}, moved)
+    whole = wrong_for("v", "split", lambda layer, rows, role: rows[:, None])
+    yield Mistake("value-not-split", whole, changes="z")
+    for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
+        wrong = {"project": partial(fused, order)}
+        yield Mistake("split-without-transpose, fused", wrong, _in_words(order), "q")
+
+    yield Mistake("merge-without-transpose", {"merge": partial(merged_as, "bhtd")})
+    for order in ("bhdt", "btdh", "bdht", "bdth"):
+        yield Mistake("merge-axis-order", {"merge": partial(merged_as, order)}, _in_words(order))
+    for order in ("hbtd", "htbd", "tbhd", "thbd"):
+        yield Mistake("merge-batch-moved", {"merge": partial(merged_as, order)}, _in_words(order))
+    planes = "[batch · head, query, d_v] is read as [head, batch, query, d_v]"
+    yield Mistake("merge-batch-moved", {"merge": heads_first}, planes)
+    yield Mistake("heads-averaged", {"merge": lambda layer, z: one_for_all(layer, z, z.mean(dim=1))})
+    yield Mistake("heads-summed", {"merge": lambda layer, z: one_for_all(layer, z, z.sum(dim=1))})
+    yield Mistake("head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))})
+
+    repeating = (r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\(")
+    for letters, detail, site in (
+        ("kv", "", "qk"),
+        ("k", "of the keys alone", "qk"),
+        ("v", "of the values alone", "z"),
+    ):
+        yield Mistake("gqa-tiled", wrong_for(letters, "repeat_kv", tiled), detail, site, at=repeating)
+    yield Mistake("kv-head-shared-by-all", wrong_for("kv", "repeat_kv", first_for_all))
+    yield Mistake("value-of-one-head", wrong_for("v", "repeat_kv", first_for_all), changes="z")
+    yield Mistake("key-of-one-head", wrong_for("k", "repeat_kv", first_for_all))
+    yield Mistake("query-of-one-head", {"products": lambda layer, q, k: q[:, :1] @ k.mT})
+    first = {"value_weights": lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern)}
+    yield Mistake("pattern-of-one-head", first, "that of head 0", "z")
+    mean = {"value_weights": lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern)}
+    yield Mistake("pattern-of-one-head", mean, "the mean", "z")
+
+
+def untransposed(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
+    """Vectors reshaped to heads without a transpose."""
+    return rows.reshape(stages.split(layer, rows, role).shape)
+
+
+def batch_moved(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
+    """Heads in the order head, batch instead of batch, head."""
+    heads = stages.split(layer, rows, role)
+    return heads.transpose(0, 1).reshape(heads.shape)
+
+
+def heads_last(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
+    """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each other."""
+    require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
+    return rows.reshape(*rows.shape[:2], layer.n_heads, -1)
+
+
+def heads_last_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Heads in place of tokens, transposed to tokens in place of heads."""
+    return z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)
+
+
+def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
+    """A fused projection reshaped to axes in another order."""
+    require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
+    whole = torch.cat(stages.project(layer, ReferenceInputs(rows.queries, rows.queries, rows.queries)), dim=-1)
+    sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
+    reshaped = whole.reshape([sizes[axis] for axis in order])
+    return [part.flatten(2) for part in reshaped.permute([order.index(axis) for axis in "3bthd"])]
+
+
+def merged_as(order: str, layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Heads merged with the axes in this order."""
+    return z.permute(["bhtd".index(axis) for axis in order]).reshape(z.shape[0], z.shape[2], -1)
+
+
+def heads_first(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Planes of batch and head read in the order head, batch."""
+    return stages.merge(layer, z.reshape(z.shape[1], z.shape[0], *z.shape[2:]).transpose(0, 1))
+
+
+def one_for_all(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
+    """One head for all, repeated to the width of the output projection if necessary."""
+    out = None if layer.weights is None else layer.weights.out
+    return head if out is None or out.weight.shape[1] == head.shape[-1] else head.repeat(1, 1, z.shape[1])
+
+
+def tiled(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
+    """KV heads repeated as 0 1 0 1 instead of 0 0 1 1."""
+    return heads.repeat(1, layer.n_heads // heads.shape[1], 1, 1)
+
+
+def first_for_all(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
+    """The first head for every query head."""
+    return heads[:, :1].expand(-1, layer.n_heads, -1, -1)
+
+
+# ------------------------------------------------------------------------------------------------------- scores and softmax
+
+
+def of_scores() -> Iterator[Mistake]:
+    """Transposed products, another scale or cap, and weights that are not those over the keys."""
+    yield Mistake("qk-swapped", {"products": lambda layer, q, k: k @ q.mT}, needs=("order", "unpacked"))
+    for code, factor, detail in (
+        ("scale-missing", lambda layer, qk, d: 1.0, ""),
+        ("scale-d-model", lambda layer, qk, d: model_width(layer, d) ** -0.5, ""),
+        ("scale-d-model", lambda layer, qk, d: 1 / model_width(layer, d), "by d_model itself"),
+        ("scale-not-root", lambda layer, qk, d: 1 / d, ""),
+        ("scale-twice", lambda layer, qk, d: right_factor(layer, d) ** 2, ""),
+        ("scale-one-side", lambda layer, qk, d: d**-0.25, ""),
+        ("scale-length", lambda layer, qk, d: qk.shape[-1] ** -0.5, "√k_len"),
+        ("scale-length", lambda layer, qk, d: qk.shape[-2] ** -0.5, "√q_len"),
+        ("scale-length", lambda layer, qk, d: 1 / qk.shape[-1], "k_len"),
+        ("scale-length", lambda layer, qk, d: 1 / qk.shape[-2], "q_len"),
+        ("scale-batch", lambda layer, qk, d: len(qk) ** -0.5, ""),
+        ("scale-heads", lambda layer, qk, d: qk.shape[1] ** -0.5, ""),
+        ("scale-multiplied", lambda layer, qk, d: d**0.5, ""),
+    ):
+        yield Mistake(code, {"scale": partial(scaled_by, factor)}, detail)
+    for how, late in (
+        ("scaled", right_factor),
+        ("divided by √d_model", lambda layer, d: model_width(layer, d) ** -0.5),
+        ("divided by d_head", lambda layer, d: 1 / d),
+        ("divided by d_model", lambda layer, d: 1 / model_width(layer, d)),
+    ):
+        yield Mistake("scale-after-softmax", {"value_weights": partial(scaled_weights, late)}, how)
+
+    after_mask = {"mask": lambda layer, scores, keep: scores.masked_fill(~keep, -layer.softcap)}
+    yield Mistake("softcap-after-mask", after_mask, shown_by="further")
+    yield Mistake("softcap-not-scaled-back", {"cap": lambda layer, scores: torch.tanh(scores / layer.softcap)})
+    yield Mistake("softcap-missing", {"cap": lambda layer, scores: scores})
+
+    for code, softmax, detail in (
+        ("softmax-axis", lambda layer, scores: scores.softmax(-2), "over queries"),
+        ("softmax-axis", lambda layer, scores: scores.softmax(1), "over heads"),
+        ("softmax-axis", lambda layer, scores: scores.softmax(0), "over the sequences of the batch"),
+        ("softmax-axis", over_all_cells, "over queries and keys together"),
+        ("sink-dropped-wrongly", with_another_dropped, ""),
+        ("sink-without-effect", without_sinks, ""),
+        ("softmax-missing", lambda layer, scores: scores, ""),
+        ("softmax-twice", lambda layer, scores: stages.softmax(layer, scores).softmax(dim=-1), ""),
+    ):
+        yield Mistake(code, {"softmax": softmax}, detail)
+    around = {"scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1)}
+    yield Mistake("softmax-twice, around the mask", around)
+    overflow = {"softmax": lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True)}
+    yield Mistake("softmax-overflow", overflow, shown_by="further", may_be_nan=True)
+    yield Mistake("pattern-transposed", {"weigh": lambda layer, pattern, v: pattern.mT @ v})
+
+
+def right_factor(layer: ReferenceLayer, d_head: int) -> float | Tensor:
+    """The factor of the products."""
+    return d_head**-0.5 if layer.scale is None else layer.scale
+
+
+def model_width(layer: ReferenceLayer, d_head: int) -> int:
+    """The width of the model; for split heads, the sum of their widths."""
+    return d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]
+
+
+def scaled_by(factor: Callable[..., float | Tensor], layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
+    """Products times another factor than the right one, 1 / √d_head."""
+    right, wrong = right_factor(layer, d_head), factor(layer, qk, d_head)
+    require(not torch.allclose(torch.as_tensor(wrong), torch.as_tensor(right), rtol=1e-9))
+    return qk * wrong
+
+
+def scaled_weights(
+    factor: Callable[..., float | Tensor], layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None
+) -> Tensor:
+    """Weights of unscaled scores, scaled after the softmax."""
+    require(layer.scale is not None or layer.d_head is not None)
+    d_head = layer.d_head or 1
+    unscaled = scaled / right_factor(layer, d_head)
+    masked = unscaled if keep is None else stages.mask(layer, unscaled, keep)
+    return stages.softmax(layer, masked) * factor(layer, d_head)
+
+
+def over_all_cells(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Weights that sum to 1 over queries and keys together."""
+    return scores.flatten(-2).softmax(-1).view_as(scores)
+
+
+def with_another_dropped(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Weights with the sink's column kept and the first key's dropped."""
+    require(layer.sinks is not None)
+    return stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:]
+
+
+def without_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Weights without the sink in the denominator."""
+    require(layer.sinks is not None)
+    return scores.softmax(dim=-1)
+
+
+# --------------------------------------------------------------------------------------------- causality, masks and padding
+
+
+_TRIANGLE = ("tril", "triu")
+_FILLING = (r"masked_fill|where\(",)
+_FILLED = ("masked_fill", "where")
+
+
+def of_masks() -> Iterator[Mistake]:
+    """Other cells than those that causality, a mask and padding allow, and masked scores that are not −∞."""
+    every = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool)}
+    yield Mistake("causal-missing", every, needs=("causal",))
+    without, with_next = {"causal_rule": partial(past, -1)}, {"causal_rule": partial(past, 1)}
+    yield Mistake("causal-off-by-one, without itself", without, "a token does not see itself", at=_TRIANGLE)
+    yield Mistake("causal-off-by-one, with the next", with_next, "a token also sees the next one", at=_TRIANGLE)
+    yield Mistake("causal-transposed", {"causal_rule": partial(future, 0)}, at=_TRIANGLE)
+    top_left = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool).tril()}
+    yield Mistake("causal-top-left", top_left, at=(*_TRIANGLE, "is_causal"))
+    yield Mistake("causal-lost", {"together": callers_alone})
+
+    yield Mistake("mask-inverted", {"mask_rule": lambda layer, allowed: ~allowed}, at=_FILLING)
+    yield Mistake("mask-inverted, of the layer", {"causal_rule": partial(future, 1)}, at=_FILLING)
+    yield Mistake("mask-ignored", {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)})
+    yield Mistake("mask-transposed", {"mask_rule": lambda layer, allowed: allowed.mT})
+    for code, wrong, detail in (
+        ("mask-multiplied", lambda layer, scores, keep: scores * keep, ""),
+        ("mask-multiplied", lambda layer, scores, keep: scores * ~keep, "the visible ones become 0"),
+        ("mask-added-as-01", lambda layer, scores, keep: scores + keep, "1 is added to visible scores"),
+        ("mask-added-as-01", partial(added_where_masked, 1.0), "1 is added to masked scores"),
+        ("mask-head-order", with_planes_moved, ""),
+        ("mask-sign", partial(filled_with, 1e9), "10⁹"),
+        ("mask-sign", partial(filled_with, math.inf), "+∞"),
+    ):
+        yield Mistake(code, {"mask": wrong}, detail)
+    yield Mistake("mask-not-finite", {"mask": partial(added_where_masked, -math.inf)}, may_be_nan=True)
+    visible = {"mask": lambda layer, scores, keep: scores + keep.to(scores.dtype) * -math.inf}
+    yield Mistake("mask-not-finite", visible, "the mask of those that are visible", may_be_nan=True)
+    yield sentinels(1e-9, "0, or next to it such as 1e-9")[0]
+    yield Mistake("mask-window-order", {"mask": by_neighbours}, shown_by="further")
+    for number, value in (("0", 0.0), ("−∞", -math.inf), ("−10⁹", -1e9)):
+        late = {"value_weights": partial(filled_after_softmax, value)}
+        yield Mistake("mask-after-softmax", late, f"masked weights are set to {number}")
+
+    for code, padding in (  # for real queries, hidden queries look like ignored padding
+        ("padding-of-queries", lambda layer, real: real[:, None, :, None]),
+        ("padding-ignored", lambda layer, real: torch.ones_like(real)[:, None, None, :]),
+        ("padding-inverted", lambda layer, real: ~real[:, None, None, :]),
+        ("padding-of-first-sequence", lambda layer, real: real[:1, None, None, :]),
+    ):
+        yield Mistake(code, {"padding_rule": padding})
+
+
+def sentinels(value: float, words: str = "") -> list[Mistake]:
+    """Masked scores that are set to a number that large scores reach, or get it added."""
+    number = words or f"{value:g}"
+    forms = ((partial(filled_with, value), number), (partial(added_where_masked, value), f"{number} is added"))
+    at = partial(Mistake, "mask-sentinel-too-small", at=_FILLED, shown_by="further")
+    return [at({"mask": wrong}, detail) for wrong, detail in forms]
+
+
+def past(shift: int, layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
+    """The keys up to the query's position, shifted."""
+    return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len + shift)
+
+
+def future(shift: int, layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
+    """The keys from the query's position on, shifted."""
+    return torch.ones(q_len, k_len, dtype=torch.bool).triu(k_len - q_len + shift)
+
+
+def callers_alone(layer: ReferenceLayer, rules: tuple[Tensor | None, ...]) -> Tensor | None:
+    """The caller's masks alone, without causality."""
+    layer_rule, caller_mask, padding = rules
+    require(layer_rule is not None and (caller_mask is not None or padding is not None))
+    return stages.together(layer, (None, caller_mask, padding))
+
+
+def added_where_masked(value: float, layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores with a number added where masked; 0 · −∞ is NaN."""
+    return scores + (~keep).to(scores.dtype) * value
+
+
+def filled_with(value: float, layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores set to a number where masked."""
+    return scores.masked_fill(~keep, value)
+
+
+def with_planes_moved(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores with the planes of the mask in the order head, batch."""
+    batch, n_heads, q_len, k_len = scores.shape
+    planes = keep.expand(batch, 1, q_len, k_len).flatten(0, 1).repeat(n_heads, 1, 1)
+    return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
+
+
+def by_neighbours(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores with the masks of two windows, 0 1 0 1, applied to neighbours, 0 0 1 1."""
+    batch = len(scores)
+    require(len(keep) == batch > 2 and torch.equal(keep, keep[:2].repeat(batch // 2, 1, 1, 1)))
+    return stages.mask(layer, scores, keep[:2].repeat_interleave(batch // 2, dim=0))
+
+
+def filled_after_softmax(
+    value: float, layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None
+) -> Tensor:
+    """Weights of all scores, set to a number where masked after the softmax."""
+    return pattern if keep is None else stages.softmax(layer, scaled).masked_fill(~keep, value)
+
+
+# ---------------------------------------------------------------------------------- projections, norms and rotary positions
+
+
+_NAMES = {"v": "values", "k": "keys", "q": "queries"}
+
+
+def of_projections() -> Iterator[Mistake]:
+    """Queries, keys and values by other projections, by one or none, of other rows or heads, and with other norms."""
+    splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(")
+    for order in map("".join, list(permutations("qkv"))[1:]):
+        words = f"{', '.join(order)} serve as q, k, v"
+        yield Mistake("qkv-order", by_others(order), words, at=splitting, needs=("order",))
+    for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
+        name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
+        yield Mistake(name, by_others(roles), changes=f"{taker}_proj")
+    for letter in "qkv":
+        yield Mistake("one-projection", by_others(letter * 3), f"that of the {_NAMES[letter]}")
+    for letter, of in _NAMES.items():
+        code = "projection-missing" if letter == "v" else f"projection-missing, {of}"
+        yield Mistake(code, changed(letter, unprojected), changes=letter)
+    for code, givers in (
+        ("values-of-queries", "qkq"),
+        ("values-of-keys", "qkk"),
+        ("keys-of-values", "qvv"),
+        ("keys-of-values", "qvk"),
+        ("keys-of-queries", "qqv"),
+    ):
+        yield Mistake(code, {"project": partial(of_rows, givers)}, changes=f"{code[0]}_proj")
+    for taker, giver in permutations(_NAMES, 2):
+        name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
+        twice = {"project": partial(projected_twice, taker, giver)}
+        yield Mistake(name, twice, f"by the {_NAMES[giver]}", f"{taker}_proj")
+    for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
+        yield Mistake("bias-missing", changed(letters, unbiased), ", ".join(letters))
+    yield Mistake("projection-transposed", changed("qkv", transposed))
+    for taker, giver in permutations(_NAMES, 2):
+        name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}, as heads", "qkv".replace(taker, giver)
+        yield Mistake(name, {"take": partial(exchanged, roles)}, changes="z" if taker == "v" else "qk")
+    yield Mistake("bias-missing, of the output", changed(["out"], unbiased, "project_out"))
+    yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
+    yield Mistake("out-proj-transposed", changed(["out"], transposed, "project_out"))
+    yield from of_rotations()
+    yield Mistake("qk-norm-of-one", wrong_for("k", "norm", unchanged), "the keys are not", "k")
+    yield Mistake("qk-norm-of-one", wrong_for("q", "norm", unchanged), "the queries are not")
+
+
+def of_rotations() -> Iterator[Mistake]:
+    """Columns that are paired otherwise than their angles, and queries or keys at other positions, by other angles, or not at
+    all."""
+    halves = "neighbouring columns are rotated by angles laid out for halves"
+    neighbours = "halves are rotated by angles laid out for neighbouring columns"
+    for letters, code, rotate, detail in (
+        ("qk", "rope-pairing", partial(rotated, pairing="interleaved", angles="half"), halves),
+        ("qk", "rope-pairing", partial(rotated, pairing="half", angles="interleaved"), neighbours),
+        ("k", "rope-of-queries-only", unchanged, ""),
+        ("q", "rope-of-keys-only", unchanged, ""),
+        (
+            "q",
+            "rope-offset",
+            lambda layer, heads, start, role: rotated(layer, heads, start + 1),
+            "queries one place too far",
+        ),
+        (
+            "q",
+            "rope-offset",
+            lambda layer, heads, start, role: rotated(layer, heads, start - 1),
+            "keys one place too far",
+        ),
+        ("qk", "rope-axis", by_head, ""),
+        ("qk", "rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)"),
+        ("qk", "rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle"),
+        ("k", "rope-sign", partial(rotated, sign=-1), ""),
+        ("qk", "rope-without-minus", one_signed, ""),
+    ):
+        yield Mistake(code, wrong_for(letters, "rotate", rotate), detail, letters[0])
+    yield Mistake("rope-pairing", {"rotate": other_pairing}, "in the other of the two ways", needs=("pairing",))
+    of_values = {"take": lambda layer, q, k, v: (q, k, rotated(layer, v, 0))}
+    yield Mistake("rope-of-values", of_values, changes="v")
+
+
+def in_order(givers: str, qkv: Sequence[Any]) -> list[Any]:
+    """What stands for these roles, of what stands for q, k and v: `qkk` takes that of the keys for the values."""
+    return [qkv["qkv".index(giver)] for giver in givers]
+
+
+def changed(names: Sequence[str], change: Callable[[Projection], Projection], stage: str = "project") -> Stages:
+    """A stage with some projections changed."""
+
+    def wrong(layer: ReferenceLayer, rows: Any) -> Any:
+        assert layer.weights is not None
+        others = {name: change(getattr(layer.weights, name)) for name in names}
+        return RIGHT[stage](replace(layer, weights=layer.weights._replace(**others)), rows)
+
+    return {stage: wrong}
+
+
+def by_others(givers: str) -> Stages:
+    """Queries, keys and values by the projections of other roles."""
+
+    def wrong(layer: ReferenceLayer, rows: ReferenceInputs) -> Any:
+        assert layer.weights is not None
+        return stages.project(replace(layer, weights=Projections(*in_order(givers, layer.weights))), rows)
+
+    return {"project": wrong}
+
+
+def unprojected(projection: Projection) -> Projection:
+    """A projection that leaves vectors as they are."""
+    return Projection(torch.eye(projection.weight.shape[1]).to(projection.weight))
+
+
+def unbiased(projection: Projection) -> Projection:
+    """A projection without its bias."""
+    return projection._replace(bias=None)
+
+
+def transposed(projection: Projection) -> Projection:
+    """A projection whose weight is applied transposed."""
+    return projection._replace(weight=projection.weight.mT)
+
+
+def of_rows(givers: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
+    """Queries, keys and values of the rows of other arguments."""
+    return stages.project(layer, ReferenceInputs(*in_order(givers, rows)))
+
+
+def projected_twice(taker: str, giver: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
+    """Queries, keys and values, of which one reads another instead of rows."""
+    made = dict(zip("qkv", stages.project(layer, rows), strict=True))
+    made[taker] = getattr(layer.weights, taker)(made[giver])
+    return [*made.values()]
+
+
+def exchanged(givers: str, layer: ReferenceLayer, *heads: Tensor) -> list[Tensor]:
+    """Heads in other roles."""
+    require(len({each.shape[1] for each in heads}) == 1)
+    return in_order(givers, heads)
+
+
+def unchanged(layer: ReferenceLayer, heads: Tensor, *_: Any) -> Tensor:
+    """Heads that are neither rotated nor normalised."""
+    return heads
+
+
+def other_pairing(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads rotated in the other pairing."""
+    return rotated(layer, heads, start, pairing="interleaved" if layer.pairing == "half" else "half")
+
+
+def by_head(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads rotated by their number."""
+    return rotated(layer, heads.transpose(1, 2), 0).transpose(1, 2)
+
+
+def at_rates(rates: Callable[[Tensor], Tensor], layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads rotated by other angles, from the right ones."""
+    d = heads.shape[-1]
+    require(layer.rates is None and d >= 4)
+    right = layer.theta ** -(torch.arange(0, d, 2, dtype=heads.dtype, device=heads.device) / d)
+    return stages.rotate(replace(layer, rates=rates(right)), heads, start, role)
+
+
+def one_signed(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads with the sine of the same sign in both columns of a pair."""
+    column = torch.arange(heads.shape[-1], device=heads.device)
+    is_first = column < heads.shape[-1] // 2 if layer.pairing == "half" else column % 2 == 0
+    backwards, forwards = rotated(layer, heads, start, sign=-1), rotated(layer, heads, start)
+    return torch.where(is_first, backwards, forwards)
+
+
+# ---------------------------------------------------------------------------------------------------- decoding with a cache
+
+
+_POSITIONS = r"(freqs|rope|rota|\bcos|\bsin|\bpos|_pos|offset|angle)"
+_CACHES = r"(cache|past|prev|mem|kept|state|buf|\bkeys?\b|\bvalues?\b)"
+
+
+def of_caches() -> Iterator[Mistake]:
+    """The rows of a cache in another order, queries and keys at another position, and other masks of a step."""
+    writing = (rf"(?i)cat\(.*{_CACHES}", rf"(?i){_CACHES}\w*\[.*\] =", rf"(?i){_CACHES}\w*\.\w+\(", rf"(?i){_CACHES}")
+    order = partial(Mistake, "cache-order", shown_by="steps", at=writing)
+    for rows, letters in (("rows", "kv"), ("keys", "k"), ("values", "v")):
+        yield order(wrong_for(letters, "join", new_first), f"new {rows} stand before the cached ones")
+        over = f"the {rows} of every step are written over the first ones"
+        yield order(wrong_for(letters, "join", over_the_first), over)
+    kept = "only the rows of the step before are kept"
+    yield order({"cache": lambda layer, keys, values, n: (keys[:, :, -n:], values[:, :, -n:])}, kept)
+    handed = "cached keys and values are exchanged whenever they are handed on"
+    yield order({"cache": lambda layer, keys, values, n: (values, keys)}, handed)
+    yield order({"read": lambda layer, keys, values: (values, keys)}, "keys are read as values, and values as keys")
+
+    places = (rf"(?i){_POSITIONS}.*\[", rf"(?i)arange|{_POSITIONS}")
+    position = partial(Mistake, "cache-position", shown_by="steps", at=places)
+    for rows, letters in (("every step begins", "qk"), ("the keys of every step begin", "k")):
+        yield position(wrong_for(letters, "rotate", from_0), f"{rows} at position 0")
+    yield position(wrong_for("k", "join", rotated_again), "cached keys are rotated again in every step")
+    shifted = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, start + (start > 0), role)}
+    yield position(shifted, "a step stands one position too far to the right")
+
+    masking = ("tril|triu", "masked_fill", r"where\(", "scaled_dot_product", "softmax")
+    mask = partial(Mistake, "cache-mask", shown_by="steps", at=masking)
+    top_left = "the first query of a step stands at the first key"
+    yield mask({"diagonal": lambda layer, q_len, k_len: 0}, top_left)
+    of_chunks = {"diagonal": lambda layer, q_len, k_len: 0 if q_len > 1 else k_len}
+    yield mask(of_chunks, f"{top_left}, if it has several tokens")
+
+
+def new_first(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
+    """The new rows before the cached ones."""
+    return torch.cat([new, cached], dim=2)
+
+
+def over_the_first(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
+    """The new rows in place of the first cached ones, and empty ones at the end."""
+    n_new = new.shape[2]
+    return torch.cat([new, cached[:, :, n_new:], torch.zeros_like(cached[:, :, :n_new])], dim=2)
+
+
+def rotated_again(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
+    """The new keys behind the cached ones, which are rotated already and rotated once more."""
+    return stages.join(layer, stages.rotate(layer, cached, 0, role), new, role)
+
+
+def from_0(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Rows rotated as if they stood at the beginning."""
+    return stages.rotate(layer, heads, 0, role)
+
+
+MISTAKES: Sequence[Mistake] = [*of_heads(), *of_scores(), *of_masks(), *of_projections(), *of_caches()]
+"""Every form of every mistake, in the order in which they are tried, the likelier first within a stage."""
