@@ -136,13 +136,13 @@ def numbers_of(named: Iterable[tuple[str, Any]], role: Role) -> list[tuple[str, 
 def causality(examined: Examined, run: Run) -> Iterator[Option]:
     """With its own causal mask and without, the expected one first; only one where its behaviour shows which. Then with a rule of
     its own that the probes show; where it is meant to be causal, one that shows the future does not count."""
-    expected, seen = examined.expects_causal, examined.probed.influence
-    if expected and examined.probed.visible == "full":
+    expected, seen = examined.expects_causal, examined.influence
+    if expected and examined.visible == "full":
         yield {"causal": not examined.subject.mask_forms}, ()
         return
     yield {"causal": expected}, ()
     yield {"causal": not expected}, ()
-    is_rule = seen is not None and examined.probed.visible in ("other", "itself only")
+    is_rule = seen is not None and examined.visible in ("other", "itself only")
     is_finite = bool(run.graph.out.isfinite().all())  # NaN would count as seeing nothing
     if seen is not None and is_rule and is_finite and not (expected and bool(seen.triu(1).any())):
         choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")

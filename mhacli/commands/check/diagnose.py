@@ -301,14 +301,14 @@ _LATER_CHUNK = "a later step of several tokens with the cache"
 def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
     """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives, and
     diagnoses the first that does not. Nothing if the subject takes no cache, if no way works, and if tokens see later ones."""
-    attention, probed, form = examined.subject, examined.probed, diagnosis.mask_form
+    attention, form = examined.subject, diagnosis.mask_form
     if examined.module is not None:  # which no call has left anything in
         attention = attention.of(cast_copy(examined.module, attention.dtype, attention.device), attention.dtype)
-    takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
-    is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
+    takes_causal = examined.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
+    is_causal = takes_causal or (examined.influence is not None and not bool(examined.influence.triu(1).any()))
     length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
-    if attention.mode == "cross" or probed.is_random or not conventions:
+    if attention.mode == "cross" or examined.is_random or not conventions:
         return
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     whole = plain(replace(attention, is_forgetful=True)(causal_inputs(rows, 0, length, mask), mask=mask))

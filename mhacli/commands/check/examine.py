@@ -30,7 +30,7 @@ from mhacli.commands.check.result import (
     OutputComparison,
     Verdict,
 )
-from mhacli.commands.check.subject import Examined, arguments_without_effect, probe, with_random_weights
+from mhacli.commands.check.subject import Examined, arguments_without_effect, probe
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
@@ -40,11 +40,9 @@ from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.process import Stage, exception_text
 from mhacli.usercode.sequences import sequences_of_ids, sequences_of_vectors, with_zeros_drawn
-from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
+from mhacli.usercode.target import Choice, naming, split_target, targets_beside
 from mhacli.usercode.user_attention import UserAttention
 
-_CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
-_DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
 _MOST_PARTS = 4
 _SMALL = 5_000_000
 """Parameters of a model for which several threads would only wait."""
@@ -151,10 +149,8 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     )
     if subject.is_pooled:
         return report
-    expects_causal = is_meant_causal(subject, request.of)
-    probed = probe(subject, request.of.seed, stage)
+    examined = probe(subject, request, stage)
     stage(f"comparing {report.target} with the reference", limited=False)
-    examined = with_random_weights(subject, probed, request, expects_causal=expects_causal)
     diagnosis = diagnose(examined)
     stage(f"giving {report.target} a text step by step", limited=False)
     examine_stepwise(examined, diagnosis)
@@ -170,7 +166,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         example="" if subject.example else subject.example_text,
         findings=findings,
         choices=_choices(diagnosis, examined),
-        probes=tuple(probed.probes),
+        probes=tuple(examined.probes),
         comparison=comparison,
         reason=None,
         n_parameters=_n_parameters(examined.module),
@@ -180,16 +176,6 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
     return report if findings or diagnosis.is_right else _undecided(report, diagnosis, examined)
-
-
-def is_meant_causal(subject: UserAttention, request: TargetRequest) -> bool:
-    """Whether it is meant to be causal: by the option, an argument, or its name. For cross-attention only an argument counts,
-    because the context has its own positions."""
-    if subject.causal_by is not None or subject.mode == "cross":
-        return subject.causal_by is not None
-    name = getattr(subject.built.thing, "__name__", type(subject.built.thing).__name__)
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
-    return request.causal or (any(word in _CAUSAL for word in words) and not any(word in _DENIALS for word in words))
 
 
 # ---------------------------------------------------------------------------------------- the attention inside a model
@@ -258,7 +244,7 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
         source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
     form = diagnosis.mask_form
-    if examined.expects_causal and examined.probed.visible == "full" and form is not None and "query" in form.axes:
+    if examined.expects_causal and examined.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
 
@@ -283,7 +269,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) ->
     """The report without a verdict, with the reason and with suggestions: it is no attention, its weights cannot be read, a site
     differs, or a probe fails."""
     request, likeliest = examined.request, diagnosis.candidate or diagnosis.likeliest
-    if examined.probed.visible == "itself only":
+    if examined.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"

@@ -137,8 +137,8 @@ _KEEPS = (r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None"
 
 def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
-    subject, probed, run = examined.subject, examined.probed, diagnosis.run
-    built, messages = subject.built, {result.name: result.message for result in probed.probes}
+    subject, run = examined.subject, diagnosis.run
+    built, messages = subject.built, {result.name: result.message for result in examined.probes}
     if diagnosis.shown is not None and diagnosis.likeliest is not None:
         mistake = diagnosis.shown
         line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
@@ -157,13 +157,13 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         rows = f"{n_nan} rows of the output are NaN when padding stands on the left"
         evidence = f"{rows}: its own causal mask leaves them no key"
         yield finding_of("fully-masked-row", evidence, run.line_of("pattern"))
-    if probed.is_random:
+    if examined.is_random:
         line = _first_that_varies(examined) or run.line_of("pattern")
         yield finding_of("dropout-in-eval", messages["determinism"], line)
-    if probed.is_rescaled is False:
+    if examined.is_rescaled is False:
         line = run.line_for(_DROPS, "pattern", built)
         yield finding_of("dropout-not-rescaled", messages["dropout in training"], line)
-    if probed.keeps_state:
+    if examined.keeps_state:
         line = run.line_for(_KEEPS, "k", built)
         yield finding_of("state-kept-between-calls", messages["determinism"], line)
     for name in diagnosis.ignored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from mhacli.attention.stages import ReferenceInputs
 from mhacli.commands.check.result import CheckRequest, ProbeResult
+from mhacli.io.data import finite
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import cast, cast_copy, copied
 from mhacli.usercode.process import exception_text
@@ -33,12 +35,15 @@ _SMALL_SCALE = 0.1
 _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
 """The relative change from which an output counts as moved, by dtype."""
 _MOVES_16 = 2e-2
+_CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
+_DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
 
 
 @dataclass
-class Probed:
-    """What the probes found in a subject, None or False where nothing was measured, and their results in `probes`. A subject that
-    keeps state computes each call on a fresh copy.
+class Examined:
+    """All that is known before the comparison: the subject without dropout and with random weights, its module in float64 for the
+    reference, the weights that a function is called with, the request, and what the `probes` found, None or False where nothing
+    was measured. If it keeps state, each call uses a fresh copy.
 
     `is_random`: in eval mode the output varies, and seeding torch repeats it. `keeps_state`: earlier calls change the output.
     `is_rescaled`: whether dropout divides by 1 − p. `changes` `[query, key]`: the largest relative change of the output at query
@@ -46,11 +51,25 @@ class Probed:
     """
 
     subject: UserAttention
+    request: CheckRequest
+    module: nn.Module | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     probes: list[ProbeResult] = field(default_factory=list)
     is_random: bool = False
     keeps_state: bool = False
     is_rescaled: bool | None = None
     changes: Tensor | None = None
+
+    @property
+    def expects_causal(self) -> bool:
+        """Whether no token is meant to see a later one: by the option, an argument, or its name. For cross-attention only an
+        argument counts, because the context has its own positions."""
+        subject, request = self.subject, self.request.of
+        if subject.causal_by is not None or subject.mode == "cross":
+            return subject.causal_by is not None
+        name = getattr(subject.built.thing, "__name__", type(subject.built.thing).__name__)
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+        return request.causal or (not words.isdisjoint(_CAUSAL) and words.isdisjoint(_DENIALS))
 
     def moves(self, change: Tensor | float) -> Bool[Tensor, "..."]:
         """Whether a relative change is one."""
@@ -83,23 +102,22 @@ class Probed:
         return self.subject.of(twin, self.subject.dtype), f"with {', '.join(names)} = {P} "
 
 
-def probe(subject: UserAttention, seed: int, stage: Callable[[str], None]) -> Probed:
+def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> Examined:
     """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
     the time limit."""
     called = subject.of(copied(subject.built.call), subject.dtype)  # so that the subject keeps nothing of the calls
-    probed = Probed(called)
+    examined, seed = Examined(called, request), request.of.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
         for name, run in _PROBES.items():
             stage(f"probing {subject.built.name} ({name})")
             try:
-                message, value, ok = run(probed, subject.drawer(seed))
+                message, value, ok = run(examined, subject.drawer(seed))
             except Exception as fault:  # user code may raise anything
                 message, value, ok = f"could not run: the code raises {exception_text(fault):.200}", None, None
-            value = value if value is not None and math.isfinite(value) else None
-            probed.probes.append(ProbeResult(name, message, value, ok))
-    return probed
+            examined.probes.append(ProbeResult(name, message, finite(value), ok))
+    return with_random_weights(subject, examined)
 
 
 Answer = tuple[str, float | None, bool | None]
@@ -114,26 +132,26 @@ def _changes(before: Tensor, after: Tensor) -> Tensor:
     return torch.where(same, 0.0, (b - a).abs().nan_to_num(nan=math.inf)) / size
 
 
-def determinism(probed: Probed, drawer: InputDrawer) -> Answer:
+def determinism(examined: Examined, drawer: InputDrawer) -> Answer:
     """Whether the same input gives the same output in eval mode, at once and after another input, with more dropout if there is
     any."""
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
-    subject, (twin, words) = probed.subject, probed.twin
+    subject, (twin, words) = examined.subject, examined.twin
     unused = replace(subject.of(copied(subject.built.call), subject.dtype), is_forgetful=True)
     first = twin(inputs)
     try:
         second, _, third = twin(inputs), twin(other), twin(inputs)
     except Exception as fault:  # a later call fails
-        probed.keeps_state, probed.subject = True, unused
+        examined.keeps_state, examined.subject = True, unused
         return f"the first call works, a later one with the same input raises {exception_text(fault):.200}", None, False
     change = float(torch.stack([_changes(first, out) for out in (second, third)]).max())
-    if not probed.moves(change):
+    if not examined.moves(change):
         return f"{words}the same input always gives the same output", change, True
-    if not probed.moves(_changes(twin(inputs, seed=0), twin(inputs, seed=0))).any():
-        probed.is_random = True
+    if not examined.moves(_changes(twin(inputs, seed=0), twin(inputs, seed=0))).any():
+        examined.is_random = True
         again = "in eval mode, but the same one after torch.manual_seed: it is random"
         return f"{words}the same input gives another output {again}", change, False
-    probed.keeps_state, probed.subject = True, unused
+    examined.keeps_state, examined.subject = True, unused
     again = "after other calls, with the same seed too: it keeps state"
     return f"the same input gives another output {again}", change, False
 
@@ -154,43 +172,43 @@ _KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], str]] = {
 """Which tokens influence an output, as a matrix made from one that is True everywhere, and in words; at last any other."""
 
 
-def visible_keys(probed: Probed, drawer: InputDrawer) -> Answer:
+def visible_keys(examined: Examined, drawer: InputDrawer) -> Answer:
     """Which tokens influence which outputs in self-attention, by replacing each token in turn.
 
     A token among equal ones cannot change its output through its query, so equal tokens show the diagonal.
     """
     random, small = (drawer.inputs(with_context=False) for _ in range(2))
     small = small.map(lambda rows: _SMALL_SCALE * rows[..., :1, :].expand_as(rows))
-    by_random, by_equal = _by_token(probed, random, drawer), _by_token(probed, small, drawer, factor=_SMALL_SCALE)
+    by_random, by_equal = _by_token(examined, random, drawer), _by_token(examined, small, drawer, factor=_SMALL_SCALE)
     if random.keys is None:
         by_random.fill_diagonal_(0.0)  # the token may act through its query only
-    probed.changes = by_random.maximum(by_equal)
-    ok = False if probed.visible in ("plus the next", "transposed", "later") else None
-    return _KINDS[probed.visible][1], float(probed.moves(probed.changes).float().mean()), ok
+    examined.changes = by_random.maximum(by_equal)
+    ok = False if examined.visible in ("plus the next", "transposed", "later") else None
+    return _KINDS[examined.visible][1], float(examined.moves(examined.changes).float().mean()), ok
 
 
-def _by_token(probed: Probed, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0) -> Tensor:
+def _by_token(examined: Examined, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0) -> Tensor:
     """The largest relative change of each output `[query, key]` by another token at key."""
-    before = probed.subject(base, seed=0)
+    before = examined.subject(base, seed=0)
     changed = [drawer.replaced(base, key, factor=factor) for key in range(base.queries.shape[-2])]
-    changes = [_changes(before, probed.subject(inputs, seed=0)) for inputs in changed]
+    changes = [_changes(before, examined.subject(inputs, seed=0)) for inputs in changed]
     return torch.stack([each.movedim(-2, 0).flatten(1).amax(1) for each in changes], 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- dropout
 
 
-def dropout_in_training(probed: Probed, drawer: InputDrawer) -> Answer:
+def dropout_in_training(examined: Examined, drawer: InputDrawer) -> Answer:
     """The mean output in training mode with dropout 0.5, over many copies of the input, compared with the output in eval mode.
 
     Each output column contains a part without dropout, such as a bias, and a part that dropout scales. The slope of the
     training output over the eval output, within columns, is independent of the former. Every copy gives a slope, and their
     spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
-    twin, words = probed.twin
+    twin, words = examined.twin
     if not words:
         return "it has no dropout that could be raised", None, None
-    if probed.is_random or probed.keeps_state:
+    if examined.is_random or examined.keeps_state:
         return "not run: the same input does not always give the same output", None, None
     inputs = drawer.inputs(with_context=False)
     eval_out = twin(inputs, seed=0).double()
@@ -200,17 +218,17 @@ def dropout_in_training(probed: Probed, drawer: InputDrawer) -> Answer:
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
     if not slopes.isfinite().all():
         return "left out: its output does not vary or is not finite", None, None
-    if not probed.moves((slopes - 1).abs()).any():
+    if not examined.moves((slopes - 1).abs()).any():
         return f"{words}training changes nothing", 1.0, None
     slope, error = slopes.mean().item(), slopes.std().item() / COPIES**0.5
     message = f"{words}the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
     margin = _SIGMAS * error
     if 2 * margin < P and abs(slope - 1) <= margin:
-        probed.is_rescaled = True
+        examined.is_rescaled = True
     elif 2 * margin < P and abs(slope - (1 - P)) <= margin:
-        probed.is_rescaled = False
+        examined.is_rescaled = False
         message += ": what is kept is not divided by 1 − p"
-    return message, slope, probed.is_rescaled
+    return message, slope, examined.is_rescaled
 
 
 def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...]]:
@@ -229,7 +247,7 @@ def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...
     return twin, tuple(names)
 
 
-_PROBES: Mapping[str, Callable[[Probed, InputDrawer], Answer]] = {
+_PROBES: Mapping[str, Callable[[Examined, InputDrawer], Answer]] = {
     "determinism": determinism,
     "visible keys": visible_keys,
     "dropout in training": dropout_in_training,
@@ -364,38 +382,19 @@ def _mask_text(form: MaskForm) -> str:
 # -------------------------------------------------------------------------------------------------------- random weights
 
 
-@dataclass(frozen=True)
-class Examined:
-    """All that is known before the comparison: the subject with random weights and without dropout, its module in float64 for
-    the reference, the weights that a function is called with, what the probes measured, and the request. If it keeps state, each
-    call uses a fresh copy. `expects_causal`: the code or the user states that no token sees a later one."""
-
-    subject: UserAttention
-    module: nn.Module | None
-    tensors: Mapping[str, Tensor]
-    probed: Probed
-    request: CheckRequest
-    expects_causal: bool
-
-
-def with_random_weights(
-    subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool
-) -> Examined:
+def with_random_weights(subject: UserAttention, examined: Examined) -> Examined:
     """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
-    module, reference = subject.built.module, None
-    tensors: dict[str, Tensor] = {}
+    module = subject.built.module
     if module is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
-        tensors = {
-            name: plain(each) for name, each in stored.items() if isinstance(each, Tensor) and each.is_floating_point()
-        }
-    else:
-        if probed.is_random:
-            module, _ = with_dropout(module, 0.0)
-        module = cast(randomised(module, request.of.seed), subject.dtype)
-        subject = replace(subject.of(module, subject.dtype), is_forgetful=bool(probed.keeps_state))
-        reference = cast_copy(module, torch.float64, "cpu")
-    return Examined(subject, reference, tensors, probed, request, expects_causal)
+        tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
+        floats = {name: plain(each) for name, each in tensors.items() if each.is_floating_point()}
+        return replace(examined, subject=subject, tensors=floats)
+    if examined.is_random:
+        module, _ = with_dropout(module, 0.0)
+    module = cast(randomised(module, examined.request.of.seed), subject.dtype)
+    subject = replace(subject.of(module, subject.dtype), is_forgetful=examined.keeps_state)
+    return replace(examined, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
 def unparametrized(module: nn.Module) -> nn.Module:
