@@ -537,7 +537,7 @@ def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to give."""
-    attention, fault = tried[0]
+    (attention, fault), works = tried[0], False
     line, text = source_line_of(fault, built.file), exception_text(fault)
     place = f" (line {line.line}: {shorten(line.source, 80, placeholder=' …')})" if line else ""
     message = shorten(text, 160, placeholder=" …") + place
@@ -546,18 +546,18 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
     unknown = [p.name for p in signature_of(built.call, "unknown") if p.required and p.name not in attention.others]
-    if unknown:
-        given = " ".join(f"--call-arg {name}=1" for name in unknown)
-        needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
-        return _refused(built, needed, f"give {given}, or a whole call with --example")
-    calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
     hint = f"give a call that works with --example; {attention.example_text} was tried"
     for shape in _SHAPES:
-        vectors = ", ".join([shape.format(attention.sizes.d_in)] * len(attention.slots))
+        vectors = ", ".join([shape.format(attention.sizes.d_in)] * (len(attention.slots) + len(unknown)))
         with suppress(Exception, SystemExit):  # this one may not work either
             shown = replace(plain_call(built, request), example=example_of(f"lambda m, T: m({vectors})", built))
             with_output(attention_of_example(shown, _SHOWN_LENGTHS[0]), request.seed)
-            hint = f"give a call that works: --example {shlex.quote(f'lambda m, T: m({vectors})')}"
+            hint, works = f"give a call that works: --example {shlex.quote(f'lambda m, T: m({vectors})')}", True
+    if unknown:
+        needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
+        given = " ".join(f"--call-arg {name}=1" for name in unknown)
+        return _refused(built, needed, hint if works else f"give {given}, or a whole call with --example")
+    calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
     if request.call_arguments:
         hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:

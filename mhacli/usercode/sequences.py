@@ -92,9 +92,10 @@ class Sequences:
         side: PaddingSide = "right",
         note: tuple[int, Noted] | None = None,
         **how: Any,
-    ) -> list[Tensor]:
-        """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded on a side. `note` receives what
-        the parts of the model compute for one of the texts."""
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded on a side, and what a model that
+        returns nothing for each token gives for the whole text, if it does. `note` receives what the parts of the model compute for
+        one of the texts."""
         rows, real = self.padded(texts, side)
         given: dict[str, Any] = {}
         if side == "left" and mask is not None and self.positions is not None:
@@ -107,12 +108,21 @@ class Sequences:
             read, made = (None if each is None else each[row][real[row]].detach().clone() for each in tensors)
             noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
 
+        inputs = Inputs(rows, real=None if mask is None else real)
         with nullcontext() if note is None else watching(self.module, keep):
-            out = self.attention(Inputs(rows, real=None if mask is None else real), mask=mask, given=given, **how)
+            result = self.attention.result(inputs, mask=mask, given=given, **how)
+        out, whole = self.attention.read(result, self.attention.sizes_of(inputs)), self._of_texts(result, len(texts))
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
-        if self.attention.is_pooled:
-            return list(wide)
-        return [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
+        if not self.attention.is_pooled:
+            wide = [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
+        return list(zip(wide, [None] * len(texts) if whole is None else whole, strict=True))
+
+    def _of_texts(self, result: Any, n_texts: int) -> Tensor | None:
+        """What a model that returns nothing for each token gives for each text, `[text, number]`, but for logits of one token."""
+        if not self.attention.is_inside:
+            return None
+        found = (tensor for _, tensor in leaves(result[0]) if tensor.is_floating_point() and tensor.ndim == 2)
+        return next((each.detach().cpu() for each in found if len(each) == n_texts and each.shape[1] != self.n_ids), None)
 
     def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
         """What holds something for each token of a batch of this shape, `[text, token, …]`."""
@@ -158,7 +168,7 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
 
 
 _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
-_TARGETS = ("targets", "target", "labels")
+_TARGETS = ("targets", "target", "labels", "y")
 _OF_DECODER = ("tgt_mask", "trg_mask")
 _OF_SOURCE = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
@@ -239,7 +249,8 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
         note = "" if form is None else f", {masks[0]}=a causal mask [token, token]: {meaning}"
         like = replace(attention, others={**attention.others, **made})
         ways = [replace(like, slots=(*like.slots, *more)) for more in [(), *((target,) for target in targets)]]
-        for way in (*ways, replace(like, is_inside=True)):
+        ways += [replace(way, is_inside=True) for way in ways]
+        for way in (*ways, replace(like, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
                 found.append((with_output(way, 0), note))
                 break

@@ -184,7 +184,8 @@ class UserAttention:
     `slots` are the parameters of queries, keys and values, and `axes` those of each input. `ids` are the ordinary token ids, None
     for vectors. `others` are its other arguments, of which a `partial` makes its value for the sizes of each call. With an
     `example`, a function of the callable and a length or of the callable alone, they are those of the call that it makes.
-    `output` is the path and the axes of the output; where `is_inside`, it is what the output layer reads.
+    `output` is the path and the axes of the output; where `is_inside`, it is what the output layer reads,
+    after one more token with `has_target`, which it only compares with.
 
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the likeliest first. `mode` is self or
     cross, None for an attention with one mode. `is_forgetful`: each call uses a new copy of the module, so that no state remains.
@@ -201,6 +202,7 @@ class UserAttention:
     example: Callable[..., Any] | None = None
     output: tuple[Path, AxisNames] = ("", ROW_AXES)
     is_inside: bool = False
+    has_target: bool = False
     forms: tuple[MaskForm, ...] = ()
     mode: Mode | None = None
     is_forgetful: bool = False
@@ -304,10 +306,17 @@ class UserAttention:
             return self._of_arguments(call, arguments, sizes)
 
     def _of_arguments(self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes) -> Any:
-        """What the call returns for these arguments, as the example makes it if there is one."""
+        """What the call returns for these arguments, as the example makes it if there is one. What an example draws is the same in
+        every call."""
         if self.example is not None:
-            shown = changed(call, lambda theirs: {**self._in_batch(theirs, sizes.batch), **arguments})
-            return self.example(shown, *[sizes.q_len][: self.is_resizable])
+            state = torch.get_rng_state()
+
+            def given(theirs: dict[str, Any]) -> dict[str, Any]:
+                torch.set_rng_state(state)
+                return {**self._in_batch(theirs, sizes.batch), **arguments}
+
+            torch.default_generator.manual_seed(0)
+            return self.example(changed(call, given), *[sizes.q_len][: self.is_resizable])
         by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
         return call(*[arguments.pop(name) for name in by_place], **arguments)
 
@@ -353,7 +362,9 @@ class UserAttention:
         for slot in self.slots:
             part = parts[slot.part]
             if part is not None or slot.required:
-                rows[slot.name] = rearranged(inputs.queries if part is None else part, self.canonical, self.axes)
+                given = inputs.queries if part is None else part
+                given = torch.cat([given, given[:, :1]], dim=1) if self.has_target else given
+                rows[slot.name] = rearranged(given, self.canonical, self.axes)
         return rows
 
     def _here(self, tensor: Tensor) -> Tensor:

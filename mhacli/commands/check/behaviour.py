@@ -128,31 +128,38 @@ def architectures_of(config: Any) -> tuple[str, ...]:
 
 
 class Reading(NamedTuple):
-    """What a pass gives for one of its texts: the output `[token, width]`, and on demand what the parts of the model compute."""
+    """What a pass gives for one of its texts: the output `[token, width]`, on demand what the parts of the model compute, and what
+    a model that returns nothing for each token gives for the `whole` text."""
 
     output: Tensor
     parts: Callable[[], Noted]
+    whole: Tensor | None = None
 
 
 class Pair(NamedTuple):
-    """Two readings that must agree: how far apart the outputs for each token are, and what their parts compute."""
+    """Two readings that must agree: how far apart the outputs for each token are, and those for the `whole` text, and what their
+    parts compute."""
 
     apart: Tensor
     parts: tuple[Callable[[], Noted], Callable[[], Noted]]
+    whole: float = 0.0
 
     @property
     def largest(self) -> float:
         """The largest difference of the outputs."""
-        return self.apart.max().item()
+        return max(self.apart.max().item(), self.whole)
 
     def first(self, n: int) -> Pair:
         """The pair for the first tokens alone."""
-        return self._replace(apart=self.apart[:n])
+        return self._replace(apart=self.apart[:n], whole=0.0)
 
 
 def pair_of(ours: Reading, theirs: Reading) -> Pair:
     """Two readings as long as both are."""
-    return Pair(_apart(ours.output, theirs.output), (ours.parts, theirs.parts))
+    whole = 0.0
+    if ours.whole is not None and theirs.whole is not None:
+        whole = _apart(ours.whole[None], theirs.whole[None]).item()
+    return Pair(_apart(ours.output, theirs.output), (ours.parts, theirs.parts), whole)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -201,7 +208,7 @@ class Asker:
     def read(self, *texts: Tensor, seed: int = 0, within: _Context = nullcontext, **how: Any) -> list[Reading]:
         """What one pass gives for each of the texts, with a seed, inside a context."""
 
-        def run(**note: Any) -> list[Tensor]:
+        def run(**note: Any) -> list[tuple[Tensor, Tensor | None]]:
             self.stage(f"calling {self.of.attention.built.name}")
             self.n_passes += 1
             with torch.no_grad(), seeded(self.seed + seed, texts[0].device), within():
@@ -212,7 +219,7 @@ class Asker:
             run(note=(row, found))
             return found
 
-        return [Reading(output, partial(parts, row)) for row, output in enumerate(run())]
+        return [Reading(output, partial(parts, row), whole) for row, (output, whole) in enumerate(run())]
 
     def alone(self, mask: MaskForm | None = None) -> list[Reading]:
         """The reading of each text alone, with a mask of padding in which all its tokens are real."""
@@ -317,19 +324,22 @@ class Asker:
             evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
             self.findings.append(replace(failure_of(name, message, evidence), fix=words.advice))
             return answer
-        cut, position = None if answer.at is None else answer.at.cut, int((pair.apart > self.tolerance).nonzero()[0])
+        cut, positions = None if answer.at is None else answer.at.cut, (pair.apart > self.tolerance).nonzero().flatten()
+        position = next(iter(positions.tolist()), None)
         before = f"with other tokens from position {cut} on, " if name == "causality" else ""
         sizes = f"{pair.largest:.2g} × the usual size of an output (rounding: {self.tolerance:.2g})"
-        finding = failure_of(name, message, f"{before}the output at position {position} differs by {sizes}")
+        where = "for the whole text" if position is None else f"at position {position}"
+        finding = failure_of(name, message, f"{before}the output {where} differs by {sizes}")
         part, attention = self._first_parts(pair)
         label = None
-        if part is not None and self.module is not None:
-            around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] + [""] * bool(part)
-            classes = [type(self.module.get_submodule(name)) for name in around]
-            label = f"{part or 'the model'} ({classes[0].__name__})"
+        if self.module is not None:
+            around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] if part else []
+            classes = [type(self.module.get_submodule(name)) for name in (*around, "")]
             own = (cls for cls in classes if not cls.__module__.startswith("torch."))
             code = next(own, classes[0])
-            finding = replace(finding, message=f"{message}, first in {label}")
+            if part is not None:
+                label = f"{part or 'the model'} ({classes[0].__name__})"
+                finding = replace(finding, message=f"{message}, first in {label}")
             with suppress(OSError, TypeError):  # its source cannot be read
                 file, line = inspect.getsourcefile(code), inspect.getsourcelines(code.forward)[1]
                 finding = replace(finding, file=file, line=line)
@@ -485,7 +495,7 @@ class Asker:
         n = max(1, self.length // 3)
         agrees = "a shorter text gives the start of a longer one's"
         differs = f"the first {n} tokens alone give other outputs than in a text of {self.length}"
-        return self.compare("prefix", [self.moved(self.text[:n])], agrees, differs, n)
+        return self.compare("prefix", [self.moved(self.text[:n]).first(n)], agrees, differs, n)
 
     def batch(self) -> Behaviour:
         """Whether a text gives the same outputs alone and among others of its length."""
