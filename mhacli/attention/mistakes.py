@@ -314,8 +314,9 @@ def future(shift: int, layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
 def callers_alone(layer: ReferenceLayer, rules: tuple[Tensor | None, ...]) -> Tensor | None:
     """The caller's masks alone, without causality."""
     layer_rule, caller_mask, padding = rules
-    require(layer_rule is not None and (caller_mask is not None or padding is not None))
-    return stages.together(layer, (None, caller_mask, padding))
+    require(layer_rule is not None)
+    is_alone = caller_mask is None and padding is None
+    return layer_rule if is_alone else stages.together(layer, (None, caller_mask, padding))
 
 
 def added_where_masked(value: float, layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:

@@ -262,8 +262,10 @@ def recorded(subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm |
         for leaf in operation.sources:
             if not leaf.name and not leaf.site:
                 _name_leaf(graph, leaf, held, inputs)
-        has_their_numbers = re.fullmatch(r"new_\w+|\w+_like", operation.name) is None
-        operation.live = has_their_numbers and bool(operation.live_sources)
+        numbers = operation.sources  # of which a tensor that only states a shape or a dtype has no part in the result
+        if re.fullmatch(r"new_\w+|\w+_like|to|\w+_as", operation.name):
+            numbers = numbers[: operation.name == "to" or operation.name.endswith("_as")]
+        operation.live = any(source.live for source in numbers)
     _name_sites(graph)
     return graph
 

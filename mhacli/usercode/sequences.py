@@ -122,7 +122,9 @@ class Sequences:
         if not self.attention.is_inside:
             return None
         found = (tensor for _, tensor in leaves(result[0]) if tensor.is_floating_point() and tensor.ndim == 2)
-        return next((each.detach().cpu() for each in found if len(each) == n_texts and each.shape[1] != self.n_ids), None)
+        return next(
+            (each.detach().cpu() for each in found if len(each) == n_texts and each.shape[1] != self.n_ids), None
+        )
 
     def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
         """What holds something for each token of a batch of this shape, `[text, token, …]`."""

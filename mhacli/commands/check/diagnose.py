@@ -186,9 +186,12 @@ def diagnose(examined: Examined) -> Diagnosis:
     masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     for case in masked_cases(subject, seed, of_windows, batch=4):  # two images with two windows each
-        _explain_further(result, examined, case)
-    for case in masked if masks else [*masked, cases[0]]:
-        _explain_further(result, examined, large_case(subject, case))
+        _explain_further(result, examined, [case])
+    unmasked = large_case(subject, cases[0])
+    for case in masked:
+        _explain_further(result, examined, [large_case(subject, case), unmasked])
+    if not masks:
+        _explain_further(result, examined, [unmasked])
     return result
 
 
@@ -266,7 +269,8 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
         return
     runs = [run_of_case(subject, case) for case in cases]
     pool = [one for one in _pool(examined, candidate, runs[0]) if one.is_shown_by_masks]
-    trials = [Trial(candidate, [case], run, pool) for case, run in zip(cases, runs, strict=True)]
+    unmasked = [case for case in result.cases if case.form is None]  # which a mistake must explain too
+    trials = [Trial(candidate, [case, *unmasked], run, pool) for case, run in zip(cases, runs, strict=True)]
     if any(map(result.finds, trials)):
         return
     result.explains_masks, inputs = False, cases[0].inputs
@@ -275,9 +279,10 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
         result.ignored.append(form.parameter)
 
 
-def _explain_further(result: Diagnosis, examined: Examined, case: InputCase) -> None:
-    """Finds a mistake that only some inputs show: masks of windows, or huge scores, which show a finite mask value and a softmax
-    without subtracting the maximum."""
+def _explain_further(result: Diagnosis, examined: Examined, cases: list[InputCase]) -> None:
+    """Finds a mistake that only some inputs show, those of the first case: masks of windows, or huge scores, which show a finite
+    mask value and a softmax without subtracting the maximum. It must explain all cases."""
+    case = cases[0]
     if result.candidate is None or result.explains(case):
         return
     run = run_of_case(examined.subject, case)
@@ -287,7 +292,7 @@ def _explain_further(result: Diagnosis, examined: Examined, case: InputCase) -> 
             result.choices.append(Choice("mask-value", what))
             return
     pool = [mistake for mistake in _pool(examined, result.candidate, run) if mistake.shown_by == "further"]
-    result.finds(Trial(result.candidate, [case], run, pool))
+    result.finds(Trial(result.candidate, cases, run, pool))
 
 
 # -------------------------------------------------------------------------------------------- steps behind a cache

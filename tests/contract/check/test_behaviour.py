@@ -59,6 +59,9 @@ WRONG = (
     Wrong("GPT", "return self.dropout(", "return F.dropout(", "not-repeatable", "the model (GPT)"),
     Wrong("Masked", "scores = (", "v = v - v.mean(2, keepdim=True); scores = (", "sees-the-future", "the model (Masked)"),
     Wrong("Padded", "attn_mask=mask", "attn_mask=None", "padding-leak", ""),
+    Wrong("Pooled", "else ~padding_mask", "else padding_mask < 2", "padding-leak", ""),
+    Wrong("Pooled", "return (answers", "return (answers.roll(1, 0)", "batch-leak", ""),
+    Wrong("Demanding", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
 )  # fmt: skip
 
 
@@ -88,7 +91,7 @@ OWN_WAY = ("Masked", "Cached", "Padded")
 """Models that compute attention with the weights of modules that they never call: nothing inside can be compared."""
 
 
-@pytest.mark.parametrize("layer", ["GPT", "Shifted", "LastOnly", "LossOnly", "ZeroHead", "Masked", "Cached"])
+@pytest.mark.parametrize("layer", ["GPT", "Shifted", "LastOnly", "LossOnly", "Compared", "ZeroHead", "Masked", "Cached"])
 def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     report = mhacli.check(model, causal=True)

@@ -196,7 +196,7 @@ MASKED = [
     *in_layer(
         "separate:ChatAttention",
         ("fully-masked-row", "-1e9", 'float("-inf")', True),
-        ("causal-lost|causal-missing", "hide = hide | key_padding_mask", "hide = key_padding_mask"),
+        ("causal-lost", "hide = hide | key_padding_mask", "hide = key_padding_mask"),
         states=HIDE | CAUSAL,
     ),
     *in_layer(
@@ -388,8 +388,8 @@ ROTATED = [
         "positions:RotaryAttention",
         ("rope-pairing", "torch.cat((angles, angles), -1)", "angles.repeat_interleave(2, dim=-1)"),
         ("rope-without-minus", "torch.cat((-b, a), dim=-1)", "torch.cat((b, a), dim=-1)"),
-        ("rope-axis", "torch.arange(q.shape[2], dtype=x.dtype)[:, None] * inverse",
-         "torch.arange(q.shape[1], dtype=x.dtype)[:, None, None] * inverse"),
+        ("rope-axis", "torch.arange(q.shape[2]).to(x)[:, None] * inverse",
+         "torch.arange(q.shape[1]).to(x)[:, None, None] * inverse"),
     ),
     *in_layer(
         "positions:RotaryAttention",

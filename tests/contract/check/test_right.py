@@ -62,6 +62,7 @@ ROWS = (
     Right("functions:attend_in_loops"),
     Right("functions:attend_with_three_axes"),
     Right("functions:attend_with_weights"),
+    Right("functions:attend_with_weights_that_are_masked", common=True),
     Right("known:MultiHeadedAttention", "h=4 d_model=32", KEEP),
     Right("known:ValuesKeysQuery", "embed_size=24 heads=3", KEEP, common=True),
     Right("known:BookAttention", BOOK, CAUSAL, "no-bias"),

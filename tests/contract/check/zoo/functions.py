@@ -56,3 +56,9 @@ def attend_with_weights(x, w_q, b_q, w_k, b_k, w_v, b_v, w_o, b_o, n_heads=3):
     v = F.linear(x, w_v, b_v).view(batch, time, n_heads, -1).transpose(1, 2)
     weights = torch.softmax(q @ k.mT / q.size(-1) ** 0.5, dim=-1)
     return F.linear((weights @ v).transpose(1, 2).flatten(2), w_o, b_o)
+
+
+def attend_with_weights_that_are_masked(q, k, v, mask=None):
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)
+    weights = weights if mask is None else weights * mask
+    return (weights / weights.sum(dim=-1, keepdim=True)) @ v

@@ -85,6 +85,18 @@ class LossOnly(GPT):
         return loss
 
 
+class Compared(GPT):
+    """It reads all tokens but the last, and only compares what it expects with the ids behind them."""
+
+    def forward(self, ids, y=None):
+        return super().forward(ids[:, :-1], ids[:, 1:])[1] if y is None else super().forward(ids, y)[1]
+
+
+class Demanding(Compared):
+    def forward(self, ids, y):
+        return super().forward(ids, y)
+
+
 class ZeroHead(GPT):
     """Its output layers begin at zero."""
 
@@ -139,6 +151,15 @@ class Padded(Encoder):
             x = x + attention.out(z.transpose(1, 2).flatten(2))
             x = x + block.mlp(block.between(x))
         return self.head(self.norm(x))
+
+
+class Pooled(Padded):
+    """One answer for a text: the mean of its real tokens."""
+
+    def forward(self, ids, padding_mask=None):
+        answers = super().forward(ids, padding_mask)[..., :3]
+        real = torch.zeros_like(ids) == 0 if padding_mask is None else ~padding_mask
+        return (answers * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
 
 class Masked(Net):

@@ -425,7 +425,7 @@ class RotaryAttention(nn.Module):
         k = self.k_proj(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
         v = self.v_proj(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
         inverse = 10000.0 ** (-torch.arange(0, self.head_dim, 2, dtype=x.dtype) / self.head_dim)
-        angles = torch.arange(q.shape[2], dtype=x.dtype)[:, None] * inverse
+        angles = torch.arange(q.shape[2]).to(x)[:, None] * inverse
         angles = torch.cat((angles, angles), -1)
         q = q * angles.cos() + rotate_half(q) * angles.sin()
         k = k * angles.cos() + rotate_half(k) * angles.sin()
