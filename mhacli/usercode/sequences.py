@@ -93,9 +93,9 @@ class Sequences:
         note: tuple[int, Noted] | None = None,
         **how: Any,
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded on a side, and what a model that
-        returns nothing for each token gives for the whole text, if it does. `note` receives what the parts of the model compute for
-        one of the texts."""
+        """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded on a side, and what a model
+        that returns nothing for each token gives for the whole text. `note` receives what the parts of the model compute for one
+        of the texts."""
         rows, real = self.padded(texts, side)
         given: dict[str, Any] = {}
         if side == "left" and mask is not None and self.positions is not None:
@@ -113,9 +113,10 @@ class Sequences:
             result = self.attention.result(inputs, mask=mask, given=given, **how)
         out, whole = self.attention.read(result, self.attention.sizes_of(inputs)), self._of_texts(result, len(texts))
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
+        outputs = list(wide)
         if not self.attention.is_pooled:
-            wide = [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
-        return list(zip(wide, [None] * len(texts) if whole is None else whole, strict=True))
+            outputs = [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
+        return list(zip(outputs, [None] * len(texts) if whole is None else whole, strict=True))
 
     def _of_texts(self, result: Any, n_texts: int) -> Tensor | None:
         """What a model that returns nothing for each token gives for each text, `[text, number]`, but for logits of one token."""
@@ -172,6 +173,8 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
 _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
 _TARGETS = ("targets", "target", "labels", "y")
 _OF_DECODER = ("tgt_mask", "trg_mask")
+_SEGMENTS = re.compile(r"seg(ment)?(_|s?$)|(^|_)types?(_|$)")
+"""Arguments for the segment of each token, as in BERT."""
 _OF_SOURCE = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
 _CAUSAL_MASKS = {
@@ -194,13 +197,15 @@ def sequences_of_ids(
     ids, *others = parameters
     decoder = next((p.name for p in others if p.name in _DECODER), None)
     named = {p.role: p.name for p in reversed(others)}
+    switches = {p.name: False for p in others if SWITCH.fullmatch(p.name)}
+    segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
     attention = replace(
         like,
         sizes=CallSizes(_BATCH, _LEAST, _LEAST),
         slots=(CallParameter(decoder or ids.name, "x", True, decoder is None),),
         axes=OF_IDS,
         ids=torch.arange(min(tables), device=like.device),
-        others={**{p.name: False for p in others if SWITCH.fullmatch(p.name)}, **like.others},
+        others={**switches, **segments, **like.others},
         is_forgetful=False,
     )
     for n, axes in product(_OF_SOURCE, (OF_IDS, ("row", "batch"))) if decoder else ((0, OF_IDS),):
@@ -215,11 +220,12 @@ def sequences_of_ids(
     attention = with_independent_rows(found, 0)
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
+    zeros = "".join(f", {name}=zeros" for name in segments)
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), table.padding_idx]
     ordinary = [i for i in range(table.num_embeddings) if i not in pads]
     return Sequences(
         attention=replace(attention, ids=torch.tensor(ordinary, device=like.device)),
-        called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note})",
+        called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note}{zeros})",
         n_ids=table.num_embeddings,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < table.num_embeddings), 0),
         has_source=decoder is not None,
@@ -262,6 +268,11 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
 def _in_batch(source: Tensor, sizes: CallSizes) -> Tensor:
     """The same source for each text."""
     return source.expand([sizes.batch if size == 1 else size for size in source.shape])
+
+
+def _first_segment(sizes: CallSizes) -> Tensor:
+    """The number of the first segment for each token."""
+    return torch.zeros(sizes.batch, sizes.q_len, dtype=torch.long)
 
 
 def _hides_last(attention: UserAttention) -> bool:

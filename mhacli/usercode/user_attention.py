@@ -306,8 +306,8 @@ class UserAttention:
             return self._of_arguments(call, arguments, sizes)
 
     def _of_arguments(self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes) -> Any:
-        """What the call returns for these arguments, as the example makes it if there is one. What an example draws is the same in
-        every call."""
+        """What the call returns for these arguments, as the example makes it if there is one. What an example draws is the same
+        in every call."""
         if self.example is not None:
             state = torch.get_rng_state()
 

@@ -128,8 +128,8 @@ def architectures_of(config: Any) -> tuple[str, ...]:
 
 
 class Reading(NamedTuple):
-    """What a pass gives for one of its texts: the output `[token, width]`, on demand what the parts of the model compute, and what
-    a model that returns nothing for each token gives for the `whole` text."""
+    """What a pass gives for one of its texts: the output `[token, width]`, on demand what the parts of the model compute, and
+    what a model that returns nothing for each token gives for the `whole` text."""
 
     output: Tensor
     parts: Callable[[], Noted]
@@ -304,15 +304,21 @@ class Asker:
         """A behaviour that was not tried, for a reason."""
         return self.answer(name, None, f"not tried: {reason}", draws=0)
 
+    @property
+    def rounding(self) -> str:
+        """Why small differences say nothing; empty where they do."""
+        is_coarse = self.tolerance > max(_COARSE, 2 * self.least)
+        text = f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be distinguished"
+        return text if is_coarse else ""
+
     def compare(self, name: str, pairs: Sequence[Pair], agrees: str, differs: str, cut: int | None = None) -> Behaviour:
         """The verdict on outputs that must agree; where they differ, with a finding at the first place."""
         largest = max(pair.largest for pair in pairs)
         if largest > self.tolerance:
             first = next(pair for pair in pairs if pair.largest > self.tolerance)
             return self.failed(self.answer(name, False, differs, largest, at=Place(cut)), first)
-        if largest > 0 and self.tolerance > max(_COARSE, 2 * self.least):
-            reason = f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be distinguished"
-            return self.answer(name, None, reason, largest, draws=0)
+        if largest > 0 and self.rounding:
+            return self.answer(name, None, self.rounding, largest, draws=0)
         return self.answer(name, True, agrees, largest, draws=len(pairs))
 
     def failed(self, answer: Behaviour, pair: Pair | None = None) -> Behaviour:
@@ -434,7 +440,7 @@ class Asker:
             reached[cut] = _part_of(differences[:cut])
             pairs += [pair.first(cut) for pair in moved]
         if not moves:
-            return self.unasked("causality", "the output does not depend on it")
+            return self.unasked("causality", self.rounding or "the output does not depend on it")
         agrees, differs = "no output depends on a later token", "an output depends on later tokens"
         leaks = [pair for pair in pairs if pair.largest > self.tolerance]
         if not leaks and pair_of(self.trained, self.plain).largest > self.tolerance:

@@ -91,7 +91,9 @@ OWN_WAY = ("Masked", "Cached", "Padded")
 """Models that compute attention with the weights of modules that they never call: nothing inside can be compared."""
 
 
-@pytest.mark.parametrize("layer", ["GPT", "Shifted", "LastOnly", "LossOnly", "Compared", "ZeroHead", "Masked", "Cached"])
+@pytest.mark.parametrize(
+    "layer", ["GPT", "Shifted", "LastOnly", "LossOnly", "Compared", "Segmented", "ZeroHead", "Masked", "Cached"]
+)
 def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     report = mhacli.check(model, causal=True)

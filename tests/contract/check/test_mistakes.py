@@ -458,11 +458,6 @@ CACHED = [
 ]  # fmt: skip
 WITHOUT_CODE_TODAY = [
     *in_layer(
-        "separate:ChatAttention",
-        ("causal-lost", "hide = hide | key_padding_mask", "hide = key_padding_mask"),
-        states=HIDE | CAUSAL,
-    ),
-    *in_layer(
         "positions:PartialNeoX",
         ("rope-pairing", "torch.cat((table, table), dim=-1)", "table.repeat_interleave(2, dim=-1)"),
         states=CAUSAL,

@@ -97,6 +97,11 @@ class Demanding(Compared):
         return super().forward(ids, y)
 
 
+class Segmented(GPT):
+    def forward(self, ids, segment_info):
+        return super().forward(ids + segment_info)[0]
+
+
 class ZeroHead(GPT):
     """Its output layers begin at zero."""
 
