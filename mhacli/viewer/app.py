@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -19,11 +19,9 @@ from textual.widgets import Footer
 
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Terminated
-from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.base.terminal import table
 from mhacli.text.escape import visible
 from mhacli.viewer.heads import Overview, Words
 from mhacli.viewer.keys import KEYS
@@ -60,10 +58,18 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
         yield Text(f"This record holds no steps. {shows} shows those of a layer.")
 
 
+def _listed(rows: Sequence[tuple[str, object]], width: int, title: str = "") -> Iterator[RenderableType]:
+    """Rows with their names, below a title."""
+    from mhacli.render.base.doc import pairs
+    from mhacli.render.base.terminal import table
+
+    return table(pairs(rows, style="bold cyan", title=title), width)
+
+
 def _origin(session: Session, width: int) -> Iterator[RenderableType]:
     """The provenance of the record, and the arrays that it lacks."""
     missing = [("not kept", ", ".join(map(visible, session.record.not_kept)))] if session.record.not_kept else []
-    return table(pairs([*provenance(session.record), *missing], style="bold cyan"), width)
+    return _listed([*provenance(session.record), *missing], width)
 
 
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
@@ -76,7 +82,7 @@ def _help(session: Session, width: int) -> Iterator[RenderableType]:
     """All keys, and the use of the mouse."""
     for title, keys in KEYS.items():
         rows = [(f"{key.key_display:<11}", key.tooltip) for key in keys if isinstance(key, Binding) and key.tooltip]
-        yield from (*table(pairs(rows, style="bold cyan", title=title), width), Text())
+        yield from (*_listed(rows, width, title), Text())
     yield Text(_EXPLAINED)
 
 

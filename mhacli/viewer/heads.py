@@ -24,7 +24,6 @@ from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, Statistic, wor
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import ACCENT, CURSOR, DIM, KIND_SIGNS, PLAIN, type_sign
 from mhacli.render.checkpoint.header import texts_read
-from mhacli.render.heads.table import UNITS
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
 from mhacli.viewer.keys import KEYS
@@ -113,8 +112,7 @@ class Keys(Footer):
 
     def compose(self) -> ComposeResult:
         """The keys. Each gets its class before its style, for textual would style it a second time."""
-        for key in super().compose():
-            yield key.add_class("-compact", update=False)
+        return (key.add_class("-compact", update=False) for key in super().compose())
 
 
 class HeadsScreen(Screen[None]):
@@ -363,5 +361,5 @@ class Overview(HeadsScreen):
 
 def _in_words(averages: Averages | None, statistic: Statistic) -> str:
     """A statistic with its unit; empty if it is not known."""
-    value, unit = getattr(averages, statistic.field, None), UNITS.get(statistic.unit, "short")
+    value, unit = getattr(averages, statistic.field, None), words.UNITS.get(statistic.unit, "short")
     return "" if value is None else shown(value, unit) + " nats" * (unit == "nats")

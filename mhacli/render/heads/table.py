@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,20 +27,19 @@ from mhacli.record.heads import (
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import count_of, fitted, flowing, sparkline, token_at, token_text, type_name
+from mhacli.render.base.format import UNITS, count_of, fitted, flowing, sparkline, token_at, token_text, type_name
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.render.base.terminal import table
 from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
-from mhacli.text.numbers import Unit, shown
+from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
 HeadRow = tuple[HeadStatistics, str]
 """A head; with a name uniform attention over the keys of the head."""
 HeadKey = tuple[int, str, int]
 
-UNITS: Mapping[str, Unit] = {"weight": "weight", "fraction": "fraction", "nats": "nats", "change": "size"}
 _OF_TYPES = (
     f"The type with the largest excess over uniform attention, if that is at least {CERTAIN_ENOUGH}, and this excess. Beside "
     "mixed stands the nearest type with its excess."
