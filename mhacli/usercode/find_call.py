@@ -329,9 +329,10 @@ def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
 _SHOWN_LENGTHS = (7, 8, 12, 16, 64)
 """The lengths to try, until a call works."""
 _SHAPES = (
-    "torch.randn({}, T)", "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})", "torch.randn(2, T, {})",
+    "torch.randn(2, 3, 28, 28)", "torch.randn(2, 3, 32, 32)", "torch.randn(2, 3, 224, 224)", "torch.randn({}, T)",
+    "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})", "torch.randn(2, T, {})",
 )  # fmt: skip
-"""The vectors of an example that a refusal gives, the last that works."""
+"""The images or vectors of an example that a refusal gives, the last that works."""
 _UNLIKE = 3
 """A second length is larger by this, and shows which axes are lengths."""
 
@@ -545,14 +546,17 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         return error  # no code of the call would mend it
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
-    unknown = [p.name for p in signature_of(built.call, "unknown") if p.required and p.name not in attention.others]
+    required = [p for p in signature_of(built.call) if p.required]
+    unknown = [p.name for p in required if p.role == "unknown" and p.name not in attention.others]
     hint = f"give a call that works with --example; {attention.example_text} was tried"
     for shape in _SHAPES:
-        vectors = ", ".join([shape.format(attention.sizes.d_in)] * (len(attention.slots) + len(unknown)))
+        inputs = shape.format(attention.sizes.d_in)
+        words = ", ".join("None" if p.role in MASKS else inputs for p in required) or inputs
+        text = f"lambda m{', T' * ('T' in shape)}: m({words})"
         with suppress(Exception, SystemExit):  # this one may not work either
-            shown = replace(plain_call(built, request), example=example_of(f"lambda m, T: m({vectors})", built))
+            shown = replace(plain_call(built, request), example=example_of(text, built))
             with_output(attention_of_example(shown, _SHOWN_LENGTHS[0]), request.seed)
-            hint, works = f"give a call that works: --example {shlex.quote(f'lambda m, T: m({vectors})')}", True
+            hint, works = f"give a call that works: --example {shlex.quote(text)}", True
     if unknown:
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         given = " ".join(f"--call-arg {name}=1" for name in unknown)
