@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from mhacli.errors import UsageError
 from mhacli.io.data import DeviceMap, read_device_map
@@ -331,8 +331,6 @@ def require_ranges(settings: Any) -> None:
         typed = as_option(name, value, group)
         if value == "":
             raise UsageError(f"{typed} is empty")
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise UsageError(f"{typed} is not one of {', '.join(get_args(hint))}")
         try:
             msgspec.convert(float(value) if isinstance(value, float) else value, hint)  # a float64 of numpy is a float
         except msgspec.ValidationError as fault:

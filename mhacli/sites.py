@@ -106,8 +106,6 @@ def filled_in(template: str, f: Dims) -> str:
         "cross": f.cross,
         "rotated": config.positions in ROPE,
         "alibi": config.positions == "alibi",
-        "training": config.train,
-        "projected": config.out_proj,
         "projected_bias": config.out_proj and config.bias,
         "n_concat": f.size("head·d_v"),
         "half": d_head // 2,

@@ -101,11 +101,6 @@ class Axes:
     dtype: str
 
 
-def block_of(longest: int) -> int:
-    """How many queries and keys make a cell of a map: the least power of two that leaves at most `MAP_CELLS`."""
-    return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
-
-
 def make_statistics_request(
     axes: Axes, patterns: Sequence[Condition] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
 ) -> StatisticsRequest:
@@ -114,10 +109,10 @@ def make_statistics_request(
     Patterns count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
     parts of the queries' texts and of the keys'.
     """
-    places = axes.keys.filled(axes.keys.places, -1)
+    places, longest = axes.keys.filled(axes.keys.places, -1), max(axes.queries.length, axes.keys.length)
     k_tokens = axes.keys.filled(axes.keys.ids, -1)
     return StatisticsRequest(
-        block=block_of(max(axes.queries.length, axes.keys.length)),
+        block=1 << (-(-longest // MAP_CELLS) - 1).bit_length(),  # the least power of two that leaves at most so many
         q_tokens=axes.queries.filled(axes.queries.ids, -1),
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.attention.axes import StatisticsRequest
-from mhacli.attention.masks import Band, Mask
+from mhacli.attention.masks import mask_of
 from mhacli.attention.scores import LOG2_E, ScoredAttention, large, own_cells
 
 _POINTER, _WHOLE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -82,8 +82,7 @@ class CompiledHeads:
         self._of_head = [[self._described(b, head, request) for head in heads] for b in texts]
 
     def _described(self, batch: int, head: int, request: StatisticsRequest) -> _Head:
-        allowed, sinks = self._attention.allowed, self._attention.sink_logits
-        band = allowed.band if isinstance(allowed, Mask) else Band()
+        band, sinks = mask_of(self._attention.allowed).band, self._attention.sink_logits
         first, leading = (marked[batch] for marked in self._marked)
         return _Head(
             *(*band, request.is_self, request.block, self._sums["map"].shape[3], self._attention.shape[2] - 1),
@@ -112,7 +111,7 @@ class CompiledHeads:
         _, scores, block = self._place
         of_head = self._of_head[batch][index]
         block.limit = large(scores.device) * LOG2_E
-        if not attention.is_band and (cells := hidden()) is not None:
+        if mask_of(attention.allowed).cells is not None and (cells := hidden()) is not None:
             masked = own_cells(cells, batch, head.start)
             masked = masked if masked.stride(1) == 1 else masked.contiguous()
             block.hidden, block.hidden_row = masked.data_ptr(), masked.stride(0)

@@ -124,7 +124,7 @@ def visible_cells_of(
     allowed: Allowed | None,
     bias: Float[Tensor, "..."] | None,
 ) -> Bool[Tensor, "#batch #head #query #key"] | None:
-    """`visible_cells` of all queries and keys."""
+    """`visible_cells` of all queries and keys; None where there is neither mask nor bias."""
     if allowed is None and bias is None:
         return None
     q_idx, k_idx = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=q.device)
@@ -136,18 +136,14 @@ def visible_cells(
     q_idx: Int[Tensor, " query"],
     k_idx: Int[Tensor, " key"],
     bias: Float[Tensor, "..."] | None = None,
-) -> Bool[Tensor, "#batch #head #query #key"] | None:
-    """The mask evaluated on these queries and keys, True = may attend; None where there is neither mask nor bias.
+) -> Bool[Tensor, "#batch #head #query #key"]:
+    """The mask evaluated on these queries and keys, True = may attend.
 
     What a `bias` sets to −∞ is masked too: a row of nothing else would otherwise be 0/0.
     """
-    cells = []
-    if allowed is not None:
-        cells.append(allowed(q_idx, k_idx))
-    if bias is not None:
-        cells.append(~torch.isneginf(bias))
-    full = [four_axes(keep) for keep in cells]
-    return full[0] & full[1] if len(full) == 2 else next(iter(full), None)
+    everywhere = torch.ones((), dtype=torch.bool, device=q_idx.device)
+    cells = four_axes(everywhere if allowed is None else allowed(q_idx, k_idx))
+    return cells if bias is None else cells & ~four_axes(torch.isneginf(bias))
 
 
 def four_axes(tensor: Tensor) -> Tensor:

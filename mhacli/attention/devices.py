@@ -15,7 +15,6 @@ import torch
 import mhacli
 from mhacli.errors import MhaError
 from mhacli.io import memory
-from mhacli.io.memory import cpu_name
 from mhacli.record.record import Environment
 
 
@@ -33,11 +32,10 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as fault:
         why = str(fault).partition("\n")[0]
-        raise MhaError(f"{option} {name} is not available: {why}", hint=_ELSE[option], code="no-device") from None
+        raise MhaError(
+            f"{option} {name} is not available: {why}", hint="--device cpu works everywhere", code="no-device"
+        ) from None
     return torch.device(name)
-
-
-_ELSE = {"--device": "--device cpu works everywhere", "--device-map": "cpu and disk are there on every machine"}
 
 
 def free_bytes(device_name: str) -> int:
@@ -61,7 +59,7 @@ def environment(device: torch.device, requested: str) -> Environment:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         device=str(device),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else memory.cpu_name(),
         device_asked=requested,
         threads=torch.get_num_threads(),
     )

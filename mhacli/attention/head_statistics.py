@@ -261,7 +261,6 @@ def statistics_of(
     baseline: Baseline,
     run: Run,
     peak_bytes: int,
-    full_bytes: int,
     report_progress: Callable[[int], None] = lambda cells: None,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], HeadsSummary]:
     """The statistics of the chosen heads, the arrays `[batch, head, …]` that are kept and those of uniform attention, on the CPU,
@@ -299,7 +298,7 @@ def statistics_of(
             torch_because=because,
             checks=tuple(worst_check(same) for same in zip(*(checks for *_, checks in results), strict=True)),
             peak_bytes=peak_bytes,
-            full_bytes=full_bytes,
+            full_bytes=attention.shape[0] * len(heads) * prod(attention.shape[2:]) * attention.dtype.itemsize,
             kept=run.kept,
         ),
     )

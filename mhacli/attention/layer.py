@@ -45,7 +45,7 @@ class MultiHeadAttention(nn.Module):
     `v_proj.weight [n_kv_heads·d_v, d_input]`, `o_proj.weight [d_model, n_heads·d_v]`, and a `.bias` of each. `d_head`
     defaults to `d_model / n_heads`, `d_v` to `d_head`, `n_kv_heads` to `n_heads`, `d_input` to `d_model`. Without
     `out_proj` the result is the heads side by side. `positions` are those that act inside the layer, `rope`,
-    `rope-interleaved` and `alibi`; others are added to the rows before it (`added_positions`). `dropout` acts on the
+    `rope-interleaved` and `alibi`; others are added to the rows before it. `dropout` acts on the
     pattern, in training mode only; its randomness, and that of the initial weights, comes from `generator` (None:
     torch's own). Raises `UsageError` for sizes that do not fit together.
 
@@ -81,8 +81,7 @@ class MultiHeadAttention(nn.Module):
         self.scale, self.softcap, self.dropout, self.generator = sizes.scale, softcap, dropout, generator
         if sizes.layer_positions != positions:
             raise UsageError(
-                f"positions {positions!r} do not act inside the layer; none, rope, rope-interleaved and alibi do",
-                hint="sinusoidal and learned ones are added before the layer (added_positions)",
+                f"positions {positions!r} are added to the rows before the layer, and do not act inside it"
             )
         self.positions, self.rope_theta = positions, rope_theta
         width = sizes.d_input or d_model

@@ -21,7 +21,6 @@ from mhacli.attention.core import Allowed, four_axes
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
 Cells = Bool[Tensor, "#batch #head #query #key"]
-Idx = Int[Tensor, " idx"]
 
 _FAR = 1 << 30
 
@@ -53,9 +52,14 @@ class Mask:
         return ((distance >= self.band.low) & (distance <= self.band.high))[None, None]
 
 
+def mask_of(allowed: Allowed | None) -> Mask:
+    """A mask with its band, which is not known of a mere function; None allows everything."""
+    return allowed if isinstance(allowed, Mask) else Mask(allowed)
+
+
 def keys_seen(allowed: Allowed | None, queries: range, n_keys: int) -> range:
     """The keys that some of the queries may see as far as the band of a mask says so; one key where there is none."""
-    band = allowed.band if isinstance(allowed, Mask) else Band()
+    band = mask_of(allowed).band
     start, stop = max(0, queries[0] + band.low), min(n_keys, queries[-1] + band.high + 1)
     return range(start, stop) if start < stop else range(min(1, n_keys))
 
@@ -118,7 +122,7 @@ def padding(
     n_real = torch.as_tensor(lengths)
     total = int(n_real.max()) if padded_len is None and side == "left" else padded_len or 0
 
-    def is_real(idx: Idx) -> Tensor:
+    def is_real(idx: Int[Tensor, " idx"]) -> Tensor:
         counts = n_real.to(idx.device)[:, None]
         return idx[None, :] < counts if side == "right" else idx[None, :] >= total - counts
 
@@ -166,9 +170,9 @@ def both(*masks: Allowed) -> Mask:
     >>> both(causal(), window(0, 9))(torch.arange(2), torch.arange(2))[0, 0].tolist()
     [[True, False], [False, True]]
     """
-    bands = [mask.band for mask in masks if isinstance(mask, Mask)]
-    band = Band(max((b.low for b in bands), default=-_FAR), min((b.high for b in bands), default=_FAR))
-    if all(isinstance(mask, Mask) and mask.cells is None for mask in masks):
+    every = [*map(mask_of, masks)]
+    band = Band(max((m.band.low for m in every), default=-_FAR), min((m.band.high for m in every), default=_FAR))
+    if all(mask.cells is None for mask in every):
         return Mask(band=band)
     return Mask(lambda q_idx, k_idx: reduce(and_, (four_axes(mask(q_idx, k_idx)) for mask in masks)), band)
 
@@ -180,7 +184,7 @@ def either(*masks: Allowed) -> Mask:
     [[True, False, False], [True, True, False], [True, False, True]]
     """
 
-    bands = [mask.band if isinstance(mask, Mask) else Band() for mask in masks]
+    bands = [mask_of(mask).band for mask in masks]
     band = Band(min((b.low for b in bands), default=0), max((b.high for b in bands), default=-1))
     no_cell = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
 
@@ -196,7 +200,6 @@ def shifted(mask: Allowed, offset: int) -> Mask:
     >>> shifted(causal(), 2)(torch.arange(1), torch.arange(4))[0, 0].tolist()
     [[True, True, True, False]]
     """
-    band = Band(mask.band.low + offset, mask.band.high + offset) if isinstance(mask, Mask) else Band()
-    if isinstance(mask, Mask) and mask.cells is None:
-        return Mask(band=band)
-    return Mask(lambda q_idx, k_idx: mask(q_idx + offset, k_idx), band)
+    cells, (low, high) = mask_of(mask).cells, mask_of(mask).band
+    band = Band(low + offset, high + offset)
+    return Mask(band=band) if cells is None else Mask(lambda q_idx, k_idx: mask(q_idx + offset, k_idx), band)

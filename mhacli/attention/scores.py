@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.attention.core import Allowed, four_axes, is_finite, visible_cells
-from mhacli.attention.masks import Mask
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -56,11 +55,6 @@ class _Attention:
     sink_logits: Float[Tensor, "_batch head _query"] | None = None
     wide: bool = False
 
-    @property
-    def is_band(self) -> bool:
-        """Whether every query sees all keys within a band, or all."""
-        return self.allowed is None or (isinstance(self.allowed, Mask) and self.allowed.cells is None)
-
     @cached_property
     def has_finite_values(self) -> bool:
         """Whether no value is NaN or infinite."""
@@ -68,8 +62,7 @@ class _Attention:
 
     def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Tensor:
         """Where the mask allows cells, `[#batch, #head, query, key]`."""
-        cells = visible_cells(self.allowed, queries, keys)
-        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=queries.device) if cells is None else cells
+        return visible_cells(self.allowed, queries, keys)
 
     def _visible_in(self, full: Float[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
         """Where the mask allows cells of a matrix of all queries and keys."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.block import IN_C, CompiledHeads, c_block
-from mhacli.attention.masks import Band, Mask, keys_seen
+from mhacli.attention.masks import Band, keys_seen, mask_of
 from mhacli.attention.scores import (
     HIDDEN,
     LOG2_E,
@@ -418,10 +418,9 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> Baseline:
     """The statistics of uniform attention over the same visible keys: by formula without a mask and with a causal one, else of
     scores that are all 0."""
     batch, _, n_queries, n_keys = attention.shape
-    allowed, like = attention.allowed, attention.like
-    is_causal = isinstance(allowed, Mask) and allowed.cells is None and allowed.band.low == Band().low
-    if (allowed is None or is_causal) and not request.matches:
-        newest = allowed.band.high if isinstance(allowed, Mask) else n_keys
+    mask, like = mask_of(attention.allowed), attention.like
+    if mask.cells is None and mask.band.low == Band().low and not request.matches:
+        newest = min(mask.band.high, n_keys)
         statistics, visible = _of_first_keys(newest, request, (batch, n_queries, n_keys))
         of_batch = {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
         return Baseline(visible[:, None].to(attention.dtype), of_batch)
@@ -429,7 +428,7 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> Baseline:
     n_heads = attention.visible(first, first).shape[1]
     zeros = torch.zeros((), dtype=attention.dtype, device=like.device)
     q, k = zeros.expand(batch, n_heads, n_queries, 1), zeros.expand(batch, 1, n_keys, 1)
-    reduced = reduce_heads(ScoredAttention(q=q, k=k, scale=1.0, allowed=allowed), request, range(n_heads))
+    reduced = reduce_heads(ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads))
     visible = torch.where(reduced.has_keys, reduced.lse.exp().round(), 0.0)
     return Baseline(visible.to(attention.dtype), reduced.statistics)
 

@@ -21,7 +21,6 @@ from mhacli.settings import Config, as_option
 from mhacli.sites import Dims
 
 FORMAT = "mha.weights/1"
-MAX_FILE_BYTES = 64 << 30
 EMBEDDING = "embed.weight"
 POSITION_EMBEDDING = "embed_positions.weight"
 """The table of learned positions. A run with other positions ignores it."""
@@ -56,7 +55,7 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
     Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an option that
     contradicts the file, or that the file needs.
     """
-    file = read_tensor_file(path, MAX_FILE_BYTES)
+    file = read_tensor_file(path)
     saved = saved_metadata(file.path, file.metadata)
     for name in sorted(_NAMES & file.tensors.keys()):
         _require_floats(file, name)
@@ -156,7 +155,7 @@ def read_bias_file(where: str, dims: Dims) -> tuple[TensorFile, str]:
     path, colon, name = where.rpartition(":")
     if not (colon and path) or os.path.lexists(where):  # a file has the whole name
         path, name = where, ""
-    file = read_tensor_file(path, MAX_FILE_BYTES)
+    file = read_tensor_file(path)
     name = name or (next(iter(file.tensors)) if len(file.tensors) == 1 else "bias")
     if name not in file.tensors:
         raise bad_file(file.path, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}")

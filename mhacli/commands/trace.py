@@ -18,9 +18,8 @@ from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
 from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.run import Run, require_inside
-from mhacli.settings import Computation, Mode, OwnCode, like, numbers, pairs, setting
-from mhacli.text.tokens import Texts
+from mhacli.run import require_inside
+from mhacli.settings import Computation, OwnCode, like, numbers, pairs, setting
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
@@ -83,17 +82,12 @@ def _names_code(word: str, *, has_arguments: bool = False) -> bool:
     return is_module and (is_sure or find_spec(place) is not None)  # imports nothing
 
 
-def _mode(given: Mapping[str, Any]) -> Mode:
-    """Code of the user's own if the first word names it, else a checkpoint or a layer of mha."""
-    return "code" if _target(given) is not None else layer_or_model(given)
-
-
 @command(
     'mha trace "the cat sat on the mat"',
     'mha trace "the cat sat on the mat" --cell 0,5,2',
     'mha trace "the cat sat on the mat" --model MiniLM --layer 5',
     "mha trace my_attention.py:MultiHeadAttention --arg n_heads=4",
-    modes=_mode,
+    modes=lambda given: "code" if _target(given) is not None else layer_or_model(given),
 )
 def trace(
     what: Computation,
@@ -126,26 +120,23 @@ def trace(
             for text in run.notes:
                 note(text)
             return
-        record, notes = _walked(run, texts, walk)
+        place = None if walk.cell is None else (walk.sequence, *walk.cell)
+        if place is not None and run.model.path is None:
+            queries, keys = ([text.ids for text in of_axis or texts[0]] for of_axis in texts)
+            require_inside(place, run.config.n_heads, queries, keys)
+        prepared, notes = start(run, ViewOptions())
+        with show_activity("computing"):
+            if prepared is None:
+                from mhacli.layer import steps as of_layer
+
+                record = of_layer.walk(run, texts, route=walk.route, values=walk.values, place=place)
+            else:
+                from mhacli.models.steps import walk_checkpoint
+
+                record = walk_checkpoint(prepared, values=walk.values, place=place)
+        record = recorded(record)
     view = partial(_print_steps, record, output.screen, walk)
     print_result(record, notes, options=options, output=output, run=run, view=view, after=after_trace)
-
-
-def _walked(run: Run, texts: Texts, walk: Walk) -> tuple[Record, tuple[str, ...]]:
-    """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
-    place = None if walk.cell is None else (walk.sequence, *walk.cell)
-    if place is not None and run.model.path is None:
-        queries, keys = ([text.ids for text in of_axis or texts[0]] for of_axis in texts)
-        require_inside(place, run.config.n_heads, queries, keys)
-    prepared, notes = start(run, ViewOptions())
-    with show_activity("computing"):
-        if prepared is None:
-            from mhacli.layer import steps as of_layer
-
-            return recorded(of_layer.walk(run, texts, route=walk.route, values=walk.values, place=place)), notes
-        from mhacli.models.steps import walk_checkpoint
-
-        return recorded(walk_checkpoint(prepared, values=walk.values, place=place)), notes
 
 
 def _print_steps(record: Record, on: Screen, walk: Walk) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated
 
 from mhacli.cli.console import colour_system, is_interactive, wants_colour
 from mhacli.cli.output import SAVED, Output, print_result, require_output
@@ -17,7 +17,7 @@ from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import gc_paused
 from mhacli.record.storage import is_scan, load_late
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.settings import VIEW, Computation, Mode, Reading, like, setting
+from mhacli.settings import VIEW, Computation, Reading, like, setting
 
 _HEAD = "Open this head first. (default: the overview of all)"
 _MOST = 1_000_000
@@ -41,16 +41,11 @@ def _record_path(typed: Sequence[str]) -> str | None:
     return typed[0]
 
 
-def _mode(given: Mapping[str, Any]) -> Mode:
-    """A record that the first word names, else a checkpoint or a layer of mha."""
-    return "record" if _record_path(given.get("typed", ())) is not None else layer_or_model(given)
-
-
 @command(
     'mha view "the cat sat on the mat"',
     "mha view cat.safetensors",
     'mha view "the cat sat on the mat" --model MiniLM',
-    modes=_mode,
+    modes=lambda given: "record" if _record_path(given.get("typed", ())) is not None else layer_or_model(given),
 )
 def view(
     what: Computation,

@@ -61,10 +61,10 @@ def read_tensor_header(path: str) -> TensorFile:
         return _described(path, data, size)
 
 
-def read_tensor_file(path: str, limit: int) -> TensorFile:
-    """The whole file, read and never mapped: a mapped file that is cut ends the process. It may have at most `limit` bytes and
-    must fit into memory three times. Raises `MhaError` with the library's reason."""
-    room = int(min(limit, memory.USABLE_FRACTION * memory.available_bytes() / 3))
+def read_tensor_file(path: str) -> TensorFile:
+    """The whole file, read and never mapped: a mapped file that is cut ends the process. It must fit into memory three times.
+    Raises `MhaError` with the library's reason."""
+    room = int(memory.USABLE_FRACTION * memory.available_bytes() / 3)
     with opened(path) as read:
         data, size = _head(path, read), 0 if path == "-" else os.path.getsize(path)
         data += read_up_to(read, room + 1 - len(data)) if size <= room else b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -207,8 +206,6 @@ class Setup:
         """The visible cells: those that the mask allows and the bias does not set to −∞."""
         q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.dims.q_len, self.dims.k_len))
         cells = visible_cells(self.allowed, q_idx, k_idx, self.bias)
-        if cells is None:
-            cells = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         return cells.expand(self.dims.batch, -1, len(q_idx), len(k_idx))
 
 
@@ -401,7 +398,6 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
     seconds, began = {"projections": perf_counter() - began}, perf_counter()
     report_progress(0.0, "uniform attention")
     baseline = make_baseline(attention, of_statistics)
-    batch, _, *sizes = attention.shape
     n_heads, n_done, lock = config.n_heads if chosen.heads is None else len(chosen.heads), 0, Lock()
     of_head = sum(len(queries) * len(keys) for queries, keys in blocks_of(attention, of_statistics.block))
 
@@ -409,7 +405,9 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
         nonlocal n_done
         with lock:
             n_done += n_cells
-            report_progress(n_done / (batch * of_head * n_heads), "1 head" if n_heads == 1 else f"{n_heads} heads")
+            report_progress(
+                n_done / (attention.shape[0] * of_head * n_heads), "1 head" if n_heads == 1 else f"{n_heads} heads"
+            )
 
     heads, arrays, survey = statistics_of(
         attention,
@@ -418,7 +416,6 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
         baseline=baseline,
         run=request,
         peak_bytes=setup.peak_bytes,
-        full_bytes=batch * n_heads * prod(sizes) * attention.dtype.itemsize,
         report_progress=report_cells,
     )
     seconds["statistics"] = perf_counter() - began

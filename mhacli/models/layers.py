@@ -137,7 +137,6 @@ class PassInspection:
             baseline=baseline,
             run=self.request,
             peak_bytes=self.peak_bytes,
-            full_bytes=4 * prod(attention.shape),
         )
         if keeps:
             arrays |= self._matrices(call, attention)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -104,7 +104,6 @@ class EffectSummary(Struct, frozen=True):
         return change
 
 
-def numbers_of(effects: Iterable[Effect]) -> tuple[str, ...]:
+def numbers_of(effects: Sequence[Effect]) -> tuple[str, ...]:
     """The columns of numbers that at least one effect has, in the order of display."""
-    all_effects = [*effects]
-    return tuple(name for name in EFFECT_NUMBERS if any(getattr(effect, name) is not None for effect in all_effects))
+    return tuple(name for name in EFFECT_NUMBERS if any(getattr(effect, name) is not None for effect in effects))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -213,10 +213,9 @@ OF_REMOVAL = tuple(
 """The columns of what the removal of a head changes."""
 
 
-def removal_columns(heads: Iterable[HeadStatistics]) -> tuple[Statistic, ...]:
+def removal_columns(heads: Sequence[HeadStatistics]) -> tuple[Statistic, ...]:
     """The columns of `OF_REMOVAL` in which a head has a value."""
-    listed = [*heads]
-    return tuple(row for row in OF_REMOVAL if any(getattr(head, row.field) is not None for head in listed))
+    return tuple(row for row in OF_REMOVAL if any(getattr(head, row.field) is not None for head in heads))
 
 
 # ------------------------------------------------------------------------------------------------------------------ head types

@@ -24,19 +24,11 @@ from msgspec import Struct, to_builtins
 from mhacli.errors import MhaError, UsageError, bad_file, guarded, missing_library
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
-from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
+from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, TOKENIZERS, Config
 from mhacli.text.tokens import UNKNOWN, Piece, Texts, TokenSequence, places, places_in
-
-BUILT_IN = ("word", "char", "byte")
-
 
 Token = tuple[str, tuple[int, int], int | None]
 """A token: its text, its range of the source (characters, end exclusive), and its id, None if the vocabulary assigns ids."""
-
-
-def is_punctuation(character: str) -> bool:
-    """Whether a character is punctuation: an ASCII mark or one of Unicode's P categories."""
-    return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def is_inner_mark(text: str, place: int) -> bool:
@@ -111,7 +103,8 @@ class BuiltInTokenizer:
 
     def _words(self, chunk: str) -> list[tuple[str, int, int]]:
         """The words of a run without white space, each with its start and end in the run."""
-        marks = [place for place, character in enumerate(chunk) if is_punctuation(character)]
+        categories = map(unicodedata.category, chunk)
+        marks = [i for i, of in enumerate(categories) if of.startswith("P") or chunk[i] in string.punctuation]
         if self.config.inner_marks:
             marks = [place for place in marks if not is_inner_mark(chunk, place)]
         if self.config.punctuation == "drop":
@@ -287,7 +280,7 @@ def file_tokenizer(path: str) -> LibraryTokenizer:
     """The tokenizer of a `tokenizer.json`. Raises `MhaError` if the file or the library is missing, or the file is not a
     tokenizer."""
     if not os.path.exists(path) and os.path.basename(path) == path and "." not in path:
-        known = f"one of {', '.join(BUILT_IN)} or the path of a tokenizer.json"
+        known = f"one of {', '.join(TOKENIZERS)} or the path of a tokenizer.json"
         raise UsageError(f"--tokenizer {shlex.quote(path)} is not {known}")
     data = read_whole(path, MAX_FILE_BYTES)
     try:
@@ -313,7 +306,9 @@ Tokenizer = BuiltInTokenizer | LibraryTokenizer
 
 def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
     """The tokenizer that the config names. Raises `MhaError` for an unusable `tokenizer.json`."""
-    return BuiltInTokenizer(config, max_token_len) if config.tokenizer in BUILT_IN else file_tokenizer(config.tokenizer)
+    return (
+        BuiltInTokenizer(config, max_token_len) if config.tokenizer in TOKENIZERS else file_tokenizer(config.tokenizer)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- vocabularies

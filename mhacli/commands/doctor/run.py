@@ -21,7 +21,7 @@ from rich.text import Text
 
 import mhacli
 from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
-from mhacli.errors import UsageError, installing, needed_ranges
+from mhacli.errors import UsageError, first_names, installing, needed_ranges
 from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.exports import Shown
@@ -65,14 +65,14 @@ class Report(Shown):
         if self.model is None:
             e = self.environment
             verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold default")
-            return Group(*table(_table(in_brief(self), has_numbers=False), screen.width), verdict)
+            return Group(*table(_table(_in_brief(self.checks), has_numbers=False), screen.width), verdict)
         legend = [
             "found: the largest change of a token's output, relative to the typical size of an output",
             f"at most: {self.model.tolerance}",
             *(f"note: {note}" for note in self.notes),
         ]
         explained = Text("\n".join(map(visible, legend)), style="dim")
-        about = flowing(_facts(self, self.model), screen.width, style="bold")
+        about = flowing([*map(visible, _facts(self, self.model))], screen.width, style="bold")
         checks = table(_table(self.checks, has_numbers=True), screen.width)
         return Group(about, Text(), *checks, Text(), explained, Text(), verdict)
 
@@ -198,7 +198,7 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
             unfit.append(name)
             is_fault = is_fault or version is not None or name in _REQUIRED
     if not unfit:
-        return HealthCheck(row, True, ", ".join(found))
+        return HealthCheck(row, True, first_names(found, 2) + " (--json)" * (len(found) > 2))
     return HealthCheck(row, False if is_fault else None, ", ".join(found), advice=installing(*unfit))
 
 
@@ -207,18 +207,10 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
 
 
-_NAMED = 2
-"""The libraries that are named where all fit."""
-
-
-def in_brief(report: Report) -> list[HealthCheck]:
-    """The checks of an installation. Libraries that fit have one line, and so has attention that is right on a device."""
-    right = [check for check in report.checks if check.name.startswith("attention ") and check.ok]
-    brief = [check for check in report.checks if check not in right]
-    required = [f"{library['name']} {library['version']}" for library in report.libraries if library["extra"] is None]
-    if brief[0].ok and len(required) > _NAMED:
-        words = f"{', '.join(required[:_NAMED])} and {len(required) - _NAMED} more (--json)"
-        brief[0] = HealthCheck(brief[0].name, True, words)
+def _in_brief(checks: Sequence[HealthCheck]) -> list[HealthCheck]:
+    """The checks of an installation, with one line for attention that is right on a device."""
+    right = [check for check in checks if check.name.startswith("attention ") and check.ok]
+    brief = [check for check in checks if check not in right]
     for device, of_device in groupby(right, key=lambda check: check.name.rpartition(" ")[0]):
         dtypes = [check.name.rpartition(" ")[2] for check in of_device]
         brief.append(HealthCheck(device, True, f"right in {', '.join(dtypes)}"))
@@ -235,7 +227,7 @@ def _facts(report: Report, model: ExaminedModel) -> list[str]:
         f"{model.n_passes} forward passes",
     ]  # fmt: skip
     parts[2:2] = [] if model.revision is None else [f"revision {model.revision}"]
-    return [visible(part) for part in parts]
+    return parts
 
 
 def _table(checks: Sequence[HealthCheck], *, has_numbers: bool) -> Table[HealthCheck]:

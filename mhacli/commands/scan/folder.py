@@ -380,7 +380,7 @@ def totals_to_bytes(totals: Totals, rows: Columns) -> bytes:
 
 def read_totals(path: str) -> Totals:
     """The sums of a unit. Raises `MhaError` for a missing or damaged file."""
-    file = read_tensor_file(path, MAX_FILE_BYTES)
+    file = read_tensor_file(path)
     arrays, metadata = safetensors.numpy.load(file.data), decode(dict[str, Any], file.metadata, path)
     if metadata.get("digest") != _digest(metadata.get("totals"), arrays):
         raise bad_file(path, f"{path} is damaged: its content is not what was written")
