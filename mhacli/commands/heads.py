@@ -17,7 +17,6 @@ from mhacli.text.spans import part_of
 
 if TYPE_CHECKING:
     from mhacli.models.run import CheckpointRun
-    from mhacli.run import Run
 
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
@@ -93,7 +92,12 @@ def heads(
     require_heads(heads, run)
     require_heads(options.maps, run, "--map")
     if run.model.path is None:
-        run = _of_layer(run, cells, options, keep_z=keep_z)
+        if run.config.train:
+            raise UsageError("--train does not work with mha heads, which has no patterns that dropout acts on")
+        for head in {*options.maps}.difference(heads or options.maps):
+            raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
+        is_shifted = run.dims.padded and run.config.padding == "left"
+        run = replace(run, kept=cells.kept(run.dims.q_len, run.dims.k_len, z=keep_z, is_shifted=is_shifted))
     prepared, notes = start(run, options, head="predict" if effect else None, has_matrices=False)
     with progress() as report_progress:
         if prepared is None:
@@ -106,17 +110,6 @@ def heads(
             prepared.request = replace(prepared.request, kept=_kept(prepared, cells, keep_z=keep_z))
             record = head_table(prepared, effect=effect, control=control, report_progress=report_progress)
     print_result(recorded(record), notes, options=options, output=output)
-
-
-def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> Run:
-    """The run of a layer with the cells to keep. Raises `UsageError` for options that do not fit it."""
-    if run.config.train:
-        raise UsageError("--train does not work with mha heads, which has no patterns that dropout acts on")
-    for head in {*options.maps}.difference(cells.head or options.maps):
-        raise UsageError(f"--map {head}: head {head} is not among the heads chosen with --head")
-    dims = run.dims
-    is_shifted = bool(dims.padded) and run.config.padding == "left"
-    return replace(run, kept=cells.kept(dims.q_len, dims.k_len, z=keep_z, is_shifted=is_shifted))
 
 
 def _kept(prepared: CheckpointRun, cells: Cells, *, keep_z: bool) -> Kept:

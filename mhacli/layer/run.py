@@ -3,7 +3,7 @@ computation can run repeatedly; the record is made of one observed run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from time import perf_counter
@@ -119,10 +119,6 @@ class Setup:
             weights=None if request.weights is None else request.weights.path,
             **found,
         )
-
-    def capture(self, keep: Collection[str] = (), *, values: bool = False) -> Capture:
-        """A tap for a run of this layer."""
-        return Capture(self.dims, self.layer.tensors(), keep=keep, values=values)
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """The output of one forward pass by one of `ROUTES`, of which `per-head` adds up the outputs of the heads. Reproducible:
@@ -301,7 +297,8 @@ def record_run(
 ) -> tuple[Record, Mapping[str, Tensor]]:
     """The record of one observed run and its repetitions, and the tensors of that run: those that the record is made of, and
     the sites of `also`."""
-    capture = setup.capture({*setup.request.plan[0], *also, *_ALWAYS, *_OTHER_NAMES}, values=values)
+    keep = {*setup.request.plan[0], *also, *_ALWAYS, *_OTHER_NAMES}
+    capture = Capture(setup.dims, setup.layer.tensors(), keep=keep, values=values)
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
     return make_record(
@@ -388,12 +385,10 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
     tensor; where the device is missing; and for numbers that overflow."""
     config, chosen = request.config, request.statistics
     setup, began = Setup(request, texts, has_matrices=False), perf_counter()
-    capture = setup.capture()
+    capture = Capture(setup.dims, setup.layer.tensors())
     attention = setup.attention(capture)
     if not attention.is_finite and not request.allow_nonfinite:
-        made = (attention.q, attention.k, attention.v)
-        n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in made if tensor is not None)
-        raise not_finite(f"queries, keys and values have {n_bad} NaN or Inf in {config.dtype}", config.dtype)
+        raise not_finite(f"queries, keys or values are NaN or Inf in {config.dtype}", config.dtype)
     of_statistics = make_statistics_request(setup.axes, chosen.conditions, sink_tokens=chosen.first_tokens)
     seconds, began = {"projections": perf_counter() - began}, perf_counter()
     report_progress(0.0, "uniform attention")

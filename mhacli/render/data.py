@@ -15,7 +15,7 @@ import numpy as np
 
 from mhacli.errors import MhaError
 from mhacli.io.data import Array, under
-from mhacli.record.exports import HeadTable, dicts_of
+from mhacli.record.exports import HeadTable, dicts_of, pattern_of_layer
 from mhacli.record.heads import PER_QUERY, HeadStatistics
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.options import ViewOptions, chosen
@@ -153,21 +153,15 @@ def _is_chosen(head: int, options: ViewOptions) -> bool:
 
 def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ()) -> Iterator[str]:
     """A row per cell, sequence by sequence and head by head, beginning with its layer."""
-    pattern, allowed = record.arrays["pattern"], record.arrays["allowed"]
-    numbers = range(pattern.shape[1]) if record.survey is None else [head.head for head in record.heads]
     n_sequences = len(record.sequences)
     for b in chosen(options.sequences, n_sequences, n_sequences, True, "sequence").shown:
-        queries, keys = ([*map(cell_text, texts[b].tokens)] for texts in (record.sequences, record.keys))
-        columns = slice(record.first_key(b), record.first_key(b) + len(keys))
-        for place, h in enumerate(numbers):
-            if not _is_chosen(h, options):
-                continue
-            for i, query in enumerate(queries):
-                row = record.first_query(b) + i
-                weights = pattern[b, place, row, columns]
+        of = pattern_of_layer(record, 0, head=None, batch=b)
+        queries, keys = ([*map(cell_text, tokens)] for tokens in (of.query_tokens, of.key_tokens))
+        for place, h in enumerate(of.heads):
+            for i, query in enumerate(queries if _is_chosen(h, options) else ()):
+                weights, allowed = of.values[place, i], of.allowed[place, i].astype(int).tolist()
                 words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
-                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, columns].astype(int).tolist()
-                yield _lines([(*begin, b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
+                yield _lines([(*begin, b, h, i, query, j, key, allowed[j], words[j]) for j, key in enumerate(keys)])
 
 
 def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:

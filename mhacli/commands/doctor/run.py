@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -130,7 +130,12 @@ def doctor(
     `tokenizer` is then a transformers tokenizer, and without one the model reads random ids. Raises `MhaError` for a
     missing device, and if the model cannot be loaded or reads no text.
     """
-    began, libraries = perf_counter(), tuple(_libraries())
+    began, ranges, libraries = perf_counter(), needed_ranges(), list[Mapping[str, str | None]]()
+    for name in (*_REQUIRED, *_EXTRAS):
+        version = None
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+        libraries.append({"name": name, "version": version, "needs": ranges.get(name, ""), "extra": _EXTRAS.get(name)})
     if model is None:
         if tokenizer is not None or texts:
             hint = "add --model DIR, or a model in Python"
@@ -138,7 +143,7 @@ def doctor(
         checks, devices = _check_installation(libraries, device, dtype, seed)
         about = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": device}
         about["platform"] = f"{platform.system()} {platform.machine()}"
-        return Report(checks, libraries, about, devices, seed=seed, time_s=perf_counter() - began)
+        return Report(checks, tuple(libraries), about, devices, seed=seed, time_s=perf_counter() - began)
     subject: Any = model
     if isinstance(model, str):
         subject = ModelSettings(path=model, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype)
@@ -155,17 +160,7 @@ def doctor(
 
     about = {name: str(value) for name, value in asdict(environment(torch.device(examined.device), device)).items()}
     time_s = perf_counter() - began
-    return Report(checks, libraries, about, model=examined, notes=notes, seed=seed, time_s=time_s)
-
-
-def _libraries() -> Iterator[Mapping[str, str | None]]:
-    """Each library with its installed version, the range that mha needs, and the extra that installs it."""
-    ranges = needed_ranges()
-    for name in (*_REQUIRED, *_EXTRAS):
-        version = None
-        with suppress(metadata.PackageNotFoundError):
-            version = metadata.version(name)
-        yield {"name": name, "version": version, "needs": ranges.get(name, ""), "extra": _EXTRAS.get(name)}
+    return Report(checks, tuple(libraries), about, model=examined, notes=notes, seed=seed, time_s=time_s)
 
 
 def _check_installation(
