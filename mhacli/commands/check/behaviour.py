@@ -19,16 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried
+from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried, finding_of, words_of_code
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.models.layer_names import dtype_of, is_attention
 from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
-from mhacli.record.glossary import Word, words_of
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import seeded
-from mhacli.usercode.process import Stage, exception_text
+from mhacli.usercode.process import SourceLine, Stage, exception_text
 from mhacli.usercode.sequences import Noted, Sequences
 from mhacli.usercode.user_attention import Inputs, MaskForm
 
@@ -71,17 +70,6 @@ _IMPLIED_BY = {
     "row-sums": ("eager",),
 }
 """The failures, besides those of `finite` and `repeat`, that imply that of a behaviour."""
-
-
-def words_of_failure(name: str) -> Word:
-    """The effect of a behaviour that fails, and what to do about it."""
-    code = CODES[name]
-    return words_of("glossary", "behaviour").get(code) or words_of("mistakes", "mistake")[code]
-
-
-def failure_of(name: str, message: str, evidence: str) -> Finding:
-    """The finding for a behaviour that fails, without a place."""
-    return Finding(CODES[name], message, evidence, fix="", effect=words_of_failure(name).effect)
 
 
 # ----------------------------------------------------------------------------------------------------- what is claimed
@@ -324,32 +312,33 @@ class Asker:
     def failed(self, answer: Behaviour, pair: Pair | None = None) -> Behaviour:
         """A behaviour that fails, with its finding: where a pair of readings differs with the first position, and with the first
         part whose outputs differ while its inputs agree."""
-        name, message, words = answer.name, answer.reason, words_of_failure(answer.name)
+        code, message, label, line = CODES[answer.name], answer.reason, None, SourceLine()
         if pair is None:
             seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
-            evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
-            self.findings.append(replace(failure_of(name, message, evidence), fix=words.advice))
+            evidence, advice = (
+                f"{seen} in a check where at most {answer.tolerance:g} is right",
+                words_of_code(code).advice,
+            )
+            self.findings.append(finding_of(code, evidence, message=message, fix=advice))
             return answer
         cut, positions = None if answer.at is None else answer.at.cut, (pair.apart > self.tolerance).nonzero().flatten()
         position = next(iter(positions.tolist()), None)
-        before = f"with other tokens from position {cut} on, " if name == "causality" else ""
+        before = f"with other tokens from position {cut} on, " if answer.name == "causality" else ""
         sizes = f"{pair.largest:.2g} × the usual size of an output (rounding: {self.tolerance:.2g})"
         where = "for the whole text" if position is None else f"at position {position}"
-        finding = failure_of(name, message, f"{before}the output {where} differs by {sizes}")
         part, attention = self._first_parts(pair)
-        label = None
         if self.module is not None:
             around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] if part else []
             classes = [type(self.module.get_submodule(name)) for name in (*around, "")]
             own = (cls for cls in classes if not cls.__module__.startswith("torch."))
-            code = next(own, classes[0])
+            cls = next(own, classes[0])
             if part is not None:
                 label = f"{part or 'the model'} ({classes[0].__name__})"
-                finding = replace(finding, message=f"{message}, first in {label}")
+                message = f"{message}, first in {label}"
             with suppress(OSError, TypeError):  # its source cannot be read
-                file, line = inspect.getsourcefile(code), inspect.getsourcelines(code.forward)[1]
-                finding = replace(finding, file=file, line=line)
-        self.findings.append(finding)
+                line = SourceLine(inspect.getsourcefile(cls), inspect.getsourcelines(cls.forward)[1])
+        evidence = f"{before}the output {where} differs by {sizes}"
+        self.findings.append(finding_of(code, evidence, line, message=message, fix=""))
         return replace(answer, at=Place(cut, position, label, attention))
 
     def _first_parts(self, pair: Pair) -> tuple[str | None, str | None]:

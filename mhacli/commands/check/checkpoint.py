@@ -26,7 +26,6 @@ from mhacli.commands.check.behaviour import (
     is_of_transformers,
     pair_of,
     random_texts,
-    words_of_failure,
 )
 from mhacli.commands.check.result import (
     AttentionInside,
@@ -36,6 +35,7 @@ from mhacli.commands.check.result import (
     HealthCheck,
     Place,
     Tried,
+    words_of_code,
 )
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
@@ -132,7 +132,7 @@ def ask_checkpoint(
 
 def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
     """A behaviour as a check, with the layer of the first attention whose outputs differ."""
-    at, layer, words = answer.at, None, words_of_failure(answer.name)
+    at, layer = answer.at, None
     first = None if at is None else at.module
     if at is not None and at.attention is not None and asker.module is not None:
         kind, numbers = LayerNumbers(asker.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
@@ -150,6 +150,7 @@ def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
     )
     if answer.ok is not False:
         return check
+    words = words_of_code(CODES[answer.name])
     return replace(check, meaning=f"{words.effect[0].upper()}{words.effect[1:]}.", advice=words.advice)
 
 

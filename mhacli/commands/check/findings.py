@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,14 +13,12 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.stages import Mistake
-from mhacli.commands.check.behaviour import failure_of
 from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.recording import Run
-from mhacli.commands.check.result import Finding
+from mhacli.commands.check.result import Finding, finding_of, words_of_code
 from mhacli.commands.check.subject import Examined, InputCase, P, max_error, plain, with_dropout
 from mhacli.errors import first_names
-from mhacli.record.glossary import words_of
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
 from mhacli.usercode.graph import recorded
@@ -37,17 +36,9 @@ def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]
     return (*proven, *(finding for finding in _measured(diagnosis, examined) if finding.code not in codes))
 
 
-def finding_of(mistake: str, evidence: str, line: SourceLine, **more: Any) -> Finding:
-    """The finding for a mistake of this name in record/mistakes.toml, with its words, or with `more` in place of them."""
-    words = words_of("mistakes", "mistake")[mistake]
-    fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
-    fields = {"message": words.explanation, "fix": fix, "effect": words.effect, **line._asdict()}
-    return Finding(code=mistake.partition(",")[0], evidence=evidence, **{**fields, **more})
-
-
 def _sentence(mistake: Mistake) -> str:
     """What a mistake is, in words."""
-    explanation = words_of("mistakes", "mistake")[mistake.name].explanation
+    explanation = words_of_code(mistake.name).explanation
     return f"{explanation} ({mistake.detail})" if mistake.detail else explanation
 
 
@@ -174,7 +165,8 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     cache = diagnosis.cache
     if cache is not None and cache.ok is False and all(each.shown_by != "steps" for each in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
-        yield replace(failure_of("cache", message, cache.reason), file=built.file)
+        evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
+        yield finding_of("cache-differs", evidence, SourceLine(built.file), message=message, fix="")
     is_open = not (diagnosis.is_right or diagnosis.mistakes)
     unused = unused_projections(subject, examined.request.of.seed) if is_open else ()
     if unused:

@@ -12,9 +12,10 @@ from msgspec import Struct
 from mhacli.errors import UsageError
 from mhacli.io.data import plain
 from mhacli.record.exports import Shown
+from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.settings import MODEL, Config, OwnCode, like, pairs, setting
-from mhacli.usercode.process import shown_path
+from mhacli.usercode.process import SourceLine, shown_path
 from mhacli.usercode.target import Choice, Mode, TargetRequest
 
 Verdict = Literal["right", "consistent", "wrong", "unknown"]
@@ -33,6 +34,7 @@ _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
 _AGAINST_DEFAULT = "the values of --arg, under the names that it uses"
 _MASK = "What True in a mask means."
 _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
+_NOWHERE = SourceLine()
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 
@@ -115,6 +117,19 @@ class Finding:
         at = "" if self.file is None else f" ({place(self.file, self.line)})"
         fix = self.fix.strip().partition("\n")[0]
         return f"{self.message}{at}" + (f"; fix: {fix}" if fix else "")
+
+
+def words_of_code(name: str) -> Word:
+    """The words of a mistake, or of the failure of a behaviour."""
+    return {**words_of("mistakes", "mistake"), **words_of("glossary", "behaviour")}[name]
+
+
+def finding_of(name: str, evidence: str, line: SourceLine = _NOWHERE, **more: Any) -> Finding:
+    """The finding for a mistake of this name, or for a failure of this code, with its words, or with `more` in place of them."""
+    words = words_of_code(name)
+    fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
+    fields = {"message": words.explanation, "fix": fix, "effect": words.effect, **line._asdict()}
+    return Finding(code=name.partition(",")[0], evidence=evidence, **{**fields, **more})
 
 
 @dataclass(frozen=True)
