@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -163,11 +164,8 @@ def padding_rule(layer: ReferenceLayer, real: Tensor) -> Tensor:
 
 def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
     """The cells that causality, mask and padding all allow."""
-    keep = None
-    for rule in rules:
-        if rule is not None:
-            keep = rule if keep is None else keep & rule
-    return keep
+    given = [rule for rule in rules if rule is not None]
+    return reduce(torch.logical_and, given) if given else None
 
 
 def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:

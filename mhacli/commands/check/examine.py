@@ -275,10 +275,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) ->
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
         reason = "no token attends to another: this is not attention"
         return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
-    departure = None
-    if likeliest is not None and diagnosis.run.operations:
-        located = diagnosis.run.at_sites(likeliest.layer)
-        departure = located.departure() if located.sites else None
+    departure = None if likeliest is None else diagnosis.run.at_sites(likeliest.layer).departure()
     reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
     unused = [re.sub(r"\.(weight|bias)$", "", name) for name in (() if reading is None else reading.unused)]
     if likeliest is None and request.n_heads and examined.subject.sizes.d_in % request.n_heads:

@@ -199,8 +199,11 @@ class Run:
             if len(fitting) == 1:
                 yield site, fitting[0]
 
-    def departure(self) -> FirstDifference:
-        """The first site that the run does not produce, and the last one before it. The scaled products are scores too."""
+    def departure(self) -> FirstDifference | None:
+        """The first site that the run does not produce, and the last one before it. The scaled products are scores too. None if
+        there is nothing to compare."""
+        if not (self.sites and self.operations):
+            return None
         missing = next((site for site in SITES if site in self.sites and not self.producers(site)), "out")
         before = [site for site in SITES[: SITES.index(missing)] if site in self.sites]
         last_shared = next((site for site in reversed(before) if site != "scaled"), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -302,14 +302,10 @@ class Examination(Shown):
     @property
     def attention_inside(self) -> str:
         """In how many attention modules of a model the attention was compared with the reference, and why not in the others."""
-        n_of = dict.fromkeys(get_args(Verdict), 0)
-        for each in self.inside:
-            n_of[each.verdict] += len(each.names)
-        others = [f"; {each.type}: {each.reason}" for each in self.inside if each.verdict == "unknown"]
-        compared = "the attention inside was not compared with the reference"
-        if n_of["right"]:
-            compared = f"attention right in {n_of['right']} of {sum(n_of.values())}"
-        return "".join([compared, *others])
+        n_right = sum(len(each.names) for each in self.inside if each.verdict == "right")
+        compared = f"attention right in {n_right} of {sum(len(each.names) for each in self.inside)}"
+        others = [f"{each.type}: {each.reason}" for each in self.inside if each.verdict == "unknown"]
+        return "; ".join([compared if n_right else "the attention inside was not compared with the reference", *others])
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""
