@@ -18,13 +18,11 @@ from torch import Tensor
 
 from mhacli.attention import stages
 from mhacli.attention.stages import (
-    RIGHT,
     Mistake,
     Projection,
-    Projections,
     ReferenceInputs,
     ReferenceLayer,
-    Stages,
+    in_role,
     require,
     rotated,
     wrong_for,
@@ -108,13 +106,13 @@ def heads_last_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:
     return z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)
 
 
-def fused(order: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
-    """A fused projection reshaped to axes in another order."""
+def fused(order: str, layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Tensor:
+    """Queries, keys or values of a fused projection reshaped to axes in another order."""
     require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
-    whole = torch.cat(stages.project(layer, ReferenceInputs(rows.queries, rows.queries, rows.queries)), dim=-1)
+    whole = torch.cat([projection(inputs.queries) for projection in (layer.weights or ())[:3]], dim=-1)
     sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
     reshaped = whole.reshape([sizes[axis] for axis in order])
-    return [part.flatten(2) for part in reshaped.permute([order.index(axis) for axis in "3bthd"])]
+    return reshaped.permute([order.index(axis) for axis in "3bthd"])["qkv".index(role)].flatten(2)
 
 
 def merged_as(order: str, layer: ReferenceLayer, z: Tensor) -> Tensor:
@@ -361,15 +359,17 @@ def of_projections() -> Iterator[Mistake]:
     splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(")
     for order in map("".join, list(permutations("qkv"))[1:]):
         words = f"{', '.join(order)} serve as q, k, v"
-        yield Mistake("qkv-order", by_others(order), words, at=splitting, needs=("order",))
+        yield Mistake("qkv-order", {"project": partial(projected, order, "qkv")}, words, at=splitting, needs=("order",))
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
-        yield Mistake(name, by_others(roles), changes=f"{taker}_proj")
+        yield Mistake(name, {"project": partial(projected, roles, "qkv")}, changes=f"{taker}_proj")
     for letter in "qkv":
-        yield Mistake("one-projection", by_others(letter * 3), f"that of the {_NAMES[letter]}")
+        shared = {"project": partial(projected, letter * 3, "qkv")}
+        yield Mistake("one-projection", shared, f"that of the {_NAMES[letter]}")
     for letter, of in _NAMES.items():
         code = "projection-missing" if letter == "v" else f"projection-missing, {of}"
-        yield Mistake(code, changed(letter, unprojected), changes=letter)
+        unprojected = wrong_for(letter, "project", lambda layer, inputs, role: in_role(role, inputs))
+        yield Mistake(code, unprojected, changes=letter)
     for code, givers in (
         ("values-of-queries", "qkq"),
         ("values-of-keys", "qkk"),
@@ -377,20 +377,20 @@ def of_projections() -> Iterator[Mistake]:
         ("keys-of-values", "qvk"),
         ("keys-of-queries", "qqv"),
     ):
-        yield Mistake(code, {"project": partial(of_rows, givers)}, changes=f"{code[0]}_proj")
+        yield Mistake(code, {"project": partial(projected, "qkv", givers)}, changes=f"{code[0]}_proj")
     for taker, giver in permutations(_NAMES, 2):
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
-        twice = {"project": partial(projected_twice, taker, giver)}
+        twice = wrong_for(taker, "project", partial(projected_twice, giver))
         yield Mistake(name, twice, f"by the {_NAMES[giver]}", f"{taker}_proj")
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
-        yield Mistake("bias-missing", changed(letters, unbiased), ", ".join(letters))
-    yield Mistake("projection-transposed", changed("qkv", transposed))
+        yield Mistake("bias-missing", wrong_for(letters, "project", partial(by_changed, unbiased)), ", ".join(letters))
+    yield Mistake("projection-transposed", {"project": partial(by_changed, transposed)})
     for taker, giver in permutations(_NAMES, 2):
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}, as heads", "qkv".replace(taker, giver)
         yield Mistake(name, {"take": partial(exchanged, roles)}, changes="z" if taker == "v" else "qk")
-    yield Mistake("bias-missing, of the output", changed(["out"], unbiased, "project_out"))
+    yield Mistake("bias-missing, of the output", {"project_out": lambda layer, rows: unbiased(layer.weights.out)(rows)})
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
-    yield Mistake("out-proj-transposed", changed(["out"], transposed, "project_out"))
+    yield Mistake("out-proj-transposed", {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)})
     yield from of_rotations()
     yield Mistake("qk-norm-of-one", wrong_for("k", "norm", unchanged), "the keys are not", "k")
     yield Mistake("qk-norm-of-one", wrong_for("q", "norm", unchanged), "the queries are not")
@@ -426,39 +426,21 @@ def of_rotations() -> Iterator[Mistake]:
     ):
         yield Mistake(code, wrong_for(letters, "rotate", rotate), detail, letters[0])
     yield Mistake("rope-pairing", {"rotate": other_pairing}, "in the other of the two ways", needs=("pairing",))
-    of_values = {"take": lambda layer, q, k, v: (q, k, rotated(layer, v, 0))}
+    of_values = wrong_for("v", "take", lambda layer, qkv, role: rotated(layer, qkv[2], 0))
     yield Mistake("rope-of-values", of_values, changes="v")
 
 
-def in_order(givers: str, qkv: Sequence[Any]) -> list[Any]:
-    """What stands for these roles, of what stands for q, k and v: `qkk` takes that of the keys for the values."""
-    return [qkv["qkv".index(giver)] for giver in givers]
+def projected(weights: str, rows: str, layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Any:
+    """The rows of one role by the projection of another: `qkk` takes those of the keys for the values."""
+    weight, row = in_role(role, weights), in_role(role, rows)
+    return in_role(weight, layer.weights)(in_role(row, inputs))
 
 
-def changed(names: Sequence[str], change: Callable[[Projection], Projection], stage: str = "project") -> Stages:
-    """A stage with some projections changed."""
-
-    def wrong(layer: ReferenceLayer, rows: Any) -> Any:
-        assert layer.weights is not None
-        others = {name: change(getattr(layer.weights, name)) for name in names}
-        return RIGHT[stage](replace(layer, weights=layer.weights._replace(**others)), rows)
-
-    return {stage: wrong}
-
-
-def by_others(givers: str) -> Stages:
-    """Queries, keys and values by the projections of other roles."""
-
-    def wrong(layer: ReferenceLayer, rows: ReferenceInputs) -> Any:
-        assert layer.weights is not None
-        return stages.project(replace(layer, weights=Projections(*in_order(givers, layer.weights))), rows)
-
-    return {"project": wrong}
-
-
-def unprojected(projection: Projection) -> Projection:
-    """A projection that leaves vectors as they are."""
-    return Projection(torch.eye(projection.weight.shape[1]).to(projection.weight))
+def by_changed(
+    change: Callable[[Projection], Projection], layer: ReferenceLayer, inputs: ReferenceInputs, role: str
+) -> Tensor:
+    """Queries, keys or values by a changed projection."""
+    return change(in_role(role, layer.weights))(in_role(role, inputs))
 
 
 def unbiased(projection: Projection) -> Projection:
@@ -471,22 +453,15 @@ def transposed(projection: Projection) -> Projection:
     return projection._replace(weight=projection.weight.mT)
 
 
-def of_rows(givers: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
-    """Queries, keys and values of the rows of other arguments."""
-    return stages.project(layer, ReferenceInputs(*in_order(givers, rows)))
+def projected_twice(giver: str, layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Any:
+    """Queries, keys or values that read another instead of rows."""
+    return in_role(role, layer.weights)(stages.project(layer, inputs, giver))
 
 
-def projected_twice(taker: str, giver: str, layer: ReferenceLayer, rows: ReferenceInputs) -> Sequence[Tensor]:
-    """Queries, keys and values, of which one reads another instead of rows."""
-    made = dict(zip("qkv", stages.project(layer, rows), strict=True))
-    made[taker] = getattr(layer.weights, taker)(made[giver])
-    return [*made.values()]
-
-
-def exchanged(givers: str, layer: ReferenceLayer, *heads: Tensor) -> list[Tensor]:
+def exchanged(givers: str, layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Any:
     """Heads in other roles."""
-    require(len({each.shape[1] for each in heads}) == 1)
-    return in_order(givers, heads)
+    require(len({heads.shape[1] for heads in qkv}) == 1)
+    return in_role(in_role(role, givers), qkv)
 
 
 def unchanged(layer: ReferenceLayer, heads: Tensor, *_: Any) -> Tensor:

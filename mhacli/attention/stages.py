@@ -96,10 +96,16 @@ class ReferenceInputs(NamedTuple):
 # --------------------------------------------------------------------------------------------------------------- right stages
 
 
-def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """The projected queries, keys and values, `[batch, length, head·d]`."""
-    assert layer.weights is not None
-    return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
+def in_role(role: str, qkv: Sequence[Any] | None) -> Any:
+    """What stands in a role, q, k or v, of what stands in all three and maybe more."""
+    assert qkv is not None
+    return qkv["qkv".index(role)]
+
+
+def project(layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Tensor:
+    """The projected queries, keys or values, `[batch, length, head·d]`; `role` is q, k or v."""
+    projected: Tensor = in_role(role, layer.weights)(in_role(role, inputs))
+    return projected
 
 
 def split(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
@@ -121,9 +127,9 @@ def rotate(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tenso
     return heads if layer.pairing is None else rotated(layer, heads, start)
 
 
-def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values that enter the products."""
-    return q, k, v
+def take(layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Tensor:
+    """The queries, keys or values that enter the products."""
+    return qkv["qkv".index(role)]
 
 
 def repeat_kv(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
@@ -253,10 +259,10 @@ def run(
         )
     q, k, v = heads(stages, layer, rows, tap)
     if inputs.ends:
-        return in_steps(stages, layer, stages["take"](layer, q, k, v), inputs), None
+        return in_steps(stages, layer, [stages["take"](layer, (q, k, v), role) for role in "qkv"], inputs), None
     start = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
     q, k = stages["rotate"](layer, q, start, "q"), stages["rotate"](layer, k, 0, "k")
-    q, k, v = stages["take"](layer, q, k, v)
+    q, k, v = (stages["take"](layer, (q, k, v), role) for role in "qkv")
     for site, tensor in zip("qkv", (q, k, v), strict=True):
         tap(site, tensor)
     layer_rule = stages["causal_rule"](layer, q.shape[2], k.shape[2]) if layer.causal else layer.sees
@@ -267,15 +273,17 @@ def run(
     return attend_and_merge(stages, layer, (q, k, v), keep, inputs, tap), keep
 
 
-def heads(stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, tap: Tap) -> tuple[Tensor, Tensor, Tensor]:
+def heads(stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap) -> list[Tensor]:
     """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, and normalised."""
-    q, k, v = rows.queries, rows.keys, rows.values
-    if layer.weights is not None:
-        projected = stages["project"](layer, rows)
-        for role, tensor in zip("qkv", projected, strict=True):
-            tap(f"{role}_proj", tensor)
-        q, k, v = (stages["split"](layer, tensor, role) for role, tensor in zip("qkv", projected, strict=True))
-    return stages["norm"](layer, q, "q"), stages["norm"](layer, k, "k"), v
+    made = []
+    for role in "qkv":
+        rows = in_role(role, inputs)
+        if layer.weights is not None:
+            rows = stages["project"](layer, inputs, role)
+            tap(f"{role}_proj", rows)
+            rows = stages["split"](layer, rows, role)
+        made.append(rows if role == "v" else stages["norm"](layer, rows, role))
+    return made
 
 
 def attend_and_merge(
@@ -321,9 +329,8 @@ def in_steps(stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], input
         cached = stages["cache"](layer, keys, values, end - start)
         keys, values = stages["read"](layer, keys, values)
         sizes = end - start, keys.shape[2]
-        visible = torch.ones(sizes, dtype=torch.bool).tril(stages["diagonal"](layer, *sizes) if start else 0)[
-            None, None
-        ]
+        diagonal = stages["diagonal"](layer, *sizes) if start else 0
+        visible = torch.ones(1, 1, *sizes, dtype=torch.bool).tril(diagonal)
         step = inputs._replace(queries=inputs.queries[:, start:end])
         outs.append(attend_and_merge(stages, layer, (new_q, keys, values), visible, step))
     return torch.cat(outs, dim=1)
