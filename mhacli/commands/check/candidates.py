@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Pairing, ReferenceInputs, ReferenceLayer
-from mhacli.commands.check.recording import Run, run_of
+from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import CheckRequest
-from mhacli.commands.check.subject import HIDDEN, TOLERANCE, Examined, plain
+from mhacli.commands.check.subject import HIDDEN, TOLERANCE, Examined, make_case, plain
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import KERNEL, Operation
 from mhacli.usercode.process import SourceLine
@@ -214,7 +214,7 @@ def score_biases(examined: Examined, run: Run) -> Iterator[Option]:
     @functools.cache
     def at_lengths(is_own: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
         inputs = subject.drawer(seed).inputs(with_context=not is_own, q_len=q_len, k_len=k_len, batch=batch)
-        biases = biases_in(run_of(subject, inputs, seed))
+        biases = biases_in(run_of_case(subject, make_case("other lengths", subject, inputs)))
         return sum((each.values for each in biases), torch.zeros(())) if biases else None
 
     def bias(rows: ReferenceInputs) -> Tensor | None:

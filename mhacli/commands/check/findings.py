@@ -17,7 +17,7 @@ from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
-from mhacli.commands.check.subject import Examined, InputCase, P, max_error, plain, with_dropout
+from mhacli.commands.check.subject import Examined, InputCase, max_error, plain
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
@@ -199,11 +199,8 @@ def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator
 def _first_that_varies(examined: Examined) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input; None if there is none, and
     for a function."""
-    module = examined.subject.built.module
-    if module is None:
-        return None
+    twin, _ = examined.twin
     with suppress(Exception):  # user code may raise anything
-        twin = examined.subject.of(with_dropout(module, P)[0].eval(), examined.subject.dtype)
         inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
         first, second = (recorded(twin, inputs, seed).operations for seed in range(2))
         for operation, again in zip(first, second, strict=False):

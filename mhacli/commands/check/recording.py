@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from mhacli.attention.stages import Mistake, ReferenceInputs, ReferenceLayer, run, stages_with
 from mhacli.commands.check.result import FirstDifference
-from mhacli.commands.check.subject import HIDDEN, InputCase, plain, rows_of
+from mhacli.commands.check.subject import HIDDEN, InputCase, plain
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import Graph, Operation, recorded
 from mhacli.usercode.names import assigned_names, is_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.user_attention import Inputs, UserAttention
+from mhacli.usercode.user_attention import UserAttention
 
 SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
 NO_NUMBER = 1e30
@@ -220,11 +220,6 @@ def sorted_numbers(tensor: Tensor, width: int = 1) -> Tensor:
     rows = plain(tensor).reshape(-1, width)
     rows = rows.masked_fill(rows < HIDDEN, -NO_NUMBER).nan_to_num(NO_NUMBER, NO_NUMBER)
     return rows.sort(dim=0).values
-
-
-def run_of(subject: UserAttention, inputs: Inputs, seed: int) -> Run:
-    """A recorded call. Raises what the call raises."""
-    return Run(recorded(subject, inputs, seed), rows_of(subject, inputs))
 
 
 def run_of_case(subject: UserAttention, case: InputCase) -> Run:

@@ -103,8 +103,8 @@ class Examined:
 
 
 def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> Examined:
-    """What all probes find, in eval mode; later ones use what earlier ones found. `stage` is called before each, which restarts
-    the time limit."""
+    """What all probes find, in eval mode; later ones use what earlier ones found; then with random weights and biases, because
+    initial ones hide mistakes, for example with zero biases. `stage` is called before each, which restarts the time limit."""
     called = subject.of(copied(subject.built.call), subject.dtype)  # so that the subject keeps nothing of the calls
     examined, seed = Examined(called, request), request.of.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
@@ -117,7 +117,17 @@ def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], 
             except Exception as fault:  # user code may raise anything
                 message, value, ok = f"could not run: the code raises {exception_text(fault):.200}", None, None
             examined.probes.append(ProbeResult(name, message, finite(value), ok))
-    return with_random_weights(subject, examined)
+    module = subject.built.module
+    if module is None:
+        stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
+        tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
+        floats = {name: plain(each) for name, each in tensors.items() if each.is_floating_point()}
+        return replace(examined, subject=subject, tensors=floats)
+    if examined.is_random:
+        module, _ = with_dropout(module, 0.0)
+    module = cast(randomised(module, request.of.seed), subject.dtype)
+    subject = replace(subject.of(module, subject.dtype), is_forgetful=examined.keeps_state)
+    return replace(examined, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
 Answer = tuple[str, float | None, bool | None]
@@ -380,21 +390,6 @@ def _mask_text(form: MaskForm) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- random weights
-
-
-def with_random_weights(subject: UserAttention, examined: Examined) -> Examined:
-    """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
-    module = subject.built.module
-    if module is None:
-        stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
-        tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
-        floats = {name: plain(each) for name, each in tensors.items() if each.is_floating_point()}
-        return replace(examined, subject=subject, tensors=floats)
-    if examined.is_random:
-        module, _ = with_dropout(module, 0.0)
-    module = cast(randomised(module, examined.request.of.seed), subject.dtype)
-    subject = replace(subject.of(module, subject.dtype), is_forgetful=examined.keeps_state)
-    return replace(examined, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
 def unparametrized(module: nn.Module) -> nn.Module:
