@@ -178,7 +178,6 @@ def _arguments(
     Raises `MhaError` for an unknown name, and for a required argument that mha cannot guess.
     """
     parameters, values, fields = parameters_of(thing), dict[str, Any](), dict[str, dict[str, Any]]()
-    enums = {name: enum for name, parameter in parameters.items() if (enum := enum_of(parameter)) is not None}
     for name, value in given.items():
         first, dot, rest = name.partition(".")
         if first not in parameters and (dot or not _takes_any(thing)):
@@ -186,7 +185,7 @@ def _arguments(
         if dot or (type(value) is dict and first in parameters and _is_config(parameters[first])):
             fields.setdefault(first, {}).update({rest: value} if dot else value)
         else:
-            values[name] = member_of(enums.get(name), value)
+            values[name] = member_of(parameters.get(name), value)
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     required = [name for name, default in defaults.items() if default is _EMPTY and name not in values]
     configs = dict.fromkeys([*(name for name in required if _is_config(parameters[name])), *fields])
@@ -197,9 +196,10 @@ def _arguments(
     known = {role_of(name): value for name, value in reversed(stated) if isinstance(value, int)}
     is_grouped = bool(configs) or "n_kv_heads" in (*roles.values(), *known)
     usual = usual_values(known, is_grouped=is_grouped, causal=request.causal, device=request.device)
-    for name in [name for name in roles if name in enums]:
-        values[name], guesses[f"{path}{name}"] = member_of(enums[name]), "the first of its kind"
-        del roles[name]
+    for name in [*roles]:
+        if (member := member_of(parameters[name])) is not None:
+            values[name], guesses[f"{path}{name}"] = member, "the first of its kind"
+            del roles[name]
     unknown = [name for name, role in roles.items() if role not in usual]
     if unknown:
         names = " and ".join(f"{path}{name}" for name in unknown)
@@ -235,20 +235,13 @@ def _large_widths(defaults: Mapping[str, Any]) -> dict[str, int]:
     return widths if max(widths.values(), default=0) >= _WIDE else {}
 
 
-def enum_of(parameter: inspect.Parameter) -> type[enum.Enum] | None:
-    """The enumeration of which a parameter takes a member, by its annotation."""
-    types = (parameter.annotation, *get_args(parameter.annotation))
-    return next((each for each in types if inspect.isclass(each) and issubclass(each, enum.Enum)), None)
-
-
-def member_of(of: type[enum.Enum] | None, value: Any = None) -> Any:
-    """The member of an enumeration by its name or value, the first one for None; any other value as it is."""
-    if of is None:
-        return value
-    members = [
-        member for member in of if value is None or str(value).rpartition(".")[2] in (member.name, str(member.value))
-    ]
-    return members[0] if members else value
+def member_of(parameter: inspect.Parameter | None, value: Any = None) -> Any:
+    """A value as the member, by its name or value, of the enumeration that a parameter takes by its annotation, or its first
+    member for None; any other value as it is."""
+    types = () if parameter is None else (parameter.annotation, *get_args(parameter.annotation))
+    members = [member for each in types if inspect.isclass(each) and issubclass(each, enum.Enum) for member in each]
+    text = str(value).rpartition(".")[2]
+    return next((member for member in members if value is None or text in (member.name, str(member.value))), value)
 
 
 def _no_argument(name: str, described: str) -> MhaError:

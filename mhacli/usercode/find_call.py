@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from textwrap import shorten
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.usercode.build import Built, cast_copy, enum_of, member_of, parameters_of, parse_value, seeded
+from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
 from mhacli.usercode.process import exception_text, source_line_of, user_code_error
 from mhacli.usercode.roles import (
     IN_ORDER,
@@ -58,11 +59,6 @@ _INPUT_SCALE = 0.3
 """The scale of random inputs, small enough that a softmax without scaling sees more than one key."""
 
 
-def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
-    """The target with the way to call it, with a context if it takes one. Raises MhaError if no call works."""
-    return _finished(_with_masks(_first_call(built, request), request.seed), request.seed)
-
-
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both; with one mode if only whole
     texts have an output in the call of an example. Raises MhaError if no call works."""
@@ -82,11 +78,9 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
 def plain_call(built: Built, request: TargetRequest) -> UserAttention:
     """The target with what is known of its call before one is tried."""
     parameters = parameters_of(called_function(built.call))
-    enums = {name: enum for name, parameter in parameters.items() if (enum := enum_of(parameter)) is not None}
-    given = {
-        name: member_of(enum) for name, enum in enums.items() if parameters[name].default is inspect.Parameter.empty
-    }
-    given |= {name: member_of(enums.get(name), parse_value(value)) for name, value in request.call_arguments}
+    given = {name: member_of(each) for name, each in parameters.items() if each.default is inspect.Parameter.empty}
+    given = {name: member for name, member in given.items() if member is not None}
+    given |= {name: member_of(parameters.get(name), parse_value(value)) for name, value in request.call_arguments}
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
@@ -439,26 +433,36 @@ def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
-_OF_MASKS: tuple[AxisNames, ...] = (PATTERN_AXES, ("batch", "query", "key"), ("query", "key"))
-_OF_PADDING: tuple[AxisNames, ...] = (("batch", "key"), PATTERN_AXES, ("batch", "query", "key"))
-_KINDS: tuple[MaskKind, ...] = ("bool", "01", "whole", "additive")
-_MEANINGS: tuple[MaskMeaning, ...] = ("keep", "hide")
+_MASKS: tuple[tuple[AxisNames, bool], ...] = (
+    (PATTERN_AXES, False), (("batch", "query", "key"), False), (("query", "key"), False),
+    (("batch", "key"), True), (PATTERN_AXES, True), (("batch", "query", "key"), True),
+)  # fmt: skip
+"""The axes of a mask, and whether it is of padding, the likeliest first."""
+_KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
+    ("bool", "keep"), ("bool", "hide"), ("01", "keep"), ("01", "hide"), ("whole", "keep"), ("whole", "hide"),
+    ("additive", "keep"),
+)  # fmt: skip
 
 
-def forms_of(parameter: CallParameter, *, padding: bool) -> list[MaskForm]:
-    """The forms in which a mask, or padding, may be given, the likeliest first."""
-    if not padding and parameter.role not in ("mask", "bias"):
-        return []
-    if parameter.role == "lengths":
-        return [MaskForm(parameter.name, ("batch",), "lengths", is_padding=padding)]
-    forms, default = [], parameter.default
-    for axes, kind, meaning in itertools.product(_OF_PADDING if padding else _OF_MASKS, _KINDS, _MEANINGS):
-        if isinstance(default, Tensor) and default.ndim != len(axes):
-            continue
-        is_added = kind == "additive" and meaning == "keep"
-        if is_added or (kind != "additive" and parameter.role != "bias"):
-            forms.append(MaskForm(parameter.name, axes, kind, meaning, is_padding=padding))
-    return forms
+def forms_of(parameter: CallParameter) -> list[MaskForm]:
+    """The forms in which a mask, and then padding, may be given, the likeliest first."""
+    name, role, default = parameter.name, parameter.role, parameter.default
+    if role == "lengths":
+        return [MaskForm(name, ("batch",), "lengths", is_padding=True)]
+    return [
+        MaskForm(name, axes, kind, meaning, is_padding=is_padding)
+        for (axes, is_padding), (kind, meaning) in itertools.product(_MASKS, _KINDS)
+        if (is_padding or role in ("mask", "bias"))
+        and (kind == "additive" or role != "bias")
+        and (not isinstance(default, Tensor) or default.ndim == len(axes))
+    ]
+
+
+def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm], seed: int) -> Iterator[MaskForm]:
+    """The forms that the call takes, each with whether it hides a key."""
+    for form in forms:
+        with suppress(Exception, SystemExit):  # the user's code may raise anything
+            yield form._replace(hides=hides(attention, form, seed))
 
 
 def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
@@ -466,8 +470,7 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
     empty = [p.name for p in free if isinstance(p.default, Tensor) and p.default.numel() == 0]
     needed = [p for p in free if p.role in MASKS and (p.required or p.name in empty)]
     masks: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
-    forms = [forms_of(p, padding=False) + forms_of(p, padding=True) for p in needed]
-    for row in itertools.zip_longest(*forms):
+    for row in itertools.zip_longest(*map(forms_of, needed)):
         masks.append(
             masks[-1] | {form.parameter: partial(mask_of, form, causal=False) for form in row if form is not None}
         )
@@ -484,11 +487,8 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
         is_given = given.get(parameter.name) is not None and not isinstance(given[parameter.name], partial)
         if is_given is (attention.example is None):
             continue
-        for padding in (False, True):
-            accepted = []
-            for form in forms_of(parameter, padding=padding):
-                with suppress(Exception, SystemExit):  # a form that the call does not take
-                    accepted.append(form._replace(hides=hides(attention, form, seed)))
+        for _, forms in itertools.groupby(forms_of(parameter), attrgetter("is_padding")):
+            accepted = [*accepted_forms(attention, forms, seed)]
             found += accepted
             if accepted:
                 break
@@ -498,16 +498,16 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
     return replace(attention, others={**attention.others, **likeliest}, forms=tuple(found))
 
 
-def hides(attention: UserAttention, form: MaskForm, seed: int) -> bool:
-    """Whether texts that differ in a key, which a mask hides, have the same outputs, and queries that differ have others, as not
-    where all keys are hidden. Raises what the call raises."""
+def hides(attention: UserAttention, form: MaskForm | None, seed: int) -> bool:
+    """Whether texts that differ in a key, which a mask hides, or in the last one without a mask, have the same outputs, and
+    queries that differ have others, as not where all keys are hidden. Raises what the call raises."""
     alike = _inputs(attention, seed).map(lambda rows: rows[:1].expand_as(rows))
     batch, q_len, k_len = alike.lengths
-    hidden = k_len - 1 if form.kind == "lengths" else 1
+    hidden = k_len - 1 if form is None or form.kind == "lengths" else 1
     inputs, keep = attention.drawer(seed).replaced(alike, hidden), torch.arange(k_len) != hidden
-    if form.is_padding:
+    if form is not None and form.is_padding:
         inputs = inputs._replace(real=keep.expand(batch, k_len))
-    else:
+    elif form is not None:
         inputs = inputs._replace(allowed=keep.expand(1, 1, q_len, k_len))
     out = attention(inputs, mask=form, seed=seed)
     if inputs.keys is None and not attention.is_pooled:  # the query of this key changes too

@@ -15,19 +15,19 @@ Role = Literal[
 """The purpose of an argument of a constructor, or of a field of its config."""
 CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",
-    "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
-    "rope", "weight", "weight bias", "n_heads", "d_head", "d_model", "scale", "dropout", "other mask", "result", "rest", "any",
-    "unknown",
+    "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "caching", "positions",
+    "offset", "rope", "weight", "weight bias", "n_heads", "d_head", "d_model", "scale", "dropout", "other mask", "result", "rest",
+    "any", "unknown",
 ]  # fmt: skip
 """The purpose of a parameter of a call. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean
-over heads, `off` is a switch that stays off, `result` one that changes what is returned or printed alone, `rest` are `*args`,
-`any` are `**kwargs`."""
+over heads, `off` is a switch that stays off, `caching` one by which a call remembers what it read, `result` one that changes what
+is returned or printed alone, `rest` are `*args`, `any` are `**kwargs`."""
 ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
 IN_ORDER: Mapping[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
 """What one, two or three arguments without a known name are."""
 MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
 WITHOUT_EFFECT: tuple[CallRole, ...] = (
-    "rest", "any", "result", "training", "pattern", "mean", "n_heads", "d_head", "d_model",
+    "rest", "any", "result", "caching", "training", "pattern", "mean", "n_heads", "d_head", "d_model",
 )  # fmt: skip
 """The roles of parameters whose values do not change the output in evaluation, or state its sizes."""
 
@@ -113,10 +113,9 @@ _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj
 _PATTERN = re.compile(
     r"(needs?|returns?|output|with|get|keep)_?.*(attn|attentions?|att|weights?|pattern|probs|scores)(_.*)?"
 )
-
-
-_RESULT = re.compile(
-    r"(return|output|use_return|need|get|ret)_.*|(use|with)_(kv_?)?cache|return|verbose|debug|is_?debug|logger"
+_RESULT = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
+_CACHING = re.compile(
+    r"(use|return|output|with)_(cache|kvs?|kv_cache|key_values|pasts?|presents?|state)", re.IGNORECASE
 )
 
 
@@ -189,6 +188,8 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
     """The role of a parameter by its name. A number or bool, as default or annotation, excludes inputs and masks."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
     roles: list[CallRole] = _roles_of("".join(words), get_args(CallRole))
+    if _CACHING.fullmatch(name):
+        return "caching"
     if isinstance(default, bool) or annotation in (bool, "bool"):
         if _PATTERN.fullmatch("_".join(words)) and "mean" not in roles:
             return "pattern"

@@ -20,6 +20,7 @@ from mhacli.errors import MhaError
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import Built, copied, seeded
 from mhacli.usercode.find_call import (
+    accepted_forms,
     attention_of_example,
     forms_of,
     hides,
@@ -197,7 +198,7 @@ def sequences_of_ids(
     ids, *others = parameters
     decoder = next((p.name for p in others if p.name in _DECODER), None)
     named = {p.role: p.name for p in reversed(others)}
-    switches = {p.name: False for p in others if SWITCH.fullmatch(p.name)}
+    switches = {p.name: False for p in others if p.role == "caching"}
     segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
     attention = replace(
         like,
@@ -262,7 +263,7 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
             with suppress(Exception, SystemExit):  # the user's code may raise anything
                 found.append((with_output(way, 0), note))
                 break
-    return next((each for each in found[:-1] if _hides_last(each[0])), found[-1]) if found else (None, "")
+    return next((each for each in found[:-1] if hides(each[0], None, 0)), found[-1]) if found else (None, "")
 
 
 def _in_batch(source: Tensor, sizes: CallSizes) -> Tensor:
@@ -273,14 +274,6 @@ def _in_batch(source: Tensor, sizes: CallSizes) -> Tensor:
 def _first_segment(sizes: CallSizes) -> Tensor:
     """The number of the first segment for each token."""
     return torch.zeros(sizes.batch, sizes.q_len, dtype=torch.long)
-
-
-def _hides_last(attention: UserAttention) -> bool:
-    """Whether the outputs of a text stay when its last token changes."""
-    drawer = attention.drawer(0)
-    alike = drawer.inputs(with_context=False).map(lambda ids: ids[:1].expand_as(ids))
-    out = attention(drawer.replaced(alike, attention.sizes.q_len - 1), seed=0)[:, :-1]
-    return bool(out.isfinite().all()) and torch.allclose(out, out[:1].expand_as(out), atol=1e-5)
 
 
 def _table_of(attention: UserAttention) -> nn.Embedding | None:
@@ -314,20 +307,16 @@ def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str |
         is_of_padding = parameter.role == "padding" or parameter.name.endswith("attention_mask")
         if not is_of_padding or (decoder is not None and parameter.name[:3] != decoder[:3]):
             continue
-        forms = [form for form in forms_of(parameter, padding=True) if means in (None, form.true_means)]
-        for form in sorted(forms, key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole")):
-            with suppress(Exception, SystemExit):  # a form that the call does not take
-                if hides(attention, form, 0):
-                    return form
-                accepted.append(form)
+        forms = [form for form in forms_of(parameter) if form.is_padding and means in (None, form.true_means)]
+        forms.sort(key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole"))
+        for form in accepted_forms(attention, forms, 0):
+            if form.hides:
+                return form
+            accepted.append(form)
     return next(iter(accepted), None)
 
 
 # ------------------------------------------------------------------------------------------------ steps behind a cache
-
-
-SWITCH = re.compile(r"(use|return|output|with)_(cache|kvs?|key_values|pasts?|presents?|state)", re.IGNORECASE)
-"""Switches by which a call remembers what it read."""
 
 
 class GrowingCache:
@@ -414,8 +403,8 @@ def step_conventions(attention: UserAttention, mask: MaskForm | None = None) -> 
         name for name, value in attention.others.items() if not (value is None or isinstance(value, bool | partial))
     }
     free = [p for p in signature_of(attention.built.call) if p.name not in fixed]
-    switches = [p.name for p in free if SWITCH.fullmatch(p.name)]
-    caches = {p.name: p.default for p in free if p.role == "cache" and p.name not in switches}
+    switches = [p.name for p in free if p.role == "caching"]
+    caches = {p.name: p.default for p in free if p.role == "cache"}
     places = [p for p in free if p.role == "offset" or (p.role == "positions" and attention.ids is None)]
     names = (*caches, *(p.name for p in places), *switches)
     if attention.is_function or attention.example is not None or not names:

@@ -22,7 +22,7 @@ from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import places
 from mhacli.usercode.build import arguments_of, copied, load_built
-from mhacli.usercode.find_call import find_user_attention
+from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import (
     KERNEL,
     SOFTMAXES,
@@ -49,7 +49,7 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     target (`of`), whether to summarise `values`, and the command line. Raises `MhaError` if the target cannot be imported, built
     or called."""
     target = decode(TargetRequest, request["of"], "request")
-    subject = find_user_attention(load_built(target, stage), target)
+    subject = find_modes(load_built(target, stage), target)[-1]
     plain = subject.of(copied(subject.built.call), subject.dtype)
     inputs, mask = _first_inputs(subject, target)
     stage(f"calling {target.target}")

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.usercode.build import Built, cast_dtype, copied, seeded
@@ -34,7 +34,6 @@ HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
 OF_TEXTS: AxisNames = ("batch",)
 """The axes of an output that is of a whole text, whatever else it has."""
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
-_DEEPEST = 3
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -508,20 +507,13 @@ def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[st
 # -------------------------------------------------------------------------------------------------- the output in a result
 
 
-def leaves(result: Any, path: Path = "", depth: int = 0) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor in nested tuples, lists, dicts and dataclasses, in order, with its path."""
-    if isinstance(result, Tensor):
-        yield path, result
-    elif depth < _DEEPEST:
-        if isinstance(result, Mapping):
-            parts = {f'["{name}"]': part for name, part in result.items()}
-        elif isinstance(result, tuple | list) and not hasattr(result, "_fields"):
-            parts = {f"[{number}]": part for number, part in enumerate(result)}
-        else:
-            named = result._asdict() if hasattr(result, "_fields") else getattr(result, "__dict__", {})
-            parts = {f".{name}": part for name, part in named.items() if not name.startswith("_")}
-        for step, part in parts.items():
-            yield from leaves(part, path + step, depth + 1)
+def leaves(result: Any) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor in nested tuples, lists and dicts, or in the fields of an object, in order, with its path."""
+    is_object = hasattr(result, "__dict__") and not isinstance(result, Tensor | tuple | list | Mapping)
+    parts = [(f".{name}", part) for name, part in vars(result).items()] if is_object else [("", result)]
+    for start, part in parts:
+        found = tree_leaves_with_path(part)
+        yield from ((start + keystr(path), leaf) for path, leaf in found if isinstance(leaf, Tensor))
 
 
 def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:

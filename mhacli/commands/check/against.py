@@ -31,7 +31,7 @@ from mhacli.commands.check.subject import (
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.build import arguments_of, cast, cast_copy, is_factory, load_built, parameters_of
-from mhacli.usercode.find_call import find_user_attention
+from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import recorded
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import Widths, parts_of, projection_readings
@@ -69,7 +69,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no input fits both."""
     assert request.against is not None
     targets = (request.of.target, request.against.target)
-    first = find_user_attention(load_built(request.of, stage), request.of)
+    first = find_modes(load_built(request.of, stage), request.of)[-1]
     second = _other(request.against, first, stage)
     if _takes(first) != _takes(second):
         raise MhaError(
@@ -132,7 +132,7 @@ def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAt
     stage(f"importing {request.target}")
     try:
         request = _with_arguments_of(first, request)
-        return find_user_attention(load_built(request, stage), request)
+        return find_modes(load_built(request, stage), request)[-1]
     except MhaError as fault:
         fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
         fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)
