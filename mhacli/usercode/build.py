@@ -432,11 +432,12 @@ def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_g
     if width and d_head and width >= d_head:
         return width // d_head
     heads = [n for n in _HEADS if n % (n_kv_heads or 1) == 0 and (width or n) % n == 0] or [3 * (n_kv_heads or 1)]
-    widths = {n: width // n if width else d_head or _D_HEAD for n in heads}
-    heads.sort(key=lambda n: widths[n] % 2 != 0)
-    heads.sort(key=lambda n: n in (widths[n], n_kv_heads))
-    heads.sort(key=lambda n: is_grouped and all(n % divisor for divisor in range(2, n)))
-    return min(heads, key=lambda n: widths[n] < 4 or n < 3)
+
+    def faults(n: int) -> tuple[bool, bool, bool, bool]:
+        d, is_prime = width // n if width else d_head or _D_HEAD, all(n % divisor for divisor in range(2, n))
+        return d < 4 or n < 3, is_grouped and is_prime, n in (d, n_kv_heads), d % 2 != 0
+
+    return min(heads, key=faults)
 
 
 # ------------------------------------------------------------------------------------------------- seeds and copies

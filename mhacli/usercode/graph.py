@@ -8,7 +8,6 @@ so recorded values stay intact; other outputs are not copied, and views share me
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
 import sys
@@ -29,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.errors import MhaError
-from mhacli.usercode.process import SourceLine
+from mhacli.usercode.process import SourceLine, source_line
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
 
@@ -116,35 +115,29 @@ class Watcher(TorchFunctionMode):
             for holder in self.holders.pop(address_of(overwritten), ()):
                 holder.output = holder.output.detach().clone()
         result = func(*args, **kwargs)
-        self._note(name, inputs, overwritten if name == "setitem" else result, arguments)
-        return result
-
-    def _note(self, name: str, inputs: Sequence[Tensor], result: Any, arguments: Mapping[str, Any]) -> None:
-        """Adds an operation for each output."""
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in outputs if not is_functorch_wrapped_tensor(leaf)]  # as inside vmap
-        line = _user_line(self.file) if outputs else None
-        if line is None:
-            return
-        if len(self.operations) + len(outputs) > MAX_OPERATIONS:
-            raise MhaError(
-                f"one call runs more than {MAX_OPERATIONS:,} operations, too many to record",
-                hint="a loop over queries and keys runs fewer operations on a shorter text",
-                code="too-large",
-            )
-        sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
-        for number, output in enumerate(outputs):
+        made = [leaf for leaf in tree_leaves(overwritten if name == "setitem" else result) if torch.is_tensor(leaf)]
+        made = [leaf for leaf in made if not is_functorch_wrapped_tensor(leaf)]  # as inside vmap
+        line = _user_line(self.file) if made else None
+        for number, output in enumerate(made if line is not None else ()):
+            sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
             is_same = bool(inputs) and output.dtype == inputs[0].dtype and output.is_set_to(inputs[0])
             if is_same and not writes_into_input(name):  # dropout in eval mode, `contiguous` on a contiguous tensor
                 self.makers[output] = sources[0]
                 continue
-            numbered = {**arguments, "output": number} if len(outputs) > 1 else arguments
-            operation = Operation(name, output, numbered, line, sources)
+            numbered = {**arguments, "output": number} if len(made) > 1 else arguments
+            operation = Operation(name, output, numbered, line or SourceLine(), sources)
             self.operations.append(operation)
             self.makers[output] = operation
             self.holders.setdefault(address_of(output), []).append(operation)
             for source in dict.fromkeys(sources):
                 source.readers.append(operation)
+        if len(self.operations) > MAX_OPERATIONS:
+            raise MhaError(
+                f"one call runs more than {MAX_OPERATIONS:,} operations, too many to record",
+                hint="a loop over queries and keys runs fewer operations on a shorter text",
+                code="too-large",
+            )
+        return result
 
 
 def writes_into_input(name: str) -> bool:
@@ -166,7 +159,7 @@ def _user_line(user_file: str | None) -> SourceLine | None:
     for frame, number in walk_stack(sys._getframe(2)):
         file = _real(frame.f_code.co_filename)
         if file == user_file:
-            return SourceLine(file, number, linecache.getline(frame.f_code.co_filename, number).strip())
+            return source_line(file, number)
         if file.startswith(_MODULES) or not file.startswith((_TORCH, __file__)):
             callers.append(file)
     return None if callers and callers[0].startswith(_OURS) else SourceLine()
@@ -253,15 +246,22 @@ def recorded(subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm |
         out = subject(inputs, seed=seed, mask=mask)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
-    graph = Graph(out, {name: tensor for name, tensor in rows if tensor is not None}, watcher.operations)
+    given = {name: tensor for name, tensor in rows if tensor is not None}
+    graph = Graph(out, {**given}, watcher.operations)
     module, things = subject.built.module, dict(getattr(subject.built.call, "__dict__", {}))
     if module is not None:
         things |= dict(module.named_buffers()) | dict(module.named_parameters())
     held = {address_of(tensor): name for name, tensor in things.items() if isinstance(tensor, Tensor)}
+    is_masked = inputs.allowed is not None or inputs.real is not None
+    for leaf in dict.fromkeys(source for each in graph.operations for source in each.sources if not source.name):
+        tensor = leaf.output
+        like = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
+        leaf.site = held.get(address_of(tensor)) or next(iter(like), "a tensor")
+        leaf.live = leaf.site in like
+        if leaf.site == "a tensor" and is_masked and tensor.ndim > 1 and tensor.shape[-2:] == inputs.lengths[1:]:
+            leaf.site = "mask"
+            graph.given.setdefault("mask", tensor)
     for operation in graph.operations:
-        for leaf in operation.sources:
-            if not leaf.name and not leaf.site:
-                _name_leaf(graph, leaf, held, inputs)
         numbers = operation.sources  # of which a tensor that only states a shape or a dtype has no part in the result
         if re.fullmatch(r"new_\w+|\w+_like|to|\w+_as", operation.name):
             numbers = numbers[: operation.name == "to" or operation.name.endswith("_as")]
@@ -270,27 +270,18 @@ def recorded(subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm |
     return graph
 
 
-def _name_leaf(graph: Graph, leaf: Operation, held: Mapping[int, str], inputs: Inputs) -> None:
-    """Names a tensor from outside: a parameter or buffer, an input in any layout, the mask."""
-    tensor, is_masked = leaf.output, inputs.allowed is not None or inputs.real is not None
-    rows = {name: given for name, given in graph.given.items() if given.dtype == tensor.dtype and name != "mask"}
-    alike = (name for name, given in rows.items() if torch.equal(*(t.flatten().sort().values for t in (given, tensor))))
-    if address_of(tensor) in held:
-        leaf.site = held[address_of(tensor)]
-    elif name := next(alike, ""):
-        leaf.site, leaf.live = name, True
-    elif is_masked and tensor.ndim > 1 and tuple(tensor.shape[-2:]) == inputs.lengths[1:]:
-        leaf.site = "mask"
-        graph.given.setdefault("mask", tensor)
-    else:
-        leaf.site = "a tensor"
+def _has_same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers in any order."""
+    is_alike = one.dtype == other.dtype and one.numel() == other.numel()
+    return is_alike and torch.equal(*(tensor.flatten().sort().values for tensor in (one, other)))
 
 
 # ----------------------------------------------------------------------------------------------------------------- sites
 
 
 def _name_sites(graph: Graph) -> None:
-    """Names the operations: a site such as `q`, what leads to it, such as `q.transpose`, else torch's name."""
+    """Names the operations: a site such as `q`, what leads to it, such as `q.transpose`, what joins the heads and projects them,
+    the others after z, else torch's name."""
     for operation in graph.operations:
         if operation.name == KERNEL:
             operands = zip(_ROLES, operation.sources, strict=False)
@@ -310,7 +301,16 @@ def _name_sites(graph: Graph) -> None:
             operation.site = letters if letters in ("qkv", "kv", "qv") else f"{letters}_proj"
         elif not operation.site:
             operation.site = f"{letters or next(iter(sites))}.{operation.name}"
-    _name_outputs(graph)
+    site, ends = "z", [graph.operations.index(attention["z"]) for attention in graph.attentions]
+    for operation in graph.operations[max(ends) + 1 :] if ends else ():
+        if operation.projects and site == "z":
+            operation.site = site = "out"
+            joined = operation.live_sources[0]
+            if joined.site.startswith("z."):
+                joined.site = "concat"
+                graph.attentions[-1]["concat"] = joined
+        elif operation.live and not operation.site:
+            operation.site = f"{site}.{operation.name}"
     for operation in graph.operations:
         operation.site = operation.site or operation.name
 
@@ -360,17 +360,3 @@ def is_transpose(operation: Operation) -> bool:
     """Whether an operation swaps the last two axes."""
     before, after = (operation.sources or (operation,))[0].output, operation.output
     return before.ndim > 1 and before.dtype == after.dtype and after.is_set_to(before.mT)
-
-
-def _name_outputs(graph: Graph) -> None:
-    """Names the operations that join the heads and project them, and the others after z."""
-    site, ends = "z", [graph.operations.index(attention["z"]) for attention in graph.attentions]
-    for operation in graph.operations[max(ends) + 1 :] if ends else ():
-        if operation.projects and site == "z":
-            operation.site = site = "out"
-            joined = operation.live_sources[0]
-            if joined.site.startswith("z."):
-                joined.site = "concat"
-                graph.attentions[-1]["concat"] = joined
-        elif operation.live and not operation.site:
-            operation.site = f"{site}.{operation.name}"

@@ -77,13 +77,18 @@ def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterat
         outputs = list(_outputs([part for part in parts if part.name not in named]))
         for combination in product(*(list(_of_group(letters, group, widths)) for letters, group in groups)):
             q, k, v = (next(roles[letter] for roles, _ in combination if letter in roles) for letter in "qkv")
-            n_kv_heads = _n_kv_heads(q, k, v, widths.n_heads)
+            n_heads, d_head = widths.n_heads, len(q.weight) // widths.n_heads
+            n_kv_heads = len(k.weight) // max(1, d_head)
+            if not n_kv_heads or [len(q.weight), len(k.weight)] != [n_heads * d_head, n_kv_heads * d_head]:
+                continue
+            if n_heads % n_kv_heads or len(v.weight) % n_kv_heads:
+                continue
             choices = dict.fromkeys(choice for _, chosen in combination for choice in chosen)
-            for out, out_names in outputs if n_kv_heads else ():
+            for out, out_names in outputs:
                 used = tuple(dict.fromkeys((*named, *out_names, *makers)))
                 unused = tuple(part.name for part in parts if part.name not in used)
                 weights = Projections(q, k, v, out)
-                yield ProjectionReading(weights, widths.n_heads, n_kv_heads, tuple(choices), order, used, unused)
+                yield ProjectionReading(weights, n_heads, n_kv_heads, tuple(choices), order, used, unused)
 
 
 def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[list[WeightMatrix], list[str]]:
@@ -124,15 +129,6 @@ def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[Weig
         yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
 
 
-def _n_kv_heads(q: Projection, k: Projection, v: Projection, n_heads: int) -> int:
-    """The number of kv heads; 0 if the widths of queries, keys and values allow none."""
-    d_head, remainder = divmod(q.weight.shape[0], n_heads)
-    if remainder or not d_head or k.weight.shape[0] % d_head:
-        return 0
-    n_kv_heads = k.weight.shape[0] // d_head
-    return n_kv_heads if n_kv_heads and n_heads % n_kv_heads == 0 and v.weight.shape[0] % n_kv_heads == 0 else 0
-
-
 # ------------------------------------------------------------------------------------------------------ queries, keys, values
 
 
@@ -140,7 +136,13 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
     """The projections that a part may hold, or those that the parts of all heads hold."""
     if len({part.weight.shape for part in group}) > 1:
         return
-    part = _stacked(group) if len(group) > 1 else group[0]
+    part = group[0]
+    if len(group) > 1:  # the matrices of all heads as one with an axis for heads
+        ordered = sorted(group, key=lambda part: part.number or 0)
+        bias = None if part.bias is None else torch.cat([each.bias for each in ordered if each.bias is not None])
+        part = replace(
+            part, weight=torch.stack([each.weight for each in ordered]), bias=bias, number=0, orientation="free"
+        )
     words = f"{part.name} holds {', '.join(letters)}, which its name does not say"
     unnamed = () if part.letters else (Choice("unnamed", words),)
     for matrix, choices in _matrices(part, letters, widths):
@@ -153,14 +155,6 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
                 bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
                 roles[letter] = Projection(piece[:, :width], bias)
             yield roles, (*choices, *_LAYOUTS[layout], *unnamed)
-
-
-def _stacked(group: Sequence[WeightMatrix]) -> WeightMatrix:
-    """The matrices of all heads as one with an axis for heads."""
-    ordered = sorted(group, key=lambda part: part.number or 0)
-    biases = [part.bias for part in ordered if part.bias is not None]
-    bias = torch.cat(biases) if len(biases) == len(group) else None
-    return replace(ordered[0], weight=torch.stack([part.weight for part in ordered]), bias=bias, orientation="free")
 
 
 def _matrices(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
@@ -274,8 +268,11 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
     parts = []
     for name in beside:
         weight, parent = found[name], parents.get(name.rpartition(".")[0])
-        orientation = _orientation(parent)
-        if isinstance(parent, nn.Conv1d | nn.Conv2d):
+        orientation: Orientation = "in-out" if type(parent).__name__ == "Conv1D" else "free"
+        if isinstance(parent, nn.Linear | nn.MultiheadAttention):
+            orientation = "out-in"
+        elif isinstance(parent, nn.Conv1d | nn.Conv2d):
+            orientation = "out-in" if set(parent.kernel_size) == {1} else "free"
             weight = weight.flatten(1)
         if weight.ndim < 2:
             continue
@@ -289,15 +286,6 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
 def is_norm(module: nn.Module) -> bool:
     """Whether a module normalises its input, by its class name."""
     return "norm" in type(module).__name__.lower()
-
-
-def _orientation(parent: nn.Module | None) -> Orientation:
-    """How a parameter is applied: known for torch's own layers."""
-    if isinstance(parent, nn.Linear | nn.MultiheadAttention):
-        return "out-in"
-    if isinstance(parent, nn.Conv1d | nn.Conv2d):
-        return "out-in" if set(parent.kernel_size) == {1} else "free"
-    return "in-out" if type(parent).__name__ == "Conv1D" else "free"
 
 
 _BIAS = re.compile(r"(?i).*bias.*|b_?([qkvo]|out|qkv)")

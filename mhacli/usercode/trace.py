@@ -38,7 +38,7 @@ from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import stated
 from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
+from mhacli.usercode.user_attention import Inputs, UserAttention
 
 _TOLERANCE = 1e-4
 """Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
@@ -46,12 +46,15 @@ _TOLERANCE = 1e-4
 
 def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     """The record of one call of a user's attention, with a step for each operation, without arrays, as JSON. The request has the
-    target (`of`), whether to summarise `values`, and the command line. Raises `MhaError` if the target cannot be imported, built
-    or called."""
+    target (`of`), whether to summarise `values`, and the command line. If it must be causal, there is no context, and a mask
+    makes it causal unless an argument does. Raises `MhaError` if the target cannot be imported, built or called."""
     target = decode(TargetRequest, request["of"], "request")
     subject = find_modes(load_built(target, stage), target)[-1]
     plain = subject.of(copied(subject.built.call), subject.dtype)
-    inputs, mask = _first_inputs(subject, target)
+    inputs, mask = subject.drawer(target.seed).inputs(with_context=subject.takes_context and not target.causal), None
+    if target.causal and subject.causal_by is None and subject.mask_forms:
+        mask = subject.mask_forms[0]
+        inputs = inputs._replace(allowed=torch.ones(1, 1, *inputs.lengths[1:], dtype=torch.bool).tril())
     stage(f"calling {target.target}")
     graph = recorded(subject, inputs, target.seed, mask=mask)
     unrecorded = plain(inputs, mask=mask, seed=target.seed)
@@ -84,36 +87,21 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     return json.dumps(record.document(), allow_nan=False).encode()
 
 
-def _first_inputs(subject: UserAttention, request: TargetRequest) -> tuple[Inputs, MaskForm | None]:
-    """Random inputs, with a separate context if the subject takes one. If it must be causal, there is none, and a mask makes it
-    causal unless an argument does."""
-    inputs = subject.drawer(request.seed).inputs(with_context=subject.takes_context and not request.causal)
-    if not request.causal or subject.causal_by is not None or not subject.mask_forms:
-        return inputs, None
-    _, n_queries, n_keys = inputs.lengths
-    allowed = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=subject.device).tril()
-    return inputs._replace(allowed=allowed), subject.mask_forms[0]
-
-
 def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, int]:
     """The size of each axis word: those of the inputs, and the head counts and widths that the run and the arguments show."""
     batch, n_queries, n_keys = inputs.lengths
-    sizes = {"batch": batch, "query": n_queries, "key": n_keys}
     width, keys = inputs.queries.shape[-1], inputs.keys
-    if subject.is_function:
-        sizes |= {"head": inputs.queries.shape[1], "d_head": width}
-    else:
-        sizes["d_model"] = width
-        if keys is not None and keys.shape[-1] != width:
-            sizes["d_context"] = keys.shape[-1]
+    sizes = {"batch": batch, "query": n_queries, "key": n_keys}
+    sizes |= {"head": inputs.queries.shape[1], "d_head": width} if subject.is_function else {"d_model": width}
+    if keys is not None and keys.shape[-1] != width:
+        sizes["d_context"] = keys.shape[-1]
     if not graph.attentions:
         return sizes
-    z = graph.attentions[0]["z"]
-    product, d_v = graph.attentions[0].get("qk", z), z.output.shape[-1]
-    sizes.setdefault("d_head", product.live_sources[0].output.shape[-1])
-    products = [attention.get("qk", attention["z"]).output for attention in graph.attentions]
-    n_numbers = sum(tensor.numel() for tensor in products if tensor.shape == product.output.shape)
-    n_rows = batch * n_queries * (d_v if product is z else n_keys)
+    products = [attention.get("qk", attention["z"]) for attention in graph.attentions]
+    d_v = graph.attentions[0]["z"].output.shape[-1]
+    sizes.setdefault("d_head", products[0].live_sources[0].output.shape[-1])
+    n_numbers = sum(each.output.numel() for each in products if each.output.shape == products[0].output.shape)
+    n_rows = batch * n_queries * (n_keys if "qk" in graph.attentions[0] else d_v)
     sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
     n_kv_heads = stated(subject.built.arguments, "n_kv_heads")
     if isinstance(n_kv_heads, int) and n_kv_heads != sizes["head"]:
@@ -149,13 +137,25 @@ def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes:
 
 def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Step, ...]:
     """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
-    words."""
-    names = _names_by_size(sizes)
+    words. In self-attention, the operations tell queries from keys."""
+    names: dict[int, list[str]] = {}
+    for name in _AXES:
+        factors = [int(word) if word.isdigit() else sizes.get(word, 0) for word in name.split("·")]
+        names.setdefault(prod(factors), []).append(name)
+    names.setdefault(sizes.get("d_head", 0) // 2, []).append("d_head/2")
+    names.setdefault(sizes["key"] + 1, []).append("key+1")
+    names.pop(0, None)
     given = [Operation("", tensor, site=name) for name, tensor in graph.given.items()]
-    axes = {operation: _axes_of(operation.output, names, operation.site) for operation in given}
-    axes |= _axes(graph, names, has_context=sizes["query"] != sizes["key"])
+    axes: dict[Operation, tuple[str, ...]] = {}
+    keys_first: set[Operation] = set()
     groups: dict[object, list[Operation]] = {}
-    for operation in axes:
+    for operation in (*given, *graph.operations):
+        axes[operation] = _axes_of(operation.output, names, operation.site)
+        are_first = any(source in keys_first for source in operation.sources)
+        is_turned = operation in graph.swapped or is_transpose(operation)
+        if are_first != is_turned and {"query", "key"} <= {*axes[operation]} and sizes["query"] == sizes["key"]:
+            keys_first.add(operation)
+            axes[operation] = tuple({"query": "key", "key": "query"}.get(axis, axis) for axis in axes[operation])
         place = (operation.at, operation.name, operation.site, operation.output.ndim)
         groups.setdefault(place, []).append(operation)
     return tuple(_step(group, axes, n_heads=sizes.get("head"), values=values) for group in groups.values())
@@ -196,31 +196,20 @@ def _step(
 # ------------------------------------------------------------------------------------------------------------------ axes
 
 
-_WORDS = ("batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_context")
-_PRODUCTS = (
+_AXES = (
+    "batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_context",
     "head·d_head", "head·d_v", "kv_head·d_head", "kv_head·d_v", "batch·head", "batch·kv_head", "batch·query", "batch·key",
     "2·d_model", "3·d_model", "4·d_model", "2·d_head", "2·head·d_head", "3·head·d_head", "2·kv_head·d_head",
     "batch·head·query", "batch·head·key",
 )  # fmt: skip
-"""Merged axes, the usual ones first."""
+"""Axes, and merged ones, the usual ones first."""
 _OF_KEYS = ("k", "v", "kᵀ", "k_proj", "v_proj", "kv")
 _OF_PAIRS = ("qk", "scores", "pattern")
 
 
-def _names_by_size(sizes: Mapping[str, int]) -> Mapping[int, list[str]]:
-    """The names that an axis of each size may have, the simplest first."""
-    names: dict[int, list[str]] = {}
-    for name in (*_WORDS, *_PRODUCTS):
-        factors = [int(word) if word.isdigit() else sizes.get(word, 0) for word in name.split("·")]
-        names.setdefault(prod(factors), []).append(name)
-    names.setdefault(sizes.get("d_head", 0) // 2, []).append("d_head/2")
-    names.setdefault(sizes["key"] + 1, []).append("key+1")
-    return {size: named for size, named in names.items() if size}
-
-
 def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple[str, ...]:
-    """The axes of the tensor of a site. A name occurs once. Of names with one size, keys have no query, scores have no width, and
-    the last axis of another tensor is a width."""
+    """The axes of the tensor of a site; `names` are those that an axis of each size may have, the simplest first. A name occurs
+    once. Of names with one size, keys have no query, scores have no width, and the last axis of another tensor is a width."""
     axes: list[str] = []
     group = site.partition(".")[0]
     for size in tensor.shape:
@@ -235,21 +224,6 @@ def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple
         unknown = "single" if size == 1 else "part" if size <= 3 else "width"
         axes.append(possible[0] if possible else unknown)
     return tuple(axes)
-
-
-def _axes(graph: Graph, names: Mapping[int, list[str]], *, has_context: bool) -> dict[Operation, tuple[str, ...]]:
-    """The axes of each operation's output. In self-attention, the operations tell queries from keys."""
-    axes: dict[Operation, tuple[str, ...]] = {}
-    keys_first: set[Operation] = set()
-    other = {"query": "key", "key": "query"}
-    for operation in graph.operations:
-        axes[operation] = _axes_of(operation.output, names, operation.site)
-        are_first = any(source in keys_first for source in operation.sources)
-        is_turned = operation in graph.swapped or is_transpose(operation)
-        if are_first != is_turned and set(other) <= {*axes[operation]} and not has_context:
-            keys_first.add(operation)
-            axes[operation] = tuple(other.get(axis, axis) for axis in axes[operation])
-    return axes
 
 
 # --------------------------------------------------------------------------------------------------------------- formula
