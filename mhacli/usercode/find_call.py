@@ -61,14 +61,18 @@ _INPUT_SCALE = 0.3
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both; with one mode if only whole
-    texts have an output in the call of an example. Raises MhaError if no call works."""
+    texts have an output in the call of an example. In float64 if it can compute in it. Raises MhaError if no call works."""
     first = with_independent_rows(_first_call(built, request), request.seed)
     modes = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
     hiding = [{form.parameter for form in mode.forms if form.hides} for mode in modes]
     for n, mode in enumerate(modes):
         elsewhere = set().union(*hiding) - hiding[n]  # they hide keys in the other mode alone
         forms = tuple(form for form in mode.forms if form.parameter not in elsewhere)
-        modes[n] = _finished(replace(mode, forms=forms), request.seed)
+        modes[n] = replace(mode, forms=forms, is_forgetful=False)
+        with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
+            wide = modes[n].of(cast_copy(built.call, torch.float64), torch.float64)
+            out = replace(wide, is_forgetful=True)(_inputs(wide, request.seed), seed=request.seed)
+            modes[n] = wide if out.dtype == torch.float64 else modes[n]
     return tuple(modes)
 
 
@@ -188,7 +192,8 @@ ROPE_BASE = 10000.0
 
 
 def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
-    """The calls to try, the likeliest first; `like` has what they have in common, such as the device."""
+    """The calls to try, the likeliest first, with all token vectors, then only with the required ones; `like` has what they have
+    in common, such as the device. Raises `MhaError` if it takes none."""
     built, signature = like.built, signature_of(like.built.call)
     free = [parameter for parameter in signature if parameter.name not in like.others]
     defaults = {parameter.name: parameter.default for parameter in signature}
@@ -202,7 +207,15 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
     known = list(dict.fromkeys(size for size in sizes if size > 1))[:4] or [width or n_heads * _HEAD_WIDTH]
     is_projecting = bool(shapes) or any(p.role in ("weight", "n_heads") for p in signature)
     variants = range(_N_SHAPES if any(p.required and p.role in _OF_SHAPES for p in free) else 1)
-    for slots in _slots(free, built):
+    unread = never_read(built.call)
+    rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
+    if not rows and any(parameter.role == "rest" for parameter in free):
+        rows = tuple(CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4]))
+    needed = tuple(slot for slot in rows if slot.required or slot.part == "queries")
+    if not needed:
+        message = f"{built.name} has no parameter for token vectors, such as x, or query, key and value"
+        raise _refused(built, message, "name a class or function that computes attention, or give --example")
+    for slots in dict.fromkeys([rows, needed]):
         is_function = len({slot.part for slot in slots}) == 3 and not is_projecting
         widths = [d_head or width // n_heads or _HEAD_WIDTH] if is_function else known
         pairs = itertools.product(widths, widths) if len(slots) > 1 else zip(widths, widths, strict=True)
@@ -219,19 +232,6 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
                 others={**like.others, **_others(free, numbers, variant, causal=causal), **masks},
                 sizes=CallSizes(batch, q_len, k_len, d_in, d_context, n_split),
             )
-
-
-def _slots(free: Sequence[CallParameter], built: Built) -> list[tuple[CallParameter, ...]]:
-    """The parameters of queries, keys and values: all, then only the required ones. Raises `MhaError` without any."""
-    unread = never_read(built.call)
-    rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
-    if not rows and any(parameter.role == "rest" for parameter in free):
-        rows = tuple(CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4]))
-    needed = tuple(slot for slot in rows if slot.required or slot.part == "queries")
-    if not needed:
-        message = f"{built.name} has no parameter for token vectors, such as x, or query, key and value"
-        raise _refused(built, message, "name a class or function that computes attention, or give --example")
-    return list(dict.fromkeys([rows, needed]))
 
 
 def _shapes_of(built: Built) -> list[torch.Size]:
@@ -365,16 +365,21 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
 
 
 def attention_of_example(like: UserAttention, length: int) -> UserAttention:
-    """The target with the inputs that its example shows at a length: vectors, or token ids, those of its decoder if it has one.
-    Raises `MhaError` without any."""
+    """The target with the inputs that its example shows at a length: vectors, by name where names tell, else in order, or token
+    ids, those of its decoder if it has one. Raises `MhaError` without any."""
     made, longer = (arguments_of_example(like, n) for n in (length, length + _UNLIKE))
-    built, slots = like.built, _vectors_in(made, like.built)
+    built, roles = like.built, {parameter.name: parameter.role for parameter in signature_of(like.built.call)}
+    ids = sorted(
+        (name for name in made if is_ids(made[name])), key=lambda name: name not in [s.name for s in like.slots]
+    )
+    vectors = [name for name, value in made.items() if _is_vectors(value)]
+    found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
+    found = found or dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
     if like.ids is not None:
-        shown = sorted((name for name in made if is_ids(made[name])), key=lambda name: name != like.slots[0].name)
-        slots = tuple(CallParameter(name, "x", True) for name in shown[:1])
+        found = dict.fromkeys(ids[:1], "x")
+    slots = tuple(CallParameter(name, role, True) for name, role in found.items())
     if not slots:
-        has_ids = any(map(is_ids, made.values()))
-        hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if has_ids else None
+        hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if ids else None
         raise _refused(built, f"--example gives {built.name} no vectors", hint)
     parts = {slot.part: made[slot.name] for slot in slots}
     queries = parts.get("queries", made[slots[0].name])
@@ -395,16 +400,6 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
         sizes=CallSizes(shape.get("batch", 1), q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
         is_forgetful=like.ids is None,
     )
-
-
-def _vectors_in(made: dict[str, Any], built: Built) -> tuple[CallParameter, ...]:
-    """The arguments that hold token vectors: by name where names tell, else the floating ones in order."""
-    roles = {parameter.name: parameter.role for parameter in signature_of(built.call)}
-    vectors = [name for name, value in made.items() if _is_vectors(value)]
-    found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
-    if not found:
-        found = dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
-    return tuple(CallParameter(name, role, True) for name, role in found.items())
 
 
 def is_ids(value: Any) -> bool:
@@ -518,17 +513,7 @@ def hides(attention: UserAttention, form: MaskForm | None, seed: int) -> bool:
     return bool(out.isfinite().all()) and are_alike and (attention.is_pooled or not is_constant)
 
 
-# ------------------------------------------------------------------------------------------------------------- finished
-
-
-def _finished(attention: UserAttention, seed: int) -> UserAttention:
-    """The attention in float64 if it can compute in it."""
-    exact = replace(attention, is_forgetful=False)
-    with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
-        wide = exact.of(cast_copy(attention.built.call, torch.float64), torch.float64)
-        out = replace(wide, is_forgetful=True)(_inputs(wide, seed), seed=seed)
-        exact = wide if out.dtype == torch.float64 else exact
-    return exact
+# -------------------------------------------------------------------------------------------------------------- refusals
 
 
 def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:

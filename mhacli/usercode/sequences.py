@@ -223,6 +223,8 @@ def sequences_of_ids(
     only = "" if attention.is_resizable else ", the only length that the example gives"
     zeros = "".join(f", {name}=zeros" for name in segments)
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), table.padding_idx]
+    place_tables = (part for name, part in modules[0].named_modules() if name.endswith("position_embeddings"))
+    padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
     ordinary = [i for i in range(table.num_embeddings) if i not in pads]
     return Sequences(
         attention=replace(attention, ids=torch.tensor(ordinary, device=like.device)),
@@ -232,7 +234,7 @@ def sequences_of_ids(
         has_source=decoder is not None,
         mask=_mask_of_padding(attention, decoder, means),
         positions=named.get("positions") if decoder is None else None,
-        first_position=_first_position(modules[0]),
+        first_position=next((row + 1 for row in padding_rows if row is not None), 0),
         cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
     ).at_longest(length if attention.is_resizable else attention.sizes.q_len)
 
@@ -290,13 +292,6 @@ def _table_of(attention: UserAttention) -> nn.Embedding | None:
             attention(drawer.inputs(with_context=False), seed=0)
     pairs = zip(read, read[len(read) // 2 :], strict=False)
     return next((table for (table, ids), (_, others) in pairs if not torch.equal(ids, others)), None)
-
-
-def _first_position(module: nn.Module) -> int:
-    """The number of a text's first position, behind the row for padding if the table of positions has one."""
-    tables = (part for name, part in module.named_modules() if name.endswith("position_embeddings"))
-    rows = (getattr(table, "padding_idx", None) for table in tables)
-    return next((row + 1 for row in rows if row is not None), 0)
 
 
 def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str | None) -> MaskForm | None:
