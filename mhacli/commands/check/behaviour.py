@@ -145,7 +145,7 @@ class Pair(NamedTuple):
 def pair_of(ours: Reading, theirs: Reading) -> Pair:
     """Two readings as long as both are."""
     whole = 0.0
-    if ours.whole is not None and theirs.whole is not None:
+    if ours.whole is not None and theirs.whole is not None and len(ours.whole) == len(theirs.whole):
         whole = _apart(ours.whole[None], theirs.whole[None]).item()
     return Pair(_apart(ours.output, theirs.output), (ours.parts, theirs.parts), whole)
 
@@ -509,8 +509,13 @@ class Asker:
             return self.unasked(name, "an encoder-decoder model, whose texts are padded on the right")
         if min(lengths) == max(lengths):
             return self.unasked(name, "needs texts of different lengths")
-        padded = self.read(*self.texts, mask=mask, side=side)
-        pairs = [pair_of(*readings) for readings in zip(padded, self.alone(mask), strict=True)]
+        pairs = self._padded(mask, side)
+        tokens, whole = max(pair.apart.max().item() for pair in pairs), max(pair.whole for pair in pairs)
+        other: PaddingSide = "left" if side == "right" else "right"
+        if tokens <= self.tolerance < whole and max(pair.whole for pair in self._padded(mask, other)) <= self.tolerance:
+            end = "last" if side == "right" else "first"
+            reason = f"the answer for a text is read at its {end} token: pad texts on the {other}"
+            return self.answer(name, None, reason, whole)
         knows_start = side == "right" or self.of.positions is not None
         knows_start = knows_start or (self.is_causal is True and is_of_transformers(self.module))
         by = "" if knows_start else ", as where positions count from the first token of a batch"
@@ -521,6 +526,11 @@ class Asker:
             self.findings.pop()
             return replace(answer, ok=None, at=None)
         return answer
+
+    def _padded(self, mask: MaskForm, side: PaddingSide) -> list[Pair]:
+        """The texts padded on a side, each against the text alone."""
+        padded = self.read(*self.texts, mask=mask, side=side)
+        return [pair_of(*readings) for readings in zip(padded, self.alone(mask), strict=True)]
 
     def cache(self) -> Behaviour:
         """Whether tokens that are read behind a cache, one by one and together, give the outputs of one call."""

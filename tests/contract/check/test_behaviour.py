@@ -221,7 +221,7 @@ def test_a_leak_that_only_long_texts_show_is_found() -> None:
     assert [finding.code for finding in mhacli.check(Chunked()).findings] == ["sees-the-future"]
 
 
-@pytest.mark.parametrize(("layer", "side"), [("Padded", "hide"), ("Padded", None)])
+@pytest.mark.parametrize(("layer", "side"), [("Padded", "hide"), ("Padded", None), ("Leading", None)])
 def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_given(
     layer: str, side: Literal["hide"] | None
 ) -> None:

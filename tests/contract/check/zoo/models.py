@@ -167,6 +167,16 @@ class Pooled(Padded):
         return (answers * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
 
+class Leading(Padded):
+    """One answer for a text, read at its first token. Tokens have no positions."""
+
+    def embedded(self, ids):
+        return self.tokens(ids)
+
+    def forward(self, ids, padding_mask=None):
+        return super().forward(ids, padding_mask)[:, 0, :3]
+
+
 class Masked(Net):
     """The caller gives the mask, in which True keeps."""
 
