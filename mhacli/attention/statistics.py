@@ -291,24 +291,16 @@ def blocks_of(attention: Attention, block: int) -> Iterator[tuple[range, range]]
         yield queries, range(seen.start // block * block, seen.stop)
 
 
-def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[range]:
-    """The heads in ascending order, neighbours together, `most` at a time; where `group` query heads share a kv head, whole
-    groups or a part of one.
+def head_groups(heads: range, group: int, *, most: int) -> Iterator[range]:
+    """The heads, `most` at a time; where `group` query heads share a kv head, at most those of one.
 
-    >>> list(head_groups((0, 1, 2, 5), 1, most=2))
-    [range(0, 2), range(2, 3), range(5, 6)]
+    >>> list(head_groups(range(6), 1, most=4)), list(head_groups(range(6), 3, most=2))
+    ([range(0, 4), range(4, 6)], [range(0, 2), range(2, 3), range(3, 5), range(5, 6)])
     """
-    waiting = range(0)
-    for head in sorted(set(heads)):
-        is_next = waiting and head == waiting.stop and len(waiting) < max(1, most)
-        if is_next and (group == 1 or head // group == waiting.start // group):
-            waiting = range(waiting.start, head + 1)
-            continue
-        if waiting:
-            yield waiting
-        waiting = range(head, head + 1)
-    if waiting:
-        yield waiting
+    width = len(heads) if group == 1 else group
+    for start in range(0, len(heads), width):
+        of_group = heads[start : start + width]
+        yield from (of_group[i : i + most] for i in range(0, len(of_group), most))
 
 
 def _hidden(attention: Attention, queries: range, keys: range) -> Bool[Tensor, "_batch _head query key"] | None:

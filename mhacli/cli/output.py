@@ -198,11 +198,10 @@ def print_report(
     view: Callable[[Screen], RenderableType],
     json: Callable[[], Any],
     csv: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
-    name: str = "",
     command: Sequence[str] = (),
 ) -> None:
     """Prints a report that is no record: its document, which may be text, the rows of its table, or the view of the terminal.
-    One with a `name` is also written as a page and as pictures."""
+    One with its `command` is also written as a page and as pictures."""
     if output.json:
         document = json()
         write(document if isinstance(document, str) else dumps(document, indent=1, allow_nan=False) + "\n")
@@ -212,9 +211,10 @@ def print_report(
         sys.stdout.writelines(rows_csv(csv()))
     else:
         draw(view(output.screen), output.screen)
-    if name and output.files:
+    if command and output.files:
         from mhacli.render.notebook import report_figure, report_page
 
+        name = " ".join(command[:2])
         write_pictures(output, lambda: report_page(view, name, command), lambda: report_figure(view, name, command))
         note_written(output)
 

@@ -46,7 +46,6 @@ def check(request: CheckRequest, output: Annotated[Output, offers("json", "png",
         view=examination.view,
         json=examination.to_dict,
         csv=examination.rows,
-        name="mha check",
         command=examination.command,
     )
     if not examination.ok:

@@ -75,7 +75,6 @@ def diff(
         view=lambda screen: found.view(screen, replace(options, view=view)),
         json=lambda: found.to_dict(record_command()),
         csv=lambda: [*found.rows()],
-        name="mha diff",
         command=record_command(),
     )
     if found.verdict == "nothing":

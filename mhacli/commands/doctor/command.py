@@ -50,7 +50,6 @@ def doctor(
         view=report.view,
         json=report.to_dict,
         csv=lambda: report.to_dict()["checks"],
-        name="mha doctor",
         command=report.command,
     )
     if report.failed:
