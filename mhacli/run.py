@@ -98,11 +98,9 @@ class Run:
                 kept[name] = n_bytes
         total = sum(kept.values())
         if total > self.keep_limit:
-            raise MhaError(
-                f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of {shown(self.keep_limit, 'bytes')}",
-                hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less",
-                code="too-large",
-            )
+            limit, hint = shown(self.keep_limit, "bytes"), f"--keep-limit {-(-total >> 20)}M raises the limit"
+            message = f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of {limit}"
+            raise MhaError(message, hint=f"{hint}; --keep pattern takes less", code="too-large")
         return kept, tuple(name for name in names if name not in kept)
 
 
@@ -147,11 +145,9 @@ def require_room(
     if memory.fits(needed(length), available):
         return needed(length)
     longest = bisect_left(range(1, length), True, key=lambda n: not memory.fits(needed(n), available))
-    raise MhaError(
-        f"out of memory; {what}: {shown(needed(length), 'bytes')} needed, {shown(available, 'bytes')} available",
-        hint=f"{shorter.format(longest)} fits" if longest else "a shorter text or a smaller model needs less",
-        code="out-of-memory",
-    )
+    message = f"out of memory; {what}: {shown(needed(length), 'bytes')} needed, {shown(available, 'bytes')} available"
+    hint = f"{shorter.format(longest)} fits" if longest else "a shorter text or a smaller model needs less"
+    raise MhaError(message, hint=hint, code="out-of-memory")
 
 
 def statistics_bytes(batch: int, n_heads: int, shape: tuple[int, int], *, wide: int, on_gpu: bool) -> int:

@@ -305,10 +305,9 @@ class Config:
         if rest:
             width = min(max(1, (self.d_model + self.n_heads // 2) // self.n_heads), MAX_WIDTH // self.n_heads)
             nearest = as_option("n_heads", _nearest_divisor(self.d_model, self.n_heads))
-            raise UsageError(
-                f"{as_option('n_heads', self.n_heads)} does not divide d_model {self.d_model}",
-                hint=f"try {nearest} or {as_option('d_model', width * self.n_heads)}, or set --d-head",
-            )
+            message = f"{as_option('n_heads', self.n_heads)} does not divide d_model {self.d_model}"
+            hint = f"try {nearest} or {as_option('d_model', width * self.n_heads)}, or set --d-head"
+            raise UsageError(message, hint=hint)
         derived = {"d_v": d_head, "d_input": self.d_model, "n_kv_heads": self.n_heads, "scale": d_head**-0.5}
         missing: dict[str, Any] = {name: value for name, value in derived.items() if getattr(self, name) is None}
         full = replace(self, d_head=d_head, prefix=self.prefix or None, sink=self.sink or None, **missing)
@@ -343,19 +342,15 @@ def _require_rules(full: Config) -> None:
     """Raises `UsageError` for choices that contradict each other, or that change nothing."""
     n_kv_heads, d_head = full.n_kv_heads or 0, full.d_head or 0
     if full.n_heads % n_kv_heads:
-        raise UsageError(
-            f"{as_option('n_kv_heads', n_kv_heads)} does not divide the {full.n_heads} query heads",
-            hint=f"try {as_option('n_kv_heads', _nearest_divisor(full.n_heads, n_kv_heads))}",
-        )
+        given, nearest = (as_option("n_kv_heads", n) for n in (n_kv_heads, _nearest_divisor(full.n_heads, n_kv_heads)))
+        raise UsageError(f"{given} does not divide the {full.n_heads} query heads", hint=f"try {nearest}")
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
         raise UsageError(f"{as_option('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
     if full.train and full.dropout == 0:
         raise UsageError("--train changes nothing without dropout", hint="try --train --dropout 0.1")
     if full.positions in ROPE and d_head % 2:
-        raise UsageError(
-            f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd",
-            hint=f"try {as_option('d_head', d_head + 1)}",
-        )
+        message = f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd"
+        raise UsageError(message, hint=f"try {as_option('d_head', d_head + 1)}")
     if min(full.window or (0,)) < 0:
         raise UsageError(f"{as_option('window', full.window)} counts fewer than 0 keys")
     if full.sink is not None and full.window is None:

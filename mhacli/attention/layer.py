@@ -516,13 +516,9 @@ def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> Lay
             b, weight = saved.probe.get(name, ()), _PROBED.get(name, f"{name}_proj.weight")
             differences = [abs(x - y) for x, y in zip(a, b, strict=True)] if len(a) == len(b) else [math.inf]
             if max(differences, default=0.0) > PROBE_TOLERANCE * max([1e-30, *map(abs, b)]):
-                raise MhaError(
-                    f"{file.path}: {weight} does not give the stored probe outputs: they differ by {max(differences):.3g}",
-                    hint="the weights were changed after saving; a transposed square matrix causes this",
-                    code="probe-mismatch",
-                    exit_code=EXIT_CHECK,
-                    path=file.path,
-                )
+                fault = f"{weight} does not give the stored probe outputs: they differ by {max(differences):.3g}"
+                hint, of = "the weights were changed after saving; a transposed square matrix causes this", file.path
+                raise MhaError(f"{of}: {fault}", hint=hint, code="probe-mismatch", exit_code=EXIT_CHECK, path=of)
     dtype = getattr(torch, config.dtype)
     table = table.to(dtype) if table is not None and config.positions == "learned" else None
     return LayerWeights(embedding.to(dtype), attention.to(dtype), table)
@@ -532,13 +528,9 @@ def require_finite_weights(tensors: Mapping[str, Tensor], path: str | None = Non
     """Raises `MhaError` with the count and the first place of NaN or Inf in the first tensor, of a file, that has any."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not is_finite(tensor):
-            bad = ~tensor.isfinite()
-            raise MhaError(
-                f"{path or 'the weights'}: {name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
-                hint="--allow-nonfinite continues anyway",
-                code="not-finite",
-                path=path,
-            )
+            bad, hint = ~tensor.isfinite(), "--allow-nonfinite continues anyway"
+            fault = f"{name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}"
+            raise MhaError(f"{path or 'the weights'}: {fault}", hint=hint, code="not-finite", path=path)
 
 
 @torch.no_grad()

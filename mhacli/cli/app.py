@@ -135,11 +135,8 @@ def _as_error(fault: Exception) -> MhaError:
         return MhaError(f"the operating system reports: {fault.strerror or fault}", code="system", path=fault.filename)
     if os.environ.get("MHA_DEBUG"):
         raise fault
-    return MhaError(
-        f"internal error: {type(fault).__name__}: {fault}",
-        hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
-        code="internal",
-    )
+    hint = "this is a bug of mha; MHA_DEBUG=1 shows where it happened"
+    return MhaError(f"internal error: {type(fault).__name__}: {fault}", hint=hint, code="internal")
 
 
 def _print_error(fault: MhaError) -> int:

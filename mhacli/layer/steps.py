@@ -160,11 +160,8 @@ def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
     dims, device = request.dims, choose_device(request.config.device)
     n_asked = dims.batch * dims.q_len * dims.k_len
     if n_asked > MAX_CELLS:
-        raise MhaError(
-            f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn",
-            hint="--max-tokens takes a shorter text, --random a smaller shape",
-            code="too-large",
-        )
+        message = f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn"
+        raise MhaError(message, hint="--max-tokens takes a shorter text, --random a smaller shape", code="too-large")
     allowed = make_mask(make_axes(request, texts, device), dims) or both()
     queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (dims.q_len, dims.k_len))
     block = -(-max(dims.q_len, dims.k_len) // MAX_BLOCKS)
