@@ -32,7 +32,6 @@ Source = tuple[Literal["in", "out", "call"], str, int]
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
 """The sites of an attention that are not the output of a module."""
 _NORM = re.compile(r"norm|rms|^ln|ln$|^n\d*$", re.IGNORECASE)
-_ROUTER = re.compile(r"router|^gate$", re.IGNORECASE)
 _NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
 """The name of the innermost element of a list that is or contains a module."""
 _OF_CODEGEN = 4
@@ -63,7 +62,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Event(NamedTuple):
-    """Something that is computed in a pass, by the module `name`. Of an attention and a router there are several, by `site`."""
+    """Something that is computed in a pass, by the module `name`. Of an attention there are several, by `site`."""
 
     source: Source
     name: str
@@ -110,11 +109,6 @@ class _Span:
         return any(True for _ in self.module.parameters())
 
     @property
-    def is_router(self) -> bool:
-        """Whether it chooses experts, by its name."""
-        return _ROUTER.search(self.name.rpartition(".")[2]) is not None
-
-    @property
     def projected(self) -> list[_Span]:
         """What ran within it since the last attention, of which the output is known."""
         after = max((at + 1 for at, item in enumerate(self.items) if isinstance(item, int)), default=0)
@@ -134,11 +128,7 @@ class Places:
     def of(self, event: Event) -> Place | None:
         """The place of what is computed, None if it has none."""
         place = self.known.get(event.source)
-        if place is None or not event.site:
-            return place
-        if event.source[0] == "call":
-            return changed(place, site=event.site, name=event.name)
-        return changed(place, site=event.site) if place.site == "router" else None
+        return changed(place, site=event.site, name=event.name) if place is not None and event.site else place
 
     def add(self, source: Source, place: Place) -> None:
         """Adds a place, with its number."""
@@ -177,11 +167,7 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
             return
         if span.has_weights and not span.calls and not (is_numbered(span.name) and span.items):
             span.output = tensor
-        source: Source = ("out", span.name, span.run)
-        sink(Event(source, span.name), tensor)
-        if span.is_router and isinstance(output, tuple):
-            for chosen in (each for each in output if isinstance(each, Tensor) and not each.is_floating_point()):
-                sink(Event(source, span.name, "experts"), chosen.sort(dim=-1).values.float())
+        sink(Event(("out", span.name, span.run), span.name), tensor)
 
     def take(call: Call) -> None:
         units = next((units for span in reversed(running) if (units := span.projected)), [])
@@ -386,9 +372,6 @@ class Pass:
                 if output is not None:
                     self._put(output, layer, place.stack, "attention", "output")
         of_mlp = [item.span for item in items if item.kind == "unit" and item.of == "mlp"]
-        for inner in (each for unit in of_mlp for each in unit.within() if isinstance(each, _Span)):
-            if inner.is_router:
-                self._put(inner, layer, stack, "mlp", "router")
         if of_mlp:
             self._put(of_mlp[-1], layer, stack, "mlp", "output")
         if span is not self.root:

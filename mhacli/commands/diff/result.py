@@ -37,8 +37,6 @@ CAUSES: Mapping[tuple[str, str], str] = {
     ("attention", "output"): "output projection",
     ("attention", "output_norm"): "norm after attention",
     ("mlp", "norm"): "norm before the MLP or the residual sum after attention",
-    ("mlp", "router"): "router",
-    ("mlp", "experts"): "choice of experts",
     ("mlp", "inner_norm"): "norm inside of the MLP or what it reads",
     ("mlp", "output"): "MLP (weights or activation)",
     ("mlp", "output_norm"): "norm after the MLP",
