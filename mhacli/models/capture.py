@@ -140,7 +140,8 @@ class Call:
         return replace(self, **padded)
 
     def cropped(self, queries: slice, keys: slice) -> Call:
-        """The attention of some queries on some keys; a mask that is no tensor is not cropped."""
+        """The attention of some queries on some keys; a mask that is no tensor is not cropped. Where queries and keys begin at
+        different places, a causal one has a mask instead."""
         q_len, k_len = self.shape[2:]
         cut: dict[str, Any] = {}
         for name, tensor in self.tensors.items():
@@ -151,6 +152,9 @@ class Call:
             else:
                 cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
                 cut[name] = cells[..., queries, :] if cells.ndim > 1 and cells.shape[-2] == q_len else cells
+        if self.causal and queries.start and queries != keys:
+            rows, columns = (torch.arange(n, device=self.device) for n in (q_len, k_len))
+            cut |= {"causal": False, "mask": columns[keys] <= rows[queries, None]}
         return replace(self, **cut)
 
 

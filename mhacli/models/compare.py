@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from mmap import ACCESS_COPY, MADV_DONTNEED, mmap
@@ -354,12 +354,7 @@ def _gaps_of_calls(a: Call, b: Call, *, sampled: bool) -> Iterator[tuple[str, Ga
 
 def _matrices(call: Call, rows: slice, keys: slice) -> dict[str, Tensor]:
     """The scores and the pattern of some queries over some keys."""
-    part = call.cropped(rows, keys)
-    if call.causal:
-        queries, columns = torch.arange(rows.start, rows.stop), torch.arange(keys.stop)
-        part = replace(part, causal=False, mask=(columns <= queries[:, None]).to(call.device))
-    real = torch.ones(call.shape[0], rows.stop - rows.start, dtype=torch.bool, device=call.device)
-    return as_attention(part, real).matrices()
+    return as_attention(call.cropped(rows, keys)).matrices()
 
 
 # -------------------------------------------------------------------------------------------------------- all differences
@@ -453,11 +448,8 @@ def compare(a: Computed, b: Computed) -> Comparison:
         is_coarse = torch.finfo(rounds.dtype).eps > torch.finfo(torch.float32).eps
         heals = partial(_is_healed, is_coarse=is_coarse, has_all_tokens=has_all_tokens)
         rows = [changed(row, healed=row.beyond and heals(row, rows[at + 1 :])) for at, row in enumerate(rows)]
-    notes = [
-        f"the router of layer {row.layer} chooses other experts" for row in rows if row.site == "experts" and row.beyond
-    ]
     dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
-    return Comparison(rows, unmatched, _notes(a, b) + notes, dtypes, TIMES_ROUNDING)
+    return Comparison(rows, unmatched, _notes(a, b), dtypes, TIMES_ROUNDING)
 
 
 def _notes(a: Computed, b: Computed) -> list[str]:

@@ -279,10 +279,14 @@ def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
     return masks.both(*rules) if rules else None, sum(added[1:], start=added[0]) if added else None, sees
 
 
-def as_attention(call: Call, real: Bool[Tensor, "batch query"], masking: Masking | None = None) -> Attention:
-    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding, and a `masking`
-    is that of another call with the same mask. The output of a query that sees no key is zeros, whatever the model's code makes
-    of it."""
+def as_attention(
+    call: Call, real: Bool[Tensor, "batch query"] | None = None, masking: Masking | None = None
+) -> Attention:
+    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding, None if none is,
+    and a `masking` is that of another call with the same mask. The output of a query that sees no key is zeros, whatever the
+    model's code makes of it."""
+    if real is None:
+        real = torch.ones(call.shape[0], call.shape[2], dtype=torch.bool, device=call.device)
     if call.q is None:
         return _of_softmax(call, real)
     (q, k, v), (allowed, bias, sees) = call.qkv, masking or masking_of(call, real)

@@ -260,8 +260,7 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     steps, cache = list[Step](), ""
     for (start, end), call, outputs, seconds in _passes(run, layer, spans_of(prompt_len, full.shape[1])):
         out, cache = _last(outputs), type(outputs["past_key_values"]).__name__
-        real = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
-        rows = as_attention(call, real).matrices()["pattern"].float().cpu()
+        rows = as_attention(call).matrices()["pattern"].float().cpu()
         pattern[:, :, start:end, end - rows.shape[3] : end] = rows  # a cache with a window has dropped earlier keys
         step = decode_step(
             config,

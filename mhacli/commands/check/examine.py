@@ -192,9 +192,9 @@ def _ask(asker: Asker, *, claimed: bool | None = None) -> Mapping[type, Mapping[
         while name and not any(True for _ in modules[name].parameters()):
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
-        batch, _, q_len, k_len = call.shape
+        *_, q_len, k_len = call.shape
         if q_len == k_len > 1 and (asker.of.attention.is_pooled or q_len == asker.length) and call.unread_mask is None:
-            attention = as_attention(call, torch.ones(batch, q_len, dtype=torch.bool, device=call.device))
+            attention = as_attention(call)
             places = torch.arange(q_len, device=call.device)
             sees = attention.visible(places, places).expand(-1, -1, q_len, k_len)
             hide_later.append(not sees.triu(1).any())

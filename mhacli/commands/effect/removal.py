@@ -112,11 +112,8 @@ def _cut_edges(z: Tensor, call: Call, query: int, edges: Sequence[Placed]) -> tu
     """Removes edges of one query from the z of several sequences: its weights are computed again without the scores of their
     keys. Whether a removed weight was visible, and whether no key is left, of each sequence and head."""
     assert call.v is not None
-    batch, n_heads, _, n_keys = call.shape
-    part = call.cropped(slice(query, query + 1), slice(None))
-    if call.causal:
-        part = replace(part, causal=False, mask=torch.arange(n_keys, device=z.device)[None] <= query)
-    attention = as_attention(part, torch.ones(batch, 1, dtype=torch.bool, device=z.device))
+    _, n_heads, _, n_keys = call.shape
+    attention = as_attention(call.cropped(slice(query, query + 1), slice(None)))
     scores, sinks = attention.matrices()["scores"], attention.sink_logits
     is_cut = torch.zeros(scores.shape, dtype=torch.bool, device=z.device)
     for _, sequence, removal in edges:
