@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import inspect
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
 from statistics import fmean
@@ -182,8 +181,21 @@ def removed(
     for kind, layer, head, query, key in (_place_of(edge, is_edge=True) for edge in edges):
         chosen = () if head is None else (head,)
         removals.append(Removal((kind or usual, layer), chosen, (query,), (key,), "renormalise"))
-    with _shared(model).without(removals):
-        yield
+    for other in (each.model for each in _OPEN):
+        if other is not model and not set(model.modules()).isdisjoint(other.modules()):
+            names, hint = (
+                f"{type(model).__name__} and {type(other).__name__}",
+                f"give {_REMOVED} the same model each time",
+            )
+            raise MhaError(f"{names} share modules, and {_REMOVED} is open for both", hint=hint, code="shared")
+    removing = _Removing(model, removals)
+    with followed(model, removing, by=_REMOVED, edits=True):
+        _OPEN.append(removing)
+        try:
+            yield
+        finally:
+            _OPEN.remove(removing)
+    removing.require_done()
 
 
 def _place_of(given: Any, *, is_edge: bool = False) -> tuple[Any, ...]:
@@ -199,52 +211,23 @@ def _place_of(given: Any, *, is_edge: bool = False) -> tuple[Any, ...]:
     return kind, *numbers
 
 
-_OPEN = threading.local()
-"""The open removals of each thread."""
-
-
-def _shared(model: nn.Module) -> _Removing:
-    """The removals from a model in this thread, shared by all contexts that are open at the same time, whichever ends first.
-    Raises `MhaError` if another model with modules of this one is open in this thread."""
-    is_open: list[_Removing] = _OPEN.__dict__.setdefault("removing", [])
-    for other in is_open:
-        if other.model is model:
-            return other
-        if not set(model.modules()).isdisjoint(other.model.modules()):
-            names = f"{type(model).__name__} and {type(other.model).__name__}"
-            hint = f"give {_REMOVED} the same model each time"
-            raise MhaError(f"{names} share modules, and {_REMOVED} is open for both", hint=hint, code="shared")
-    removing = _Removing(model)
-    removing.opened.enter_context(followed(model, removing, by=_REMOVED, edits=True))
-    removing.opened.callback(is_open.remove, removing)
-    is_open.append(removing)
-    return removing
-
-
 class _Removing:
-    """Removes, in the attentions of a model, the heads and edges of all open contexts."""
+    """Removes heads and edges in the attentions of a model. Of several that are open for a model, the outermost removes what all
+    are to remove."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.opened = model, ExitStack()
-        self._wanted, self._done, self._layers = list[Removal](), set[Removal](), dict[LayerKey, None]()
-        self._pass = ModelPass(1)
+    def __init__(self, model: nn.Module, removals: Sequence[Removal]) -> None:
+        self.model, self._removals = model, removals
+        self._pass: ModelPass | None = None
+        self._done, self._layers = set[Removal](), dict[LayerKey, None]()
 
-    @contextmanager
-    def without(self, removals: Sequence[Removal]) -> Iterator[None]:
-        """A context with more removals. Raises `MhaError` at its end if not all took place."""
-        self._wanted += removals
-        before, name = self._pass, type(self.model).__name__
-        try:
-            yield
-        finally:
-            self._wanted = [removal for removal in self._wanted if removal not in removals]
-            if not self._wanted:
-                self.opened.close()
-        if self._pass is before:
+    def require_done(self) -> None:
+        """Raises `MhaError` if not everything was removed."""
+        name = type(self.model).__name__
+        if self._pass is None:
             hint = "call this object inside the with block; copies and wrappers are different objects"
             message = f"{name} was not called within {_REMOVED}, so nothing was removed"
             raise MhaError(message, hint=hint, code="not-called")
-        for removal in removals:
+        for removal in self._removals:
             if removal not in self._done:
                 known = ", ".join(f"{kind}.{n}" for kind, n in self._layers) or "none"
                 cell = f"query {removal.queries[0]} and key {removal.keys[0]} of " if removal.keys else ""
@@ -266,15 +249,13 @@ class _Removing:
     def take(self, call: Call) -> Tensor | None:
         """`z` after the removals in this attention. Raises `MhaError` for a head that does not exist, and if nothing can be
         removed."""
-        if call.part != 0:
+        together = [each for each in _OPEN if each.model is self.model]
+        if call.part != 0 or self._pass is None or together[0] is not self:
             return None
         key: LayerKey = (call.kind, call.layer)
-        self._layers.setdefault(key)
         first, here, (_, n_heads, n_queries, n_keys) = self._pass.n_past, list[Removal](), call.shape
         last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
-        for removal in self._wanted:
-            if removal.layer != key:
-                continue
+        for removal in (removal for each in together for removal in each._removals if removal.layer == key):
             if any(head >= n_heads for head in removal.heads):
                 raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], n_heads)}")
             if call.z is None or (call.has_dropout and removal.keys is not None):
@@ -285,18 +266,20 @@ class _Removing:
             is_here = removal.keys is None or first <= removal.queries[0] < first + n_queries
             if is_here and (removal.keys is None or removal.keys[0] < last_key):
                 here.append(removal)
+        for each in together:
+            each._layers.setdefault(key)
+            each._done.update(here)
         if not here:
             return None
-        self._done.update(here)
-        real = self._real(call) if any(removal.replace == "mean" for removal in here) else None
+        real = self._real(call, self._pass) if any(removal.replace == "mean" for removal in here) else None
         with torch.autocast(call.device.type, enabled=False):
-            return without(call, dict.fromkeys(range(call.shape[0]), here), start=self._pass.n_past, real=real)[0]
+            return without(call, dict.fromkeys(range(call.shape[0]), here), start=first, real=real)[0]
 
-    def _real(self, call: Call) -> Tensor | None:
+    def _real(self, call: Call, of: ModelPass) -> Tensor | None:
         """The positions of each sequence that are not padding; None if all are. Raises `MhaError` if the call does not have all
         of them, or if it does not show which are padding."""
-        read = self._pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
-        if self._pass.n_past and call.kind != "encoder":
+        read = of.halves.get("encoder" if call.kind == "encoder" else "decoder")
+        if of.n_past and call.kind != "encoder":
             message = f"{call.name} runs behind tokens in a cache: a mean over all positions is not known"
             raise MhaError(message, hint="call the model with the whole text", code="not-removed")
         if not (hasattr(self.model, "config") if read is None else not bool(read.real.all())):
@@ -305,6 +288,10 @@ class _Removing:
             message = f"{call.name} reads no ids at its positions, and which of them are padding is not known"
             raise MhaError(message, hint="call the model with input_ids, or without padding", code="not-removed")
         return read.real.to(call.device)
+
+
+_OPEN: list[_Removing] = []
+"""What removes now, the outermost first, in one thread: another one waits until all are closed."""
 
 
 # ------------------------------------------------------------------------------------------------------- table of heads
