@@ -32,16 +32,7 @@ from mhacli.models.load import device_of
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import HeadsSummary, HeadStatistics
-from mhacli.record.record import (
-    NOT_SEEN,
-    InspectedLayer,
-    Model,
-    Positions,
-    Record,
-    SpanTokens,
-    layer_prefix,
-    texts_of,
-)
+from mhacli.record.record import NOT_SEEN, InspectedLayer, Model, Positions, Record, SpanTokens, layer_prefix, texts_of
 from mhacli.run import KEPT, Run
 from mhacli.settings import Config, PaddingSide
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence

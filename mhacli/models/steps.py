@@ -29,15 +29,7 @@ from mhacli.models.layers import as_attention
 from mhacli.models.run import CheckpointRun, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
-from mhacli.record.record import (
-    Cell,
-    InspectedLayer,
-    Record,
-    ScorePart,
-    Step,
-    WeightShape,
-    layer_prefix,
-)
+from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape, layer_prefix
 from mhacli.run import CellIndex, require_inside
 from mhacli.sites import SITES, Dims, token_bytes
 from mhacli.text.numbers import shown
