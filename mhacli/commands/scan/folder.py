@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -57,7 +57,7 @@ UnitFiles = tuple[bytes, bytes, bytes]
 """The contents of the files of a unit: rows, the record of a document as an example, empty if none is good, and sums."""
 UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
-ANEW = "--out another folder starts anew"
+_ANEW = "--out another folder starts anew"
 """The hint for a folder that cannot be resumed."""
 _MAX_MANIFEST_BYTES = 1 << 30
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
@@ -144,7 +144,7 @@ class ScanFolder:
                     return name, totals
             elif totals is not None and totals.n_documents == UNIT_SIZE:
                 message = f"{self.path} was made of other documents: {unit.named} have changed"
-                raise UsageError(message, hint=ANEW, path=str(self.path))
+                raise UsageError(message, hint=_ANEW, path=str(self.path))
             else:
                 for path in reversed(self.paths(name)):  # first the file that marks it as finished
                     Path(path).unlink(missing_ok=True)
@@ -164,6 +164,12 @@ class ScanFolder:
     def examples(self) -> list[str]:
         """The paths of the examples, in the order of their units."""
         return sorted(map(str, self.path.glob("example-*")))
+
+    def require_no_more(self, others: Collection[int]) -> None:
+        """Raises `UsageError` if there are units with other numbers than those of the corpus."""
+        if others:
+            message = f"{self.path} has {len(others)} units of documents that the corpus does not have"
+            raise UsageError(message, hint=_ANEW, path=str(self.path))
 
     def record(self, names: Sequence[str], *, spans: Sequence[str], command: tuple[str, ...]) -> Record:
         """The record of all units, which is also written, and in the manifest its sums. Raises `MhaError` if no document is good.
@@ -202,7 +208,7 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
             if document.get("schema") != _SCHEMA or not all("torch" in settings for settings in recorded):
                 raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
         except MhaError as fault:
-            fault.hint = ANEW
+            fault.hint = _ANEW
             raise
     else:  # another rank may make the folder too
         names = path.iterdir() if path.is_dir() else ()
@@ -217,7 +223,7 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
         for _, changed in found:
             is_other_device = "device" in changed and changed.keys() <= _OF_DEVICE
             if not (mixed and is_other_device):
-                hint = "--mixed puts results of several devices together, and says so; " * is_other_device + ANEW
+                hint = "--mixed puts results of several devices together, and says so; " * is_other_device + _ANEW
                 message = f"{out} was made with other settings: {', '.join(changed.values())}"
                 raise UsageError(message, hint=hint, path=out)
         _write_manifest(path, [settings, *others])
@@ -325,6 +331,17 @@ class Totals:
         self.longest = max(self.longest, other.longest)
         self.identical &= other.identical
 
+    def to_bytes(self, rows: Columns) -> bytes:
+        """The contents of the file of a unit: the totals, and each statistic of its rows, and that of uniform attention,
+        `[document, head]`, NaN for a missing value."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.sums.items()}
+        for name, (kind, numbers) in rows.items() if self.n_documents else ():
+            if kind is not str:
+                arrays[_OF_ROWS + name] = np.array(numbers, np.float64).reshape(self.n_documents, -1)
+        facts = plain(replace(self, sums={}))
+        metadata = json.dumps({"totals": facts, "digest": _digest(facts, arrays)})
+        return safetensors.numpy.save(arrays, metadata={METADATA_KEY: metadata})
+
 
 def _alike(arrays: Sequence[Array]) -> list[Array]:
     """Arrays whose last axes have one length, filled up with zeros."""
@@ -364,18 +381,6 @@ def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
 
 
 # ------------------------------------------------------------------------------------------------------------- the file
-
-
-def totals_to_bytes(totals: Totals, rows: Columns) -> bytes:
-    """The contents of the file of a unit: the totals, and each statistic of its rows, and that of uniform attention, `[document,
-    head]`, NaN for a missing value."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in totals.sums.items()}
-    for name, (kind, numbers) in rows.items() if totals.n_documents else ():
-        if kind is not str:
-            arrays[_OF_ROWS + name] = np.array(numbers, np.float64).reshape(totals.n_documents, -1)
-    facts = plain(replace(totals, sums={}))
-    metadata = json.dumps({"totals": facts, "digest": _digest(facts, arrays)})
-    return safetensors.numpy.save(arrays, metadata={METADATA_KEY: metadata})
 
 
 def read_totals(path: str) -> Totals:

@@ -28,18 +28,7 @@ from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.study import study_of, verified
 from mhacli.commands.scan.command import Progress, Scan, recorded_command
-from mhacli.commands.scan.folder import (
-    ANEW,
-    EFFECTS,
-    UNIT_SIZE,
-    Settings,
-    Totals,
-    Unit,
-    UnitFiles,
-    differences,
-    open_folder,
-    totals_to_bytes,
-)
+from mhacli.commands.scan.folder import EFFECTS, UNIT_SIZE, Settings, Totals, Unit, UnitFiles, differences, open_folder
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.long_work import uninterrupted
@@ -106,9 +95,7 @@ def run_scan(
             report()
     if is_stopped():
         raise KeyboardInterrupt
-    if found:
-        message = f"{scan.out} has {len(found)} units of documents that the corpus does not have"
-        raise UsageError(message, hint=ANEW, path=scan.out)
+    folder.require_no_more(found)
     done.of_documents = done.n_documents  # only the end of a stream shows its length
     if not all(map(folder.has, names)):
         return None
@@ -210,7 +197,7 @@ class Worker:
             rows = file.getvalue()
         totals.rows = hashlib.sha256(rows).hexdigest()
         example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
-        return (rows, example, totals_to_bytes(totals, columns)), f"{platform.node()}, process {os.getpid()}"
+        return (rows, example, totals.to_bytes(columns)), f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
     def _inspected(self, document: Document, *, is_compared: bool) -> Record:
