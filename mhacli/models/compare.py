@@ -235,24 +235,16 @@ def load_places(path: str) -> tuple[Computed, dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------ a difference
 
 
-@dataclass
 class Gap:
     """How far two arrays of a `shape` are apart: for each head, if the second of four axes is that of heads, the squares of the
     difference and of the first array; and the largest difference, in rows of `n_columns` of which the first begins at `start`."""
 
-    shape: tuple[int, ...]
-    squares: list[list[float]] = field(default_factory=list)
-    largest: float = 0.0
-    _worst: tuple[int, Tensor, int] | None = None
-
-    def __post_init__(self) -> None:
-        """Begins with no difference."""
-        self.squares = [[0.0, 0.0] for _ in range(self.shape[1] if len(self.shape) == 4 else 1)]
-
-    @property
-    def of_head(self) -> int:
-        """The numbers of a head of a text, or all."""
-        return math.prod(self.shape[2:] if len(self.shape) == 4 else self.shape)
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        has_heads = len(shape) == 4
+        self.shape, self.of_head = shape, math.prod(shape[2:] if has_heads else shape)
+        self.squares = [[0.0, 0.0] for _ in range(shape[1] if has_heads else 1)]
+        self.largest = 0.0
+        self._worst: tuple[int, Tensor, int] | None = None
 
     def add(self, start: int, a: Tensor, b: Tensor) -> None:
         """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their last columns."""

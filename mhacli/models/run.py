@@ -37,7 +37,7 @@ from mhacli.models.layers import ModelInputs, PassInspection, axes_of, nothing_s
 from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer, device_of, find, joined, load_model, require_ids
 from mhacli.record.record import Generated, Record, SpanTokens
 from mhacli.run import FLOAT32_BYTES, KEPT, Run, require_room, statistics_bytes
-from mhacli.settings import DEFAULT_MAX_TOKENS, ModelSettings, PaddingSide
+from mhacli.settings import DEFAULT_MAX_TOKENS, PaddingSide
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokenizers import of_each
 from mhacli.text.tokens import AttentionKind, TokenSequence
@@ -58,8 +58,12 @@ def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[
 
 
 def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
-    """The run of texts by a checkpoint without its head."""
-    return CheckpointRun(loaded.model.base_model, inputs_of(loaded, texts, request.model), request, loaded=loaded)
+    """The run of texts by a checkpoint without its head; padding is on the side of the tokenizer, unless another is named."""
+    if request.model.padding == "left" and loaded.config.is_encoder_decoder:
+        raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
+    assert loaded.tokenizer is not None
+    inputs = make_inputs(loaded.model, texts, request.model.padding or loaded.tokenizer.side, loaded.pad_id)
+    return CheckpointRun(loaded.model.base_model, inputs, request, loaded=loaded)
 
 
 # ------------------------------------------------------------------------------------------------------------ the texts
@@ -158,14 +162,6 @@ def spans_of_pair() -> UsageError:
     return UsageError(
         "--span does not work with a pair of encoder and decoder, which read two texts", hint="leave out --span"
     )
-
-
-def inputs_of(loaded: Loaded, texts: ModelInputs, settings: ModelSettings) -> ModelInputs:
-    """The texts with the keywords of the model; padding is on the side of the tokenizer, unless the settings name another."""
-    if settings.padding == "left" and loaded.config.is_encoder_decoder:
-        raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
-    assert loaded.tokenizer is not None
-    return make_inputs(loaded.model, texts, settings.padding or loaded.tokenizer.side, loaded.pad_id)
 
 
 # ------------------------------------------------------------------------------------------------- the inputs of a pass
@@ -323,9 +319,10 @@ class CheckpointRun(PassInspection):
         entry = replace(entry_of(model, self.loaded.source, self.loaded.revision), generated=self.generated)
         if verify or chosen.verify_outputs:
             began = perf_counter()
-            is_same = are_identical(outputs, outputs_of(model, keywords))
+            again, tensors = outputs_of(model, keywords), {n: x for n, x in outputs.items() if isinstance(x, Tensor)}
+            same = [torch.allclose(x, again[n], rtol=0, atol=0, equal_nan=True) for n, x in tensors.items()]
             n = max(tensor.shape[1] for tensor in keywords.values())
-            entry = replace(entry, identical_outputs=is_same, compared_len=n)
+            entry = replace(entry, identical_outputs=bool(same) and all(same), compared_len=n)
             self.seconds["comparison"] = perf_counter() - began
         record = self.record_of(entry, self.seconds, device=self.request.model.device)
         config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
@@ -404,15 +401,6 @@ def run_model(model: Any, run: Callable[[], T]) -> T:
             code="model-failed",
             path=getattr(model, "name_or_path", None) or None,
         ) from fault
-
-
-def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two outputs are bit for bit equal, NaN being equal to NaN."""
-    pairs = [(tensor, other.get(name)) for name, tensor in one.items() if isinstance(tensor, Tensor)]
-    return bool(pairs) and all(
-        isinstance(b, Tensor) and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
-        for a, b in pairs
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------- rounding
