@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.data import Array
-from mhacli.models.capture import FORBIDDING, Call
+from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
-from mhacli.models.layers import ModelInputs, PassInspection, layer_words, nothing_seen, unfit_words
+from mhacli.models.layers import ModelInputs, PassInspection, as_attention, layer_words, nothing_seen, unfit_words
 from mhacli.models.load import ModelTokenizer, device_of, own_tokenizer
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.exports import HeadTable
@@ -254,11 +254,6 @@ class Seen:
 _Texts = tuple[TokenSequence, ...]
 
 
-def _halves(kind: AttentionKind) -> tuple[Half, Half]:
-    """The half of the model from which the queries of a kind of attention come, and that of its keys."""
-    return "encoder" if kind == "encoder" else "decoder", "encoder" if kind in ("encoder", "cross") else "decoder"
-
-
 @dataclass
 class TextPasses:
     """The passes over one text: a single one, or those that fill a cache, including the encoder's. `notes` explains the
@@ -306,12 +301,9 @@ class TextPasses:
         parts, reason = self.parts.setdefault(name, []), call.unread_mask
         if reason is None:
             if call.kind != "cross" and call.shape[3] > n_tokens:  # a cache of a fixed length has unfilled places
-                if call.pattern is not None:
-                    is_masked = not call.pattern[..., n_tokens:].any()
-                else:
-                    mask = _mask_of(call, slice(0, call.shape[3]))
-                    is_masked = bool((mask[..., n_tokens:] <= FORBIDDING).all())
-                call = call.cropped(slice(None), slice(n_tokens)) if is_masked else call
+                q_idx, k_idx = (torch.arange(n, device=call.device) for n in call.shape[2:])
+                is_seen = as_attention(call).visible(q_idx, k_idx[n_tokens:]).any()
+                call = call if is_seen else call.cropped(slice(None), slice(n_tokens))
             reason = _misfit(call, parts, n_past, self.passes[0].n_past)
         if reason is None:
             q_len, k_len = call.shape[2:]  # the first part has all keys; later ones add none to cross-attention
@@ -329,21 +321,22 @@ class TextPasses:
 
     def inspect(self, call: Call) -> None:
         """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the caller and continues."""
-        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
+        parts = []
+        # the query comes from one half of the model, and the key from one; a batch may be padded beyond its longest text
+        of_key: Half = "encoder" if call.kind in ("encoder", "cross") else "decoder"
+        of_query: Half = "encoder" if call.kind == "encoder" else "decoder"
+        for half, n in zip((of_query, of_key), call.shape[2:], strict=True):
             if half not in self._texts:
                 self._texts[half] = self._of_half(half, n, call)
-        context = self._texts.get("encoder")
-        sequences = self._texts.get("decoder", context or ())
-        self.inspection.inputs = ModelInputs(sequences, context, self._side)
-        parts, is_cut = [], False
-        # a batch may be padded beyond its longest text
-        for half, n in zip(_halves(call.kind), call.shape[2:], strict=True):
             read, longest = self._read.get(half), max(len(text.ids) for text in self._texts[half])
             n_real = longest if read is not None and read.ids.shape[1] == n else n
             parts.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
-            is_cut |= n_real < n
+        context = self._texts.get("encoder")
+        sequences = self._texts.get("decoder", context or ())
+        self.inspection.inputs = ModelInputs(sequences, context, self._side)
         try:
-            self.inspection.take(call.cropped(*parts) if is_cut else call)
+            is_whole = parts == [slice(0, n) for n in call.shape[2:]]
+            self.inspection.take(call if is_whole else call.cropped(*parts))
         except (MhaError, torch.OutOfMemoryError) as fault:
             self.inspection.unfit[call.kind, call.layer] = f"attention that could not be inspected: {fault}"
 
