@@ -315,11 +315,8 @@ class Asker:
         code, message, label, line = CODES[answer.name], answer.reason, None, SourceLine()
         if pair is None:
             seen = "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
-            evidence, advice = (
-                f"{seen} in a check where at most {answer.tolerance:g} is right",
-                words_of_code(code).advice,
-            )
-            self.findings.append(finding_of(code, evidence, message=message, fix=advice))
+            evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
+            self.findings.append(finding_of(code, evidence, message=message, fix=words_of_code(code).advice))
             return answer
         cut, positions = None if answer.at is None else answer.at.cut, (pair.apart > self.tolerance).nonzero().flatten()
         position = next(iter(positions.tolist()), None)

@@ -448,18 +448,12 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
         (is_residual, Choice("residual", "the input is added to the output")),
     ]
     choices = tuple(choice for is_so, choice in shown if is_so)
-    for gate in _gates(run, out.shape[-1]):
-        gated = (Choice("gate", "the output is multiplied by learned numbers"),)
-        yield {"before": first, "after": partial(after, gate)}, (*choices, *gated)
+    for op, source in run.combined("mul"):
+        if op in run.behind and source.output.numel() in (1, out.shape[-1]) and _is_learned(source):
+            gated = Choice("gate", "the output is multiplied by learned numbers")
+            yield {"before": first, "after": partial(after, plain(source.output).flatten())}, (*choices, gated)
     changes_output = is_residual or norm is not None or activation is not None
     yield {"before": first, "after": partial(after, torch.ones(())) if changes_output else None}, choices
-
-
-def _gates(run: Run, width: int) -> Iterator[Tensor]:
-    """The learned number by which a run multiplies the output of attention, or one for each of its columns."""
-    for op, source in run.combined("mul"):
-        if op in run.behind and source.output.numel() in (1, width) and _is_learned(source):
-            yield plain(source.output).flatten()
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
