@@ -383,7 +383,7 @@ def require(is_possible: bool) -> None:
         raise ValueError("this mistake is not possible in this layer")
 
 
-_MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
+SHOWN_BY_MASKS = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show only with a mask."""
 _SITES: Mapping[str, str] = {
     "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "repeat_kv": "qk", "products": "qk",
@@ -432,11 +432,6 @@ class Mistake:
         """The site that it changes."""
         return self.changes or _SITES[self.stage]
 
-    @property
-    def is_shown_by_masks(self) -> bool:
-        """Whether inputs with a mask or padding may show it."""
-        return self.stage in _MASKED
-
 
 def wrong_for(letters: str, stage: str, wrong: Callable[..., Any]) -> Stages:
     """A stage that is wrong for some of q, k and v, its last argument, and right for the others."""
@@ -445,7 +440,5 @@ def wrong_for(letters: str, stage: str, wrong: Callable[..., Any]) -> Stages:
 
 def stages_with(mistakes: Iterable[Mistake]) -> Stages:
     """The reference stages with these mistakes in place."""
-    wrong: dict[str, Any] = {}
-    for each in mistakes:
-        wrong |= each.stages
+    wrong = {name: stage for mistake in mistakes for name, stage in mistake.stages.items()}
     return {**RIGHT, **wrong}

@@ -59,11 +59,6 @@ class Gap(NamedTuple):
         """Whether the difference is within rounding."""
         return self.difference <= self.case.tolerance
 
-    @property
-    def in_words(self) -> str:
-        """The difference, or that there is none."""
-        return f"{self.case.name}: " + ("the same" if self.ok else f"largest difference {self.difference:.2e}")
-
 
 def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no input fits both."""
@@ -265,7 +260,8 @@ def _gap(case: InputCase, second: UserAttention, form: MaskForm | None) -> Gap:
 
 def _finding(gaps: Sequence[Gap], request: CheckRequest, departure: FirstDifference | None) -> Finding:
     assert request.against is not None
-    evidence = [gap.in_words for gap in sorted(gaps, key=lambda gap: gap.ok)]
+    differing = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok]
+    evidence = [*differing, *(f"{gap.case.name}: the same" for gap in gaps if gap.ok)]
     fix = f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
     return Finding(
         code="differs",

@@ -38,6 +38,8 @@ from mhacli.usercode.target import Choice
 
 _READ = "read from the run"
 """The ending of a choice that a run showed."""
+Change = Callable[[Tensor], Tensor]
+"""A norm."""
 Option = tuple[Mapping[str, Any], tuple[Choice, ...]]
 """A possible design: fields of the layer, and the choices that they are."""
 
@@ -354,25 +356,7 @@ _NORMS: tuple[Callable[..., Tensor], ...] = (F.rms_norm, F.layer_norm)
 _EPS = (0.0, torch.finfo(torch.float32).eps, 1e-6, 1e-5)
 
 
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """A norm of heads `[batch, head, length, d]`, each by itself or all together: torch's `rms_norm` or `layer_norm`, then `gain`
-    and `shift`, `[head or 1, 1, width]`."""
-
-    function: Callable[..., Tensor]
-    eps: float
-    gain: Tensor
-    shift: Tensor
-
-    def __call__(self, heads: Tensor) -> Tensor:
-        """The normalised heads."""
-        if heads.shape[-1] != self.gain.shape[-1] and heads.shape[1] > 1:
-            joined = self(heads.transpose(1, 2).flatten(2)[:, None])
-            return joined.reshape(heads.transpose(1, 2).shape).transpose(1, 2)
-        return self.function(heads, heads.shape[-1:], eps=self.eps) * self.gain + self.shift
-
-
-def norm_of(run: Run, role: str) -> Norm | None:
+def norm_of(run: Run, role: str) -> Change | None:
     """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain; None without one."""
     rows = [tensor if tensor.ndim == 4 else tensor[:, None] for tensor in run.vectors(role)]
     for x, y in [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]:
@@ -384,8 +368,9 @@ def norm_of(run: Run, role: str) -> Norm | None:
     return None
 
 
-def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Norm:
-    """The norm with the best gain and shift for each head and column, or for all heads if these are equal."""
+def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Change:
+    """The norm of heads `[batch, head, length, d]`, each by itself or all together, with the best gain and shift for each head
+    and column, or for all heads if these are equal."""
     normed = function(x, x.shape[-1:], eps=eps)
     u, y = (rows.movedim(1, 0).flatten(1, -2) for rows in (normed, y))
     mean_u, mean_y = u.mean(dim=1, keepdim=True), y.mean(dim=1, keepdim=True)
@@ -395,7 +380,14 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
     shift = mean_y - gain * mean_u
     if torch.allclose(gain, gain[:1].expand_as(gain), rtol=1e-4, atol=1e-7):
         gain, shift = gain.mean(dim=0, keepdim=True), shift.mean(dim=0, keepdim=True)
-    return Norm(function, eps, gain, shift)
+
+    def norm(heads: Tensor) -> Tensor:
+        if heads.shape[-1] != gain.shape[-1] and heads.shape[1] > 1:
+            joined = norm(heads.transpose(1, 2).flatten(2)[:, None])
+            return joined.reshape(heads.transpose(1, 2).shape).transpose(1, 2)
+        return function(heads, heads.shape[-1:], eps=eps) * gain + shift
+
+    return norm
 
 
 def norms(_: Examined, run: Run) -> Iterator[Option]:
@@ -411,7 +403,6 @@ def norms(_: Examined, run: Run) -> Iterator[Option]:
 # ------------------------------------------------------------------------------------------------- around the attention
 
 
-Before = Callable[[Tensor], Tensor]
 _ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
@@ -462,14 +453,14 @@ def _as_rows(tensor: Tensor) -> Tensor:
     return rows.flatten(2).mT if rows.ndim == 4 else rows
 
 
-def _of_rows(norm: nn.Module) -> Before:
+def _of_rows(norm: nn.Module) -> Change:
     """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes them first."""
     if isinstance(norm, nn.GroupNorm):
         return lambda rows: norm(rows.mT).mT
     return norm
 
 
-def _is_made(rows: Tensor, norm: Before | None, made: Sequence[Tensor]) -> bool:
+def _is_made(rows: Tensor, norm: Change | None, made: Sequence[Tensor]) -> bool:
     """Whether a run makes these rows, normalised."""
     try:
         normed = rows if norm is None else norm(rows).detach()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, sentinels
-from mhacli.attention.stages import Mistake, ReferenceInputs, ReferenceLayer, run, stages_with
+from mhacli.attention.stages import SHOWN_BY_MASKS, Mistake, ReferenceInputs, ReferenceLayer, run, stages_with
 from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import Behaviour
@@ -268,7 +268,7 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
         result.not_examined.append(form.parameter)  # it belongs to an argument that is never given
         return
     runs = [run_of_case(subject, case) for case in cases]
-    pool = [one for one in _pool(examined, candidate, runs[0]) if one.is_shown_by_masks]
+    pool = [one for one in _pool(examined, candidate, runs[0]) if one.stage in SHOWN_BY_MASKS]
     unmasked = [case for case in result.cases if case.form is None]  # which a mistake must explain too
     trials = [Trial(candidate, [case, *unmasked], run, pool) for case, run in zip(cases, runs, strict=True)]
     if any(map(result.finds, trials)):
