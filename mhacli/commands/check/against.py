@@ -123,32 +123,28 @@ def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap
 
 
 def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAttention:
-    """The second implementation, ready to be called. Raises `MhaError` that names the `--against-` options."""
+    """The second implementation, ready to be called, with the given and guessed arguments and all sizes of the first under its
+    names, such as `num_heads` for `n_heads`. Arguments without such a name are dropped, and its own have priority. Raises
+    `MhaError` that names the `--against-` options."""
     stage(f"importing {request.target}")
     try:
-        request = _with_arguments_of(first, request)
+        thing = find_target(request.target)
+        is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
+        names = list(parameters_of(thing)) if is_built else []
+        by_role = {role_of(name): name for name in reversed(names) if role_of(name) is not None}
+        arguments: dict[str, str] = {}
+        for argument in arguments_of(first.built):
+            role = role_of(argument.name)
+            name = argument.name if argument.name.partition(".")[0] in names else by_role.get(role)
+            is_size = role in _SIZES and argument.value.isdigit()
+            if name is not None and (is_size or argument.origin != "default"):
+                arguments[name] = argument.value
+        request = replace(request, arguments=tuple((arguments | dict(request.arguments)).items()))
         return find_modes(load_built(request, stage), request)[-1]
     except MhaError as fault:
         fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
         fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)
         raise
-
-
-def _with_arguments_of(first: UserAttention, request: TargetRequest) -> TargetRequest:
-    """The request with the given and guessed arguments and all sizes of the first, under the second's names, such as `num_heads`
-    for `n_heads`. Arguments without such a name are dropped, and the second's own arguments have priority."""
-    thing = find_target(request.target)
-    is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
-    names = list(parameters_of(thing)) if is_built else []
-    by_role = {role_of(name): name for name in reversed(names) if role_of(name) is not None}
-    renamed = {}
-    for argument in arguments_of(first.built):
-        role = role_of(argument.name)
-        name = argument.name if argument.name.partition(".")[0] in names else by_role.get(role)
-        is_size = role in _SIZES and argument.value.isdigit()
-        if name is not None and (is_size or argument.origin != "default"):
-            renamed[name] = argument.value
-    return replace(request, arguments=tuple({**renamed, **dict(request.arguments)}.items()))
 
 
 def _takes(subject: UserAttention) -> str:

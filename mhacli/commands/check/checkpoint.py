@@ -46,7 +46,6 @@ from mhacli.models.layers import ModelInputs, PassInspection
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, require_ids
 from mhacli.models.run import TIMES_SHAKEN, make_inputs, outputs_of
 from mhacli.record.checks import ROW_SUMS
-from mhacli.record.record import InspectedLayer
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
@@ -274,8 +273,14 @@ def row_sums(asker: Asker) -> Behaviour:
     inspection = PassInspection(model, inputs, settings, any_length=asker.of.has_source)
     with captured(model, inspection.take, batch=len(texts)):
         asker.read(*texts, mask=asker.of.mask, side=side)
-    layers = [layer for layer, *_ in inspection.results]
-    asker.inside = _attention_inside(model, layers)
+    layers, inside = [layer for layer, *_ in inspection.results], dict[tuple[str, str], list[str]]()
+    for layer in layers:  # whether their weights times their values were verified to be their output
+        kind = type(model.get_submodule(layer.name)).__name__
+        inside.setdefault((kind, "; ".join(layer.unverified[:1])), []).append(layer.name)
+    asker.inside = tuple(
+        AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
+        for (kind, reason), names in inside.items()
+    )
     if not layers:
         return asker.unasked("row-sums", "no attention of these texts was captured")
     layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
@@ -298,18 +303,6 @@ def row_sums(asker: Asker) -> Behaviour:
     message += ": NaN or Inf" if check.error is None else ""
     at = Place(attention=layer.name)
     return asker.failed(answer(False, message, check.error, tolerance=check.tolerance, at=at))
-
-
-def _attention_inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
-    """The attentions of a pass by class and by whether their weights times their values were verified to be their output."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    for layer in layers:
-        kind = type(model.get_submodule(layer.name)).__name__
-        found.setdefault((kind, "; ".join(layer.unverified[:1])), {})[layer.name] = None
-    return tuple(
-        AttentionInside(kind, tuple(names), "unknown" if reason else "right", reason)
-        for (kind, reason), names in found.items()
-    )
 
 
 _WORD = "word"

@@ -7,7 +7,7 @@ import platform
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -235,34 +235,33 @@ def _compare_inside(
 
 def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
-    subject, choices = examined.subject, list[Choice]()
-    if diagnosis.candidate is not None:
-        choices += [*diagnosis.candidate.choices, *_weight_choices(diagnosis.layer)]
-        if diagnosis.layer.causal and not examined.expects_causal and not diagnosis.mistakes:
+    subject, candidate, form, choices = examined.subject, diagnosis.candidate, diagnosis.mask_form, list[Choice]()
+    if candidate is not None:
+        choices += [*candidate.choices, *_weight_choices(candidate.layer)]
+        if candidate.layer.causal and not examined.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
     if examined.expects_causal and not examined.request.of.causal:
         source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
-    form = diagnosis.mask_form
     if examined.expects_causal and examined.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
 
 
-def _weight_choices(layer: ReferenceLayer) -> list[Choice]:
+def _weight_choices(layer: ReferenceLayer) -> Iterator[Choice]:
     if layer.weights is None:
-        return []
-    choices, projections = [], dict(zip(("q", "k", "v", "the output"), layer.weights, strict=True))
+        return
+    projections = dict(zip(("q", "k", "v", "the output"), layer.weights, strict=True))
     unbiased = [name for name, projection in projections.items() if projection is not None and projection.bias is None]
-    if unbiased:
-        is_all = len(unbiased) == len(projections)
-        choices.append(Choice("no-bias", "no projection has a bias" if is_all else f"no bias: {', '.join(unbiased)}"))
+    if len(unbiased) == len(projections):
+        yield Choice("no-bias", "no projection has a bias")
+    elif unbiased:
+        yield Choice("no-bias", f"no bias: {', '.join(unbiased)}")
     if layer.n_kv_heads != layer.n_heads:
-        choices.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
+        yield Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads")
     d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
-    if layer.d_head is not None and d_v != layer.d_head:
-        choices.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
-    return choices
+    if d_v != layer.d_head:
+        yield Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}")
 
 
 def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) -> Examination:
