@@ -22,7 +22,7 @@ from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
 from mhacli.usercode.process import Stage, exception_text, no_stage, shown_path, user_code_error
-from mhacli.usercode.roles import ROWS, Role, role_of, signature_of
+from mhacli.usercode.roles import ROWS, Role, role_of, signature, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
     with `--arg` do not count."""
     if isinstance(thing, nn.Module) or not callable(thing):
         return False
-    returned = _signature(thing).return_annotation
+    returned = signature(thing).return_annotation
     if inspect.isclass(returned) and issubclass(returned, nn.Module):
         return True
     return all(parameter.name in given for parameter in signature_of(thing, *ROWS, "rest"))
@@ -148,25 +148,17 @@ def parameters_of(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The named parameters of a class or factory function, annotations resolved if possible. For a class that only forwards
     `**kwargs`, those of its base class."""
     for owner in thing.__mro__ if inspect.isclass(thing) else (thing,):
-        every = _signature(owner).parameters.values()
+        if getattr(owner, "__init__", None) is nn.Module.__init__:  # accepts any argument, only to reject it
+            return {}
+        every = signature(owner).parameters.values()
         named = {each.name: each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
         if named or not _takes_any(owner):
             return named
     return {}
 
 
-def _signature(thing: Callable[..., Any]) -> inspect.Signature:
-    """The signature, annotations resolved if possible; empty if there is none."""
-    if getattr(thing, "__init__", None) is nn.Module.__init__:  # accepts any argument, only to reject it
-        return inspect.Signature()
-    for resolve in (True, False):
-        with contextlib.suppress(Exception):  # evaluating the user's annotations may raise anything
-            return inspect.signature(thing, eval_str=resolve)
-    return inspect.Signature()
-
-
 def _takes_any(thing: Callable[..., Any]) -> bool:
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _signature(thing).parameters.values())
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature(thing).parameters.values())
 
 
 def _arguments(

@@ -6,6 +6,7 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, get_args
 
 Role = Literal[
@@ -137,12 +138,26 @@ class CallParameter(NamedTuple):
 def signature_of(call: Callable[..., Any], *roles: CallRole) -> tuple[CallParameter, ...]:
     """The parameters of a module's `forward`, of an instance's `__call__`, or of a function, in order: all, or those with some
     roles."""
-    try:
-        found = [_parameter(each) for each in inspect.signature(called_function(call)).parameters.values()]
-    except (TypeError, ValueError):  # a function in C
-        found = [CallParameter("args", "rest", False, True), CallParameter("kwargs", "any", False)]
-    found = _distinguished(found)
-    return tuple(parameter for parameter in found if not roles or parameter.role in roles)
+    found = []
+    for each in signature(called_function(call)).parameters.values():
+        is_varied = each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        role = call_role(each.name, each.default, each.annotation)
+        if is_varied:
+            role = "rest" if each.kind is each.VAR_POSITIONAL else "any"
+        elif role in ("off", "unknown") and _RESULT.fullmatch(each.name.lower()):
+            role = "result"
+        required, by_place = each.default is each.empty, each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)
+        default = None if required else each.default
+        found.append(CallParameter(each.name, role, required and not is_varied, by_place, default))
+    return tuple(parameter for parameter in _distinguished(found) if not roles or parameter.role in roles)
+
+
+def signature(thing: Callable[..., Any]) -> inspect.Signature:
+    """The signature, annotations resolved if possible; that of any arguments if there is none."""
+    for resolve in (True, False):
+        with suppress(Exception):  # evaluating the user's annotations may raise anything
+            return inspect.signature(thing, eval_str=resolve)
+    return inspect.signature(lambda *args, **kwargs: None)
 
 
 def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +200,7 @@ def states_batch_first(thing: object) -> bool | None:
 
 
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
-    """The role of a parameter by its name. A number or bool, as default or annotation, excludes inputs and masks."""
+    """The role of a parameter by the words of its name. A number or bool, as default or annotation, excludes inputs and masks."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
     roles: list[CallRole] = _roles_of("".join(words), get_args(CallRole))
     if _CACHING.fullmatch(name):
@@ -196,11 +211,6 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
         return next((role for role in roles if role in _OF_SWITCHES), "off")
     if isinstance(default, int | float) or annotation in (int, float, "int", "float"):
         return next((role for role in roles if role in _OF_NUMBERS), "unknown")
-    return _role_of_tensor(words)
-
-
-def _role_of_tensor(words: list[str]) -> CallRole:
-    """The role of a parameter that is no number and no switch, by the words of its name."""
     telling = [word for word in words if word not in _FILLERS.split()] or words
     if words[-1] in ("mask", "masks"):
         if {*words} & {*_OF_OTHER_MASKS.split()} and "key" not in words:
@@ -219,19 +229,6 @@ def _role_of_tensor(words: list[str]) -> CallRole:
     if telling[0] in ("encoder", "enc", "context", "memory", "cross"):
         return "context"
     return "rope" if words[0] in ("rope", "rotary", "freqs", "cos", "sin") else "unknown"
-
-
-def _parameter(parameter: inspect.Parameter) -> CallParameter:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return CallParameter(parameter.name, "rest", False, True)
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return CallParameter(parameter.name, "any", False)
-    required = parameter.default is parameter.empty
-    role = call_role(parameter.name, parameter.default, parameter.annotation)
-    if role in ("off", "unknown") and _RESULT.fullmatch(parameter.name.lower()):
-        role = "result"
-    by_place = parameter.kind is parameter.POSITIONAL_ONLY
-    return CallParameter(parameter.name, role, required, by_place, None if required else parameter.default)
 
 
 def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:

@@ -373,15 +373,7 @@ class StepConvention:
             result = attention.result(inputs, mask=self.mask, given=cache, start=start)
             outs.append(attention.read(result, attention.sizes_of(inputs)))
             if self.caches and self.make is None:
-                names = [*self.caches]
-                found = cache_in(result, names[0], dict(leaves(result)).get(attention.output[0]))
-                if found is None:
-                    raise MhaError("the call returns no cache", code="cannot-examine")
-                # one part, a tuple with a part for each argument, or the last parts of the result
-                parts = (
-                    [found] if len(names) == 1 else found if isinstance(found, tuple | list) else result[-len(names) :]
-                )
-                cache = dict(zip(names, parts, strict=True))
+                cache = _caches_in(result, [*self.caches], dict(leaves(result)).get(attention.output[0]))
         return torch.cat(outs, dim=1).to("cpu", torch.float64)
 
 
@@ -426,17 +418,22 @@ def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
     yield GrowingCache
 
 
-def cache_in(result: Any, name: str, out: Tensor | None) -> Any:
-    """What a call returned for the next one to begin with: by the name of its argument, else what stands last beside the outputs
-    and a loss, a single tensor only if there is nothing else."""
+def _caches_in(result: Any, names: Sequence[str], out: Tensor | None) -> dict[str, Any]:
+    """What a call returned for the next one to begin with, by argument: what has the name of the first, else what stands last
+    beside the outputs and a loss, a single tensor only if there is nothing else. Raises MhaError if there is none."""
     if isinstance(result, tuple | list):
-        others = [part for part in result if part is not None and part is not out]
-        others = [part for part in others if not isinstance(part, Tensor) or part.ndim > 0]
-        others.sort(key=lambda part: not isinstance(part, Tensor))
-        return others[-1] if others else None
-    named = result if isinstance(result, Mapping) else getattr(result, "__dict__", {})
-    caches = [part for key, part in named.items() if call_role(key) == "cache"]
-    return next((part for part in (named.get(name), *caches) if part is not None), None)
+        found = [part for part in result if part is not None and part is not out]
+        found = [part for part in found if not isinstance(part, Tensor) or part.ndim > 0]
+        cache = max(enumerate(found), key=lambda each: (not isinstance(each[1], Tensor), each[0]), default=(0, None))[1]
+    else:
+        named = result if isinstance(result, Mapping) else getattr(result, "__dict__", {})
+        found = [named.get(names[0]), *(part for key, part in named.items() if call_role(key) == "cache")]
+        cache = next((part for part in found if part is not None), None)
+    if cache is None:
+        raise MhaError("the call returns no cache", code="cannot-examine")
+    # one part, a tuple with a part for each argument, or the last parts of the result
+    parts = [cache] if len(names) == 1 else cache if isinstance(cache, tuple | list) else result[-len(names) :]
+    return dict(zip(names, parts, strict=True))
 
 
 def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:

@@ -300,9 +300,16 @@ class UserAttention:
         arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
         with _quietly(self.built, call, training=training):
-            if self.is_inside:
-                return self._with_inside(lambda: self._of_arguments(call, arguments, sizes), sizes)
-            return self._of_arguments(call, arguments, sizes)
+            if not self.is_inside:
+                return self._of_arguments(call, arguments, sizes)
+            inside: list[Tensor] = []
+
+            def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
+                is_part = part is not self.built.module and isinstance(output, Tensor)
+                inside.extend([output] if is_part and _fits(output.shape, (*self.axes, "width"), sizes) else [])
+
+            with watching(self.built.module, note):
+                return self._of_arguments(call, arguments, sizes), inside[-1]
 
     def _of_arguments(self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes) -> Any:
         """What the call returns for these arguments, as the example makes it if there is one. What an example draws is the same
@@ -318,17 +325,6 @@ class UserAttention:
             return self.example(changed(call, given), *[sizes.q_len][: self.is_resizable])
         by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
         return call(*[arguments.pop(name) for name in by_place], **arguments)
-
-    def _with_inside(self, run: Callable[[], Any], sizes: CallSizes) -> tuple[Any, Tensor]:
-        """What the call returns, and the last output `[batch, token, width]` of a part."""
-        inside: list[Tensor] = []
-
-        def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-            if part is not self.built.module and isinstance(output, Tensor):
-                inside.extend([output] if _fits(output.shape, (*self.axes, "width"), sizes) else [])
-
-        with watching(self.built.module, note):
-            return run(), inside[-1]
 
     def read(self, result: Any, sizes: CallSizes) -> Tensor:
         """A copy of the output in a result, in our order of axes; that of a whole text as of one token."""
@@ -408,22 +404,20 @@ class UserAttention:
         return f"{name}({self._arguments_text(rows, masks)}){path}{comment}"
 
     def _arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
-        """The arguments of a call behind those for token vectors, with `…` for what takes more than a word."""
-        values = {name: at_sizes(value, self.sizes) for name, value in self.others.items()}
-        names = [parameter.name for parameter in signature_of(self.built.call) if parameter.name in values]
-        texts = {name: self._constant_text(values[name]) or repr(values[name]) for name in names}
-        texts = {name: "…" if "tensor(" in text else text for name, text in texts.items()}
+        """The arguments of a call behind those for token vectors: tensors of zeros or ones for two texts of length T, and `…` for
+        what takes more than a word."""
+        words, texts = {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"}, dict[str, str]()
+        for name in [parameter.name for parameter in signature_of(self.built.call) if parameter.name in self.others]:
+            value = at_sizes(self.others[name], self.sizes)
+            texts[name] = "…" if "tensor(" in repr(value) else repr(value)
+            if (
+                isinstance(value, Tensor) and value.ndim and bool((value == value.any()).all())
+            ):  # as one that hides nothing
+                shape = ", ".join(words.get(n, str(n)) for n in value.shape)
+                dtype = "" if value.is_floating_point() else f", dtype={value.dtype}"
+                texts[name] = f"torch.{'ones' if value.any() else 'zeros'}({shape}{dtype})"
         texts |= dict.fromkeys(masks, "…")
         return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
-
-    def _constant_text(self, value: object) -> str | None:
-        """A tensor of zeros or ones, such as a mask that hides nothing, for two texts of length T; None for another value."""
-        if not isinstance(value, Tensor) or not value.ndim or not bool((value == value.any()).all()):
-            return None
-        words = {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"}
-        shape = [words.get(n, str(n)) for n in value.shape]
-        dtype = "" if value.is_floating_point() else f", dtype={value.dtype}"
-        return f"torch.{'ones' if value.any() else 'zeros'}({', '.join(shape)}{dtype})"
 
 
 def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes) -> Tensor:
