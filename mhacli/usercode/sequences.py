@@ -199,14 +199,13 @@ def sequences_of_ids(
     decoder = next((p.name for p in others if p.name in _DECODER), None)
     named = {p.role: p.name for p in reversed(others)}
     switches = {p.name: False for p in others if p.role == "caching"}
-    segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
     attention = replace(
         like,
         sizes=CallSizes(_BATCH, _LEAST, _LEAST),
         slots=(CallParameter(decoder or ids.name, "x", True, decoder is None),),
         axes=OF_IDS,
         ids=torch.arange(min(tables), device=like.device),
-        others={**switches, **segments, **like.others},
+        others={**switches, **like.others},
         is_forgetful=False,
     )
     for n, axes in product(_OF_SOURCE, (OF_IDS, ("row", "batch"))) if decoder else ((0, OF_IDS),):
@@ -221,14 +220,13 @@ def sequences_of_ids(
     attention = with_independent_rows(found, 0)
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
-    zeros = "".join(f", {name}=zeros" for name in segments)
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), table.padding_idx]
     place_tables = (part for name, part in modules[0].named_modules() if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
     ordinary = [i for i in range(table.num_embeddings) if i not in pads]
     return Sequences(
         attention=replace(attention, ids=torch.tensor(ordinary, device=like.device)),
-        called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note}{zeros})",
+        called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note})",
         n_ids=table.num_embeddings,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < table.num_embeddings), 0),
         has_source=decoder is not None,
@@ -252,7 +250,9 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
     masks = [p.name for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
     masks.sort(key=lambda name: name not in _OF_DECODER)
     places = {p.name: partial(in_call, "offset", 0) for p in others if p.role == "offset"}
-    attention = replace(attention, others={**dict.fromkeys(masks[1:]), **attention.others, **places})
+    segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
+    attention = replace(attention, others={**dict.fromkeys(masks[1:]), **segments, **attention.others, **places})
+    zeros = "".join(f", {name}=zeros" for name in segments)
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in _TARGETS]
     found: list[tuple[UserAttention, str]] = []
     for meaning, form in _CAUSAL_MASKS.items() if masks else [("", None)]:
@@ -263,7 +263,7 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
         ways += [replace(way, is_inside=True) for way in ways]
         for way in (*ways, replace(like, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
-                found.append((with_output(way, 0), note))
+                found.append((with_output(way, 0), note + zeros))
                 break
     return next((each for each in found[:-1] if hides(each[0], None, 0)), found[-1]) if found else (None, "")
 
