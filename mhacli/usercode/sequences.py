@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -178,6 +179,7 @@ _SEGMENTS = re.compile(r"seg(ment)?(_|s?$)|(^|_)types?(_|$)")
 """Arguments for the segment of each token, as in BERT."""
 _OF_SOURCE = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
+_FEWEST_IDS, _MOST_IDS = 2, 1 << 18
 _CAUSAL_MASKS = {
     "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
     "True keeps": MaskForm("", ("query", "key"), "bool"),
@@ -186,13 +188,16 @@ _CAUSAL_MASKS = {
 
 
 def sequences_of_ids(
-    built: Built, request: TargetRequest, length: int | None, *, means: str | None = None
+    built: Built, request: TargetRequest, length: int | None, *, means: str | None = None, has_table: bool = True
 ) -> Sequences | None:
-    """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it has no
-    embedding that reads them, or needs more than a mask. `means`: what True in a mask means, if that is stated."""
+    """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it takes none, or
+    needs more than a mask. Unless it `has_table`, an embedding that reads them, larger and larger ids show how many it knows.
+    `means`: what True in a mask means, if that is stated."""
     like, modules = plain_call(built, request), [] if built.module is None else [*built.module.modules()]
     tables = [part.num_embeddings for part in modules if isinstance(part, nn.Embedding)]
     parameters = [p for p in signature_of(built.call) if p.name not in like.others]
+    if not has_table and not tables and modules and like.device.type == "cpu":  # elsewhere a wrong id ends the process
+        tables = [_FEWEST_IDS]
     if not tables or not parameters:
         return None
     ids, *others = parameters
@@ -215,20 +220,21 @@ def sequences_of_ids(
         if found is not None:
             break
     table = None if found is None else _table_of(found)
-    if found is None or table is None:
+    if found is None or (table is None and has_table):
         return None
+    n_ids, padding_id = (_n_ids(found), None) if table is None else (table.num_embeddings, table.padding_idx)
     attention = with_independent_rows(found, 0)
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
-    pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), table.padding_idx]
+    pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
     place_tables = (part for name, part in modules[0].named_modules() if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
-    ordinary = [i for i in range(table.num_embeddings) if i not in pads]
+    ordinary = [i for i in range(n_ids) if i not in pads]
     return Sequences(
         attention=replace(attention, ids=torch.tensor(ordinary, device=like.device)),
         called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note})",
-        n_ids=table.num_embeddings,
-        pad=next((i for i in pads if isinstance(i, int) and 0 <= i < table.num_embeddings), 0),
+        n_ids=n_ids,
+        pad=next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0),
         has_source=decoder is not None,
         mask=_mask_of_padding(attention, decoder, means),
         positions=named.get("positions") if decoder is None else None,
@@ -292,6 +298,19 @@ def _table_of(attention: UserAttention) -> nn.Embedding | None:
             attention(drawer.inputs(with_context=False), seed=0)
     pairs = zip(read, read[len(read) // 2 :], strict=False)
     return next((table for (table, ids), (_, others) in pairs if not torch.equal(ids, others)), None)
+
+
+def _n_ids(attention: UserAttention) -> int:
+    """The number of ids that a call takes, at most `_MOST_IDS`."""
+
+    def is_too_large(i: int) -> bool:
+        try:
+            attention(Inputs(torch.full((_BATCH, _LEAST, 1), i)), seed=0)
+        except Exception:  # user code may raise anything
+            return True
+        return False
+
+    return bisect_left(range(_MOST_IDS), True, key=is_too_large)
 
 
 def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str | None) -> MaskForm | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,10 +79,17 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         stage("loading the model", limited=False)
         asker, _ = ask_checkpoint(admitted(subject), request, stage)
         return _of_behaviour(asker, request.model or request.of.target)
-    model = None
-    if module is not None:
-        drawn = with_zeros_drawn(module, request.seed)
-        model = sequences_of_ids(replace(built, call=drawn), request.of, request.length, means=request.mask_means)
+    drawn = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
+    of_ids = partial(sequences_of_ids, drawn, request.of, request.length, means=request.mask_means)
+    model, subjects = of_ids(), tuple[UserAttention, ...]()
+    if model is None:
+        try:
+            with one_thread():  # faster for such small products
+                subjects = find_modes(built, request.of)
+        except MhaError:
+            model = of_ids(has_table=False)
+            if model is None:
+                raise
     if model is not None:
         with one_thread() if _n_parameters(model.module) < _SMALL else nullcontext():
             claim = True if model.has_source and request.states_causal is None else request.states_causal
@@ -90,8 +98,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         with one_thread():
             _compare_inside(parts, asker, request, stage)
         return replace(_of_behaviour(asker, request.of.target), arguments=arguments_of(built))
-    with one_thread():  # faster for such small products
-        subjects = find_modes(built, request.of)
+    with one_thread():
         return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
 
 

@@ -92,7 +92,8 @@ OWN_WAY = ("Masked", "Cached", "Padded")
 
 
 @pytest.mark.parametrize(
-    "layer", ["GPT", "Shifted", "LastOnly", "LossOnly", "Compared", "Segmented", "ZeroHead", "Masked", "Cached"]
+    "layer",
+    ["GPT", "Shifted", "LastOnly", "LossOnly", "Compared", "Segmented", "Tableless", "ZeroHead", "Masked", "Cached"],
 )
 def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)

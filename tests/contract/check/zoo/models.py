@@ -102,6 +102,13 @@ class Segmented(GPT):
         return super().forward(ids + segment_info)[0]
 
 
+class Tableless(GPT):
+    """It indexes its tables, and calls no module for it."""
+
+    def embedded(self, ids):
+        return self.tokens.weight[ids] + self.positions.weight[: ids.shape[1]]
+
+
 class ZeroHead(GPT):
     """Its output layers begin at zero."""
 
