@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -15,7 +16,7 @@ from torch import Tensor
 from mhacli.attention.scores import exact_dtype
 from mhacli.record.record import SpanTokens
 from mhacli.settings import SINK_TOKENS, PaddingSide
-from mhacli.text.conditions import OPERATIONS, Condition, axes_of
+from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
 
 Queries = Int[Tensor, " query"]
@@ -170,6 +171,15 @@ _RELATIONS: Mapping[type[ast.cmpop], Callable[[Tensor, Tensor], Tensor]] = {
 """Where two values are related; NaN, which is no value, has no relation to any."""
 
 
+def _divisor(number: Any) -> Any:
+    """A number to divide by, NaN for 0; those of the condition alone are not 0."""
+    return number.where(number != 0, torch.nan) if isinstance(number, Tensor) else number
+
+
+_OF_TENSORS = {**OPERATIONS, ast.FloorDiv: lambda a, b: a // _divisor(b), ast.Mod: lambda a, b: a % _divisor(b)}
+"""What makes one number of two."""
+
+
 def _joined(planes: Iterable[_Plane], join: Callable[[Tensor, Tensor], Tensor] = torch.bitwise_and) -> _Plane:
     """Where all hold, or what another operation makes of them. One by one, so that few are held; as bytes, for joining a column
     to a plane of bool takes torch eighteen times as long."""
@@ -194,26 +204,13 @@ def _evaluated(
         case ast.Compare():
             sides = pairwise((node.left, *node.comparators))
             return _joined(_RELATIONS[type(op)](of(a), of(b)) for op, (a, b) in zip(node.ops, sides, strict=True))
-        case ast.Name(id=axis):
-            return places[axis]
         case ast.Constant(value=str(word)):  # those that the vocabulary lacks differ from all, and from each other
             return places["q"].new_full((1, 1), ids[word] if ids[word] >= 0 else -1 - node.col_offset)
-        case ast.Constant(value=int(number)):
-            return places["q"].new_full((1, 1), number)
         case ast.Tuple(elts=words) | ast.List(elts=words):
             return torch.cat([places["q"].new_empty(0, 1), *map(of, words)])
-        case ast.Call(args=[inner]):
-            return of(inner).abs()
-        case ast.UnaryOp(operand=inner):
-            return -of(inner)
         case ast.Subscript(slice=inner):  # the first token is that at place 1, behind the border
             text = texts["q" if "q" in axes_of(node) else "k"]
             at = of(inner).nan_to_num(nan=-1).clamp(-1, len(text) - 2)
             return text[at.long() + 1]
-        case ast.BinOp():
-            left, right = of(node.left), of(node.right)
-            if isinstance(node.op, ast.FloorDiv | ast.Mod):
-                right = right.where(right != 0, torch.nan)
-            value: Tensor = OPERATIONS[type(node.op)](left, right)
-            return value
-    raise AssertionError(ast.dump(node))
+    number = number_of(node, _OF_TENSORS, places)
+    return torch.as_tensor(number, dtype=places["q"].dtype, device=places["q"].device)

@@ -71,7 +71,7 @@ class Condition:
         """A bound of the magnitude of all numbers if no position exceeds `position`."""
         parts = [part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant)]
         numbers = [part for part in parts if not (isinstance(part, ast.Constant) and isinstance(part.value, str))]
-        return max([position, *(_number(part, _BOUNDS, position) for part in numbers)])
+        return max([position, *(int(number_of(part, _BOUNDS, dict.fromkeys("qk", position))) for part in numbers)])
 
 
 def parse_condition(text: str) -> Condition:
@@ -125,9 +125,9 @@ def _kind(node: ast.expr) -> Kind:
             return "token"
         case ast.BinOp(left, op, right) if type(op) in OPERATIONS:
             _require([left, right], "whole number")
-            if isinstance(op, ast.FloorDiv | ast.Mod) and not axes_of(right) and _number(right, OPERATIONS) == 0:
+            if isinstance(op, ast.FloorDiv | ast.Mod) and not axes_of(right) and number_of(right, OPERATIONS, {}) == 0:
                 raise _refused("divides by 0", node)
-            if _number(node, _BOUNDS, PLACES_BELOW - 1) >= NUMBERS_BELOW:
+            if number_of(node, _BOUNDS, dict.fromkeys("qk", PLACES_BELOW - 1)) >= NUMBERS_BELOW:
                 raise _refused("can exceed 2^63", node)
             return "whole number"
         case ast.UnaryOp(op=ast.USub(), operand=part) | ast.Call(ast.Name(id="abs"), [part], []):
@@ -152,16 +152,16 @@ def axes_of(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} & {"q", "k"}
 
 
-def _number(node: ast.expr, operations: Operations, position: int = 0) -> int:
-    """A number by these operations, with `position` for every position."""
+def number_of(node: ast.AST, operations: Operations, places: Mapping[str, Any]) -> Any:
+    """A number by these operations, of positions `q` and `k` at these places."""
     match node:
         case ast.Constant(value=int(value)):
             return value
         case ast.Call(args=[inner]):
-            return abs(_number(inner, operations, position))
+            return abs(number_of(inner, operations, places))
         case ast.UnaryOp(operand=inner):
-            return int(operations[ast.Sub](0, _number(inner, operations, position)))
+            return operations[ast.Sub](0, number_of(inner, operations, places))
         case ast.BinOp(left, op, right):
-            sides = (_number(side, operations, position) for side in (left, right))
-            return int(operations[type(op)](*sides))
-    return position
+            sides = (number_of(side, operations, places) for side in (left, right))
+            return operations[type(op)](*sides)
+    return places[ast.unparse(node)]
