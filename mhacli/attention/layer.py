@@ -348,6 +348,12 @@ class KvCache(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------ positions
 
 
+def rates(width: int, theta: float, device: torch.device) -> Float[Tensor, " pair"]:
+    """The radians by which each pair of columns turns from one place to the next: `theta^(−2j/width)`, in float64 where the
+    device has it."""
+    return theta ** -(torch.arange(0, width, 2, dtype=exact_dtype(device), device=device) / width)
+
+
 def sinusoidal(places: Int[Tensor, "*rows"], width: int, *, dtype: torch.dtype) -> Float[Tensor, "*rows width"]:
     """Waves of growing length, one pair of columns each: `p[i, 2j] = sin(i / 10000^(2j/width))`, `p[i, 2j+1]` its cos.
 
@@ -357,8 +363,7 @@ def sinusoidal(places: Int[Tensor, "*rows"], width: int, *, dtype: torch.dtype) 
     >>> sinusoidal(torch.tensor([1]), 2, dtype=torch.float64)[0].tolist()  # sin(1), cos(1)
     [0.8414709848078965, 0.5403023058681398]
     """
-    pair = torch.arange((width + 1) // 2, dtype=exact_dtype(places.device), device=places.device)
-    rate = 10000.0 ** -(2 * pair / width)
+    rate = rates(width, 10_000.0, places.device)
 
     def waves(part: Tensor) -> Tensor:
         angle = part[:, None] * rate
@@ -389,9 +394,7 @@ def rotate(
     >>> [round(x, 4) for x in turn.tolist()]  # cos 1, sin 1
     [0.5403, 0.8415]
     """
-    d_head = heads.shape[-1]
-    pair = torch.arange(0, d_head, 2, dtype=exact_dtype(places.device), device=places.device)
-    angle = places[..., None] * theta ** (-pair / d_head)
+    angle = places[..., None] * rates(heads.shape[-1], theta, places.device)
     if places.ndim == 2:
         angle = angle[:, None]  # the same for every head
     wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
