@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from mhacli.errors import UsageError
@@ -97,13 +98,8 @@ class Option:
 
     def contains(self, value: float) -> bool:
         """Whether a number is finite and in the range."""
-        return (
-            math.isfinite(value)
-            and (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        bounds = (self.low, ge), (self.high, le), (self.above, gt), (self.below, lt)
+        return math.isfinite(value) and all(bound is None or holds(value, bound) for bound, holds in bounds)
 
     def name(self, field_name: str, *, is_off: bool = False) -> str:
         """The first name, such as `--heads`, or the one that switches off, such as `--no-bias`."""

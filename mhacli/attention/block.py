@@ -118,7 +118,7 @@ class CompiledHeads:
         attention.scores_into(scores, *place)
         if self._reduce(block, of_head):
             return scores
-        reference = attention.masked_scores_into(scores, *place, hidden=hidden(), sink=None)
+        reference = attention.masked_scores_into(scores, place, hidden=hidden(), sink=None)
         if reference is None or attention.sink_logits is not None:
             return None
         self._sums["lse"][batch, index, queries.start : queries.stop] = reference[0, :, 0]

@@ -127,10 +127,7 @@ class ScoredAttention(_Attention):
     def masked_scores_into(
         self,
         out: Float[Tensor, "head query key"],
-        batch: int,
-        heads: range,
-        queries: range,
-        keys: range,
+        place: tuple[int, range, range, range],
         *,
         hidden: Bool[Tensor, "_batch _head query key"] | None,
         sink: Float[Tensor, "head query 1"] | None,
@@ -138,8 +135,10 @@ class ScoredAttention(_Attention):
         """Writes the same with `HIDDEN` where masked. Where they are large, they are written relative to a reference of each
         query, which is returned, and computed in float64 where float32 cannot hold them."""
 
+        batch, heads, _, _ = place
+
         def largest_in(scores: Tensor) -> Tensor:
-            self.scores_into(scores, batch, heads, queries, keys)
+            self.scores_into(scores, *place)
             if hidden is not None:
                 masked = hidden[min(batch, hidden.shape[0] - 1)]
                 scores.masked_fill_(masked if masked.shape[0] == 1 else masked[heads.start : heads.stop], HIDDEN)

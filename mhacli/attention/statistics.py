@@ -327,7 +327,7 @@ def _fill(block: Block, hidden: Tensor | None, lse: Float[Tensor, "head query"])
     if attention.sink_logits is not None:
         sink = attention.sink_logits.expand(attention.shape[:3])[index].unsqueeze(-1).to(block.log2.dtype) * LOG2_E
     place = (block.batch, block.heads, block.queries, block.keys)
-    reference = attention.masked_scores_into(block.log2, *place, hidden=hidden, sink=sink)
+    reference = attention.masked_scores_into(block.log2, place, hidden=hidden, sink=sink)
     block.weights = torch.exp2(block.log2)
     of_keys = total = block.weights.sum(dim=-1, keepdim=True)
     if sink is not None:
