@@ -239,19 +239,15 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
         gaps = []
         for form, other in itertools.product(forms, others):
             with suppress(Exception):  # the form does not fit these sizes
-                gaps.append(_gap(make_case(name, first, inputs, form), second, other))
+                case = make_case(name, first, inputs, form)
+                ours, theirs = case.output, plain(second(inputs, mask=other))
+                if ours.shape == theirs.shape:
+                    ours, theirs = ours[case.counted(ours)], theirs[case.counted(theirs)]
+                gaps.append(Gap(case, other, max_error(ours, theirs)))
         if gaps:  # the smallest, because the meaning of True is a choice
             yield min(gaps, key=lambda gap: gap.difference)
         elif None in forms:
             raise MhaError(f"cannot compare the two: an input for {name} fits only one", code="cannot-compare")
-
-
-def _gap(case: InputCase, second: UserAttention, form: MaskForm | None) -> Gap:
-    """The difference of the second's output for the inputs of a case. Raises what its call raises."""
-    out, other = case.output, plain(second(case.inputs, mask=form))
-    if out.shape == other.shape:
-        out, other = out[case.counted(out)], other[case.counted(out)]
-    return Gap(case, form, max_error(out, other))
 
 
 def _finding(gaps: Sequence[Gap], request: CheckRequest, departure: FirstDifference | None) -> Finding:

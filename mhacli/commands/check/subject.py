@@ -110,7 +110,8 @@ def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], 
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
-        for name, run in _PROBES.items():
+        for run in (determinism, visible_keys, dropout_in_training):
+            name = run.__name__.replace("_", " ")
             stage(f"probing {subject.built.name} ({name})")
             try:
                 message, value, ok = run(examined, subject.drawer(seed))
@@ -255,14 +256,6 @@ def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...
             setattr(part, name, p)
             names.append(f"{path}.{name}" if path else name)
     return twin, tuple(names)
-
-
-_PROBES: Mapping[str, Callable[[Examined, InputDrawer], Answer]] = {
-    "determinism": determinism,
-    "visible keys": visible_keys,
-    "dropout in training": dropout_in_training,
-}
-"""The probes in order of execution."""
 
 
 # --------------------------------------------------------------------------------------------------------- inputs
