@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from jaxtyping import Float, Shaped
@@ -186,12 +187,11 @@ def captured(model: nn.Module, take: Take, *, batch: int = 1, anywhere: bool = F
             if "transformers.modeling_utils" in sys.modules:
                 interface = sys.modules["transformers.modeling_utils"].AttentionInterface
                 of_table, chosen = interface.__getitem__, interface.get_interface
-                wrapped.callback(setattr, interface, "__getitem__", of_table)
-                wrapped.callback(setattr, interface, "get_interface", chosen)
-                interface.__getitem__ = lambda table, name: watch.watching("registry", of_table(table, name))
-                interface.get_interface = lambda table, name, default: chosen(
-                    table, name, watch.watching("module", default)
-                )
+                functions: dict[str, Any] = {
+                    "__getitem__": lambda table, name: watch.watching("registry", of_table(table, name)),
+                    "get_interface": lambda table, name, usual: chosen(table, name, watch.watching("module", usual)),
+                }
+                wrapped.enter_context(patch.multiple(interface, **functions))
             if _writes_out(model):
                 wrapped.enter_context(watch)
             _OPEN.append((watch, wrapped.pop_all()))
@@ -297,11 +297,8 @@ class Watch(TorchFunctionMode):
 
     def _give(self, call: Call) -> Tensor | None:
         """Passes a complete call to the receiver. Returns the replacement of its `z`, if any."""
-        Watch.is_taking = True
-        try:
+        with patch.object(Watch, "is_taking", True):
             return self._take(call)
-        finally:
-            Watch.is_taking = False
 
     def watching(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
         """An attention function of transformers, wrapped so that every call by a module of the model is captured."""
@@ -309,11 +306,8 @@ class Watch(TorchFunctionMode):
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_of_model(module):
                 return original(module, *args, **kwargs)
-            self._is_inside = True
-            try:
+            with patch.object(self, "_is_inside", True):
                 result = original(module, *args, **kwargs)
-            finally:
-                self._is_inside = False
             seen = _arguments(module, dict(zip(_GIVEN, args, strict=False)) | kwargs, level)
             changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
             return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
@@ -377,15 +371,10 @@ class Watch(TorchFunctionMode):
     def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Runs the function behind nn.MultiheadAttention, whose batch is its second axis. It would hand itself over to this mode
         as a whole; told that there is none, it runs, and its operators are seen one by one."""
-        query, functional = args[0] if args else kwargs["query"], nn.functional
-        before = self.batch, self.may_lack_batch, functional.has_torch_function  # type: ignore[attr-defined]
-        self.batch, self.may_lack_batch = query.shape[1] if query.ndim == 3 else 1, False
-        functional.has_torch_function = lambda _: False  # type: ignore[attr-defined]
-        try:
-            with self:
-                return _MULTI_HEAD(*args, **kwargs)
-        finally:
-            self.batch, self.may_lack_batch, functional.has_torch_function = before  # type: ignore[attr-defined]
+        query = args[0] if args else kwargs["query"]
+        seen = patch.multiple(self, batch=query.shape[1] if query.ndim == 3 else 1, may_lack_batch=False)
+        with seen, patch.object(nn.functional, "has_torch_function", lambda _: False), self:
+            return _MULTI_HEAD(*args, **kwargs)
 
     # ------------------------------------------------------------------------------------------- attention written out
 

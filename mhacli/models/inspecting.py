@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from operator import index
 from time import perf_counter
@@ -71,12 +71,9 @@ def inspecting(
         given = f"layers={layers!r}, heads={heads!r}, keep={keep!r}, keep_limit={keep_limit!r}"
         raise UsageError(f"{_NAME} cannot take {given}", hint=_FORMS) from None
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), request, keep_passes=keep_passes)
-    try:
-        with followed(model, seen, by=_NAME) as watch:
-            seen.silent = watch.silent
-            yield seen
-    finally:
-        seen.close()
+    with closing(seen), followed(model, seen, by=_NAME) as watch:
+        seen.silent = watch.silent
+        yield seen
 
 
 _FORMS = (

@@ -9,13 +9,14 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from math import prod
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -480,13 +481,6 @@ def transformers() -> Any:
     return library
 
 
-@contextmanager
-def offline() -> Iterator[None]:
+def offline() -> AbstractContextManager[Any]:
     """A context in which no hub is contacted."""
-    from huggingface_hub import constants
-
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    return patch("huggingface_hub.constants.HF_HUB_OFFLINE", True)

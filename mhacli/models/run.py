@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -428,9 +428,8 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
         step = bits.bitwise_and_(2).sub_(1).view(output.shape).to(output.device).to(output.dtype)
         return step.mul_(output).mul_(eps).add_(output)  # in place: the logits of a long text are large
 
-    handles = [module.register_forward_hook(shake) for module in model.modules() if not any(module.children())]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if not any(module.children()):
+                hooks.callback(module.register_forward_hook(shake).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from operator import index
 from statistics import fmean
@@ -189,12 +189,10 @@ def removed(
             )
             raise MhaError(f"{names} share modules, and {_REMOVED} is open for both", hint=hint, code="shared")
     removing = _Removing(model, removals)
-    with followed(model, removing, by=_REMOVED, edits=True):
+    with followed(model, removing, by=_REMOVED, edits=True), ExitStack() as stack:
+        stack.callback(_OPEN.remove, removing)
         _OPEN.append(removing)
-        try:
-            yield
-        finally:
-            _OPEN.remove(removing)
+        yield
     removing.require_done()
 
 
