@@ -75,18 +75,17 @@ def effects(
     and if the verification fails.
     """
     require_open(model, _EFFECTS)
+    given = {"at": at, "position": position, "target": target, "versus": versus, "screen": screen}
+    # a whole number may be a tensor
+    numbers: dict[str, Any] = {name: x if x is None or isinstance(x, str) else index(x) for name, x in given.items()}
     settings = EffectSettings(
         heads=None if heads is None else tuple(map(_place_of, heads)),
         edges=edges,
         replace=None if replace == "zero" else replace,
         target_first=target_first,
         from_python=True,
-        at=_number(at),
-        position=_number(position),
-        target=_number(target),
-        versus=_number(versus),
-        screen=_number(screen),
         verify=index(n_verified),
+        **numbers,
     )
     if model.training:
         raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
@@ -98,19 +97,14 @@ def effects(
         for other in option.excludes:
             if value and getattr(settings, other):
                 raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
-    named = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
-    run = Run(model=ModelSettings(path=type(model).__name__, layers=named, device=str(device_of(model))))
+    chosen = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
+    run = Run(model=ModelSettings(path=type(model).__name__, layers=chosen, device=str(device_of(model))))
     keywords = _inputs(model, inputs, tokenizer)
     with torch.no_grad(), inspecting(model, tokenizer) as seen:
         run_model(model, lambda: model(**keywords))
     names = None if tokenizer is None else own_tokenizer(tokenizer)
     study = EffectStudy(model, keywords, settings, run, seen.record, metric=metric, tokenizer=names)
     return verified(study.run(), "not-verified")
-
-
-def _number(value: Any) -> Any:
-    """A whole number, also that of a tensor; a text and None as they are."""
-    return value if value is None or isinstance(value, str) else index(value)
 
 
 def _require_replacement(replace: str) -> None:

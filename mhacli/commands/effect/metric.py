@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mhacli.errors import UsageError
+from mhacli.models.places import first_tensor
 from mhacli.models.run import run_model
 from mhacli.record.effect import Measured
 
@@ -72,8 +73,7 @@ def read(
         start, end = named["start_logits"].double(), named["end_logits"].double()
         return Reading("span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1))
     if not isinstance(logits, Tensor):  # the first tensor, at some positions if it has several
-        tensors = [*named.values()] if named else [outputs] if isinstance(outputs, Tensor) else outputs
-        first = next((x for x in tensors if isinstance(x, Tensor)), None)
+        first = first_tensor(outputs)
         if first is None or not 2 <= first.ndim <= 3:
             kind = type(outputs).__name__
             raise UsageError(f"no vector or logits are found in the output, a {kind}", hint="give a metric")
