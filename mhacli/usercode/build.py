@@ -97,7 +97,12 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
 
 
 def _built(made: Any, shown: Any, request: TargetRequest) -> Built:
-    """What is called, without a word on its arguments; `shown` is the class or the function that has its code."""
+    """What is called, without a word on its arguments; `shown` is the class or the function that has its code. Of a compiled
+    module it is the module. Raises `MhaError` for a scripted one, which takes no hooks."""
+    if isinstance(made, torch.jit.ScriptModule):
+        message = f"{request.target} is a scripted module, which has no Python code"
+        raise MhaError(message, hint="give the module before torch.jit.script", code="cannot-examine")
+    made = getattr(made, "_orig_mod", made)
     if isinstance(made, nn.Module):
         made = (made if request.device == "cpu" else made.to(request.device)).eval()
     return Built(request.target, shown, made if callable(made) else made.forward, file=source_file(shown))

@@ -190,13 +190,13 @@ _CAUSAL_MASKS = {
 def sequences_of_ids(
     built: Built, request: TargetRequest, length: int | None, *, means: str | None = None, has_table: bool = True
 ) -> Sequences | None:
-    """A module that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it takes none, or
-    needs more than a mask. Unless it `has_table`, an embedding that reads them, larger and larger ids show how many it knows.
-    `means`: what True in a mask means, if that is stated."""
-    like, modules = plain_call(built, request), [] if built.module is None else [*built.module.modules()]
-    tables = [part.num_embeddings for part in modules if isinstance(part, nn.Embedding)]
+    """A callable that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it takes none,
+    or needs more than a mask. Unless it `has_table`, an embedding that reads them, larger ids show how many it knows. `means`:
+    what True in a mask means, if that is stated."""
+    like, named_parts = plain_call(built, request), [] if built.module is None else [*built.module.named_modules()]
+    tables = [part.num_embeddings for _, part in named_parts if isinstance(part, nn.Embedding)]
     parameters = [p for p in signature_of(built.call) if p.name not in like.others]
-    if not has_table and not tables and modules and like.device.type == "cpu":  # elsewhere a wrong id ends the process
+    if not has_table and not tables and like.device.type == "cpu":  # elsewhere a wrong id ends the process
         tables = [_FEWEST_IDS]
     if not tables or not parameters:
         return None
@@ -227,7 +227,7 @@ def sequences_of_ids(
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
-    place_tables = (part for name, part in modules[0].named_modules() if name.endswith("position_embeddings"))
+    place_tables = (part for name, part in named_parts if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
     ordinary = [i for i in range(n_ids) if i not in pads]
     return Sequences(

@@ -249,6 +249,15 @@ def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict
 
 
 @pytest.mark.real
+def test_a_compiled_module_and_a_function_are_examined_and_a_scripted_module_is_refused() -> None:
+    model = user_code.load(user_code.ZOO / "models.py").GPT()
+    assert mhacli.check(torch.compile(model, backend="eager"), length=32).verdict == "right"
+    assert mhacli.check(lambda ids: model.eval()(ids)[0], length=32, causal=True).verdict == "consistent"
+    with pytest.raises(mhacli.MhaError, match=r"scripted"):
+        mhacli.check(torch.jit.script(nn.Linear(2, 2)))
+
+
+@pytest.mark.real
 def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path) -> None:
     words = ("check", "--model", checkpoints.folder("gpt2"), "--length", "16", "--json")
     document = run(tmp_path, *words, writes=("torchinductor_root",)).json
