@@ -15,7 +15,7 @@ import typer
 import typer.core
 
 import mhacli
-from mhacli.cli.console import discard_stdout, flush, require_stdout, write
+from mhacli.cli.console import discard_stdout, flush, require_stdout, stderr_line, write
 from mhacli.cli.help import HelpCommand, add_help_options, help_text
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import gc_paused
@@ -141,8 +141,6 @@ def _as_error(fault: Exception) -> MhaError:
 
 def _print_error(fault: MhaError) -> int:
     """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit code."""
-    if sys.stderr is None:
-        return fault.exit_code
     words = sys.argv[1:]
     if "--json" in words[: words.index("--") if "--" in words else None]:
         texts = {"code": fault.code, "message": fault.message, "hint": fault.hint, "path": fault.path}
@@ -156,6 +154,5 @@ def _print_error(fault: MhaError) -> int:
     except OSError:
         discard_stdout()
     with suppress(OSError):
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+        stderr_line("\n".join(lines))
     return fault.exit_code

@@ -107,12 +107,11 @@ def draw(renderable: RenderableType, on: Screen) -> None:
 
 def note(text: str) -> None:
     """Prints a message on stderr, with control characters escaped."""
-    if sys.stderr is not None:
-        sys.stderr.write(f"mha: {message_text(text)}\n")
+    stderr_line(f"mha: {message_text(text)}")
 
 
 def stderr_line(text: str) -> None:
-    """Prints a line on stderr unchanged, for programs."""
+    """Prints a line on stderr, if there is one, unchanged."""
     if sys.stderr is not None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
