@@ -28,7 +28,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import masks
-from mhacli.attention.axes import StatisticsRequest, block_of
+from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.devices import shared_out
 from mhacli.attention.scores import ScoredAttention
 from mhacli.attention.statistics import Reduced, head_groups, make_baseline, reduce_heads
@@ -55,10 +55,9 @@ def made(n: int, *, causal: bool, spread: float = 1.0) -> ScoredAttention:
 def request_of(n: int, *, of_characters: bool = False) -> StatisticsRequest:
     """The tokens of a text of `n` words or characters."""
     weights = torch.bincount(torch.tensor(list(TEXT.read_bytes()))) if of_characters else 1 / torch.arange(1, 8001)
-    tokens = torch.multinomial(weights.float(), n, replacement=True, generator=torch.Generator().manual_seed(1))[None]
-    places = torch.arange(n)[None]
-    before = torch.where(places > 0, tokens.roll(1, dims=1), -1)
-    return StatisticsRequest(block_of(n), tokens, tokens, before, places == 0, places < 4)
+    tokens = torch.multinomial(weights.float(), n, replacement=True, generator=torch.Generator().manual_seed(1))
+    axis = Axis((tuple(tokens.tolist()),), ((),), n, "right", torch.device("cpu"))
+    return make_statistics_request(Axes(axis, axis, is_self=True, id_of=lambda word: -1, dtype="float32"))
 
 
 def overview(block: str, attention: ScoredAttention, request: StatisticsRequest) -> list[Reduced]:
