@@ -104,7 +104,7 @@ def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, in
     n_rows = batch * n_queries * (n_keys if "qk" in graph.attentions[0] else d_v)
     sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
     n_kv_heads = stated(subject.built.arguments, "n_kv_heads")
-    if isinstance(n_kv_heads, int) and n_kv_heads != sizes["head"]:
+    if isinstance(n_kv_heads, int) and 0 < n_kv_heads < sizes["head"] and sizes["head"] % n_kv_heads == 0:
         sizes["kv_head"] = n_kv_heads
     if d_v != sizes["d_head"]:
         sizes["d_v"] = d_v
@@ -114,11 +114,10 @@ def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, in
 def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes: Mapping[str, int]) -> Config:
     """A config with the known facts: sizes, biases, output projection. Unknown heads count as one; positions are none."""
     n_heads, d_head = sizes.get("head", 1), sizes.get("d_head")
-    n_kv_heads = sizes.get("kv_head", n_heads)
     return Config(
         d_model=sizes.get("d_model", n_heads * (d_head or 1)),
         n_heads=n_heads,
-        n_kv_heads=n_heads if n_heads % n_kv_heads else n_kv_heads,
+        n_kv_heads=sizes.get("kv_head", n_heads),
         d_head=d_head,
         d_v=sizes.get("d_v", d_head),
         bias=any(part.bias is not None for part in parts_of(subject.built.module, {})),
