@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.output import REPORT, Output, note_written, print_report, require_writable, write_pictures
+from mhacli.cli.output import Output, note_written, print_report, require_writable, write_pictures
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
@@ -24,6 +23,8 @@ _FAIL_IF = "slower:1.10: exit with code 3 if a time certainly exceeds 1.10 × th
 _COMPARE = "Compare with a saved run, measured at the same sizes by default."
 _STRICT = "With --fail-if: exit with code 3 if the result is inconclusive, too."
 _CSV = "Print CSV: a line per row, without samples."
+_SVG = "Plot time and TFLOP/s against length."
+_HTML = "Write the plots and rows as one HTML page."
 
 
 def _rule(word: str) -> float:
@@ -42,7 +43,7 @@ def _rule(word: str) -> float:
 )
 def bench(
     given: Annotated[Mapping[str, Any], Sweep],
-    output: Annotated[Output, offers("json", "force", csv=_CSV, **REPORT)],
+    output: Annotated[Output, offers("json", "force", csv=_CSV, svg=_SVG, html=_HTML)],
     compare_with: str | None = setting(None, _BASELINE, _COMPARE, "--compare", metavar="FILE", common=True),
     fail_if: float | None = setting(
         None, _BASELINE, _FAIL_IF, parse=_rule, metavar="RULE", common=True, needs=("compare_with",)
@@ -72,8 +73,7 @@ def bench(
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
     if baseline is not None:
         benchmark = compare(benchmark, baseline, compare_with or "", fail_if)
-    from mhacli.commands.bench.view import bench_page
-    from mhacli.render.notebook import report_figure
+    from mhacli.commands.bench.view import bench_figure, bench_page
 
     print_report(
         output,
@@ -84,8 +84,7 @@ def bench(
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
-    picture = partial(report_figure, benchmark.view, "mha bench", benchmark.command)
-    write_pictures(output, lambda: bench_page(benchmark), picture)
+    write_pictures(output, lambda: bench_page(benchmark), lambda: bench_figure(benchmark))
     note_written(output, save_baseline)
     if benchmark.comparison is not None:
         _conclude(benchmark.comparison, output, is_judged=fail_if is not None, strict=strict)

@@ -1,12 +1,17 @@
-"""A benchmark on the terminal, and as a page with a table of all rows."""
+"""A benchmark on the terminal, and as plots of time and rate against length."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import shlex
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter, methodcaller
 from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -15,9 +20,12 @@ from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import table
+from mhacli.render.figures import svg
+from mhacli.render.figures.document import document
+from mhacli.render.figures.svg import Piece, Sheet, element, placed, rectangle, written
 from mhacli.render.notebook import report_page
 from mhacli.render.page import elements
-from mhacli.render.page.elements import tag
+from mhacli.render.page.elements import Html, tag
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
@@ -192,11 +200,12 @@ def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableTy
     yield from (Text(), Text(visible(comparison["summary"]), style=_OUTCOMES[outcome]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- page
+# --------------------------------------------------------------------------------------------------------------- plots
 
 
 def bench_page(benchmark: Benchmark) -> str:
-    """One static page: what the terminal prints, and every row as a table."""
+    """One static page: what the terminal prints, the plots, and every row as a table."""
+    picture = document(Sheet(title="time and rate by length", body=_plots(benchmark)), {})
     columns: list[Column[BenchRow]] = [
         column("bench", "backend", lambda row: _kernels(row.backend, [row])),
         column("bench", "size", _size),
@@ -204,6 +213,76 @@ def bench_page(benchmark: Benchmark) -> str:
         *_NUMBERS,
         Column(heading="", value=lambda row: visible(_why(row))),
     ]
-    tables = [Table(columns=columns, rows=rows, title=family) for family, rows in _families(benchmark.rows).items()]
-    sections = (tag("section", elements.table(of), class_="numbers") for of in tables)
-    return report_page(benchmark.view, "mha bench", benchmark.command, *sections)
+    parts = [tag("div", Html(picture[picture.index("<svg") :]), class_="scroll")]
+    for family, rows in _families(benchmark.rows).items():
+        parts.append(elements.table(Table(columns=columns, rows=rows, title=family)))
+    sections = (tag("section", part, class_="numbers") for part in parts)
+    return report_page(partial(bench_view, benchmark), "mha bench", benchmark.command, *sections)
+
+
+_COLOURS = (
+    "#006ba4", "#ff800e", "#595959", "#5f9ed1", "#c85200", "#ababab", "#1a1a1a", "#ffbc79", "#a2c8ec", "#898989"
+)  # fmt: skip
+"""Colours that readers with any colour vision tell apart."""
+_LEFT, _TOP, _RIGHT, _BOTTOM = 50.0, 20.0, 430.0, 250.0
+"""The edges of the area of a chart, beside which its labels stand."""
+_TICKS = [digit * 10.0**power for power in range(-12, 13) for digit in (1, 2, 5)]
+
+
+def bench_figure(benchmark: Benchmark) -> str:
+    """An SVG picture of the answer and the plots."""
+    about = visible(" · ".join([shlex.join(benchmark.command), *_machine(benchmark)]))
+    sheet = Sheet(title="mha bench", about=[*benchmark.summary, about], body=_plots(benchmark))
+    return document(sheet, {"command": [*benchmark.command]})
+
+
+def _plots(benchmark: Benchmark) -> list[Piece]:
+    """Time and rate against length, for each family of sizes, and each of the requested batches."""
+    timed = [row for row in benchmark.rows if row.interval is not None]
+    colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
+    series: dict[str, list[BenchRow]] = {}
+    for row in timed:
+        series.setdefault(f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family, []).append(row)
+    key, x = "", 0.0
+    for backend, colour in colours.items():
+        key += rectangle(x, 2, 10, 10, colour) + written(x + 15, 11, backend, 10)
+        x += svg.mono_width(backend, 10) + 35
+    body = [Piece(key, x, 14)]
+    for title, rows in series.items():
+        times = _chart(rows, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
+        rates = _chart(rows, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
+        charts = placed(times, 0, 0) + placed(rates, times.width, 0)
+        body += [svg.lines([visible(title)]), Piece(charts, times.width + rates.width, times.height)]
+    return body
+
+
+def _chart(
+    rows: Sequence[BenchRow], label: str, number: Callable[[BenchRow], float], colours: Mapping[str, str]
+) -> Piece:
+    """A line per backend of a number against length, on logarithmic axes."""
+    rows = [row for row in rows if number(row) > 0]
+    if not rows:
+        return Piece()
+    numbers, lengths = [*map(number, rows)], {row.k_len for row in rows}
+    first, last = bisect_right(_TICKS, min(numbers)) - 1, bisect_left(_TICKS, max(numbers))
+    ticks = _TICKS[first : max(last, first + 1) + 1]
+
+    def x(length: int) -> float:
+        return float(np.interp(math.log(length), np.log([min(lengths) / 1.1, max(lengths) * 1.1]), [_LEFT, _RIGHT]))
+
+    def y(value: float) -> float:
+        return float(np.interp(math.log(value), np.log([ticks[0], ticks[-1]]), [_BOTTOM, _TOP]))
+
+    content = written(_LEFT, _TOP - 8, label, 10) + written(_RIGHT, _BOTTOM + 30, "tokens", 9, text_anchor="end")
+    for tick in ticks:
+        content += rectangle(_LEFT, y(tick), _RIGHT - _LEFT, 0.5, svg.FAINT)
+        content += written(_LEFT - 6, y(tick) + 3, f"{tick:g}", 9, text_anchor="end")
+    for length in lengths:
+        content += written(x(length), _BOTTOM + 15, str(length), 9, text_anchor="middle")
+    for backend, colour in colours.items():
+        points = [(x(row.k_len), y(number(row))) for row in rows if row.backend == backend]
+        path = " ".join(f"{svg.value_text(a)},{svg.value_text(b)}" for a, b in points)
+        content += element("polyline", points=path, fill="none", stroke=colour, stroke_width=2)
+        for a, b in points:
+            content += element("circle", cx=a, cy=b, r=3, fill=colour)
+    return Piece(content, _RIGHT + 20, _BOTTOM + 35)
