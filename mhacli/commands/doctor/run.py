@@ -65,7 +65,7 @@ class Report(Shown):
         if self.model is None:
             e = self.environment
             verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold default")
-            return Group(*table(_table(_in_brief(self.checks), has_numbers=False), screen.width), verdict)
+            return Group(*table(_table(_in_brief(self), has_numbers=False), screen.width), verdict)
         legend = [
             "found: the largest change of a token's output, relative to the typical size of an output",
             f"at most: {self.model.tolerance}",
@@ -193,7 +193,7 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
             unfit.append(name)
             is_fault = is_fault or version is not None or name in _REQUIRED
     if not unfit:
-        return HealthCheck(row, True, first_names(found, 2) + " (--json)" * (len(found) > 2))
+        return HealthCheck(row, True, ", ".join(found))
     return HealthCheck(row, False if is_fault else None, ", ".join(found), advice=installing(*unfit))
 
 
@@ -202,10 +202,13 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
 
 
-def _in_brief(checks: Sequence[HealthCheck]) -> list[HealthCheck]:
-    """The checks of an installation, with one line for attention that is right on a device."""
-    right = [check for check in checks if check.name.startswith("attention ") and check.ok]
-    brief = [check for check in checks if check not in right]
+def _in_brief(report: Report) -> list[HealthCheck]:
+    """The checks of an installation. Libraries that fit have one line, and so has attention that is right on a device."""
+    right = [check for check in report.checks if check.name.startswith("attention ") and check.ok]
+    brief = [check for check in report.checks if check not in right]
+    required = [f"{library['name']} {library['version']}" for library in report.libraries if library["extra"] is None]
+    if brief[0].ok:
+        brief[0] = HealthCheck(brief[0].name, True, f"{first_names(required, 2)} (--json)")
     for device, of_device in groupby(right, key=lambda check: check.name.rpartition(" ")[0]):
         dtypes = [check.name.rpartition(" ")[2] for check in of_device]
         brief.append(HealthCheck(device, True, f"right in {', '.join(dtypes)}"))
