@@ -245,13 +245,13 @@ def require_open(model: nn.Module, by: str) -> None:
     if not isinstance(model, nn.Module):
         hint = "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
         raise UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint)
-    is_fast = torch.backends.mha.get_fastpath_enabled()
-    for name, module in model.named_modules():
+    is_fast, modules = torch.backends.mha.get_fastpath_enabled(), dict(model.named_modules())
+    for name, module in modules.items():
         reasons = [_HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING]
         if module._compiled_call_impl is not None:
             reasons.append(_COMPILED)
         has_fast_path = isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) and not module.training
-        around = type(model.get_submodule(name.rpartition(".")[0])).__module__
+        around = type(modules[name.rpartition(".")[0]]).__module__
         if is_fast and has_fast_path and not around.startswith("transformers."):  # there no text attends to itself so
             reasons.append(_FAST)
         for reason, remedy in reasons:

@@ -253,8 +253,9 @@ def test_a_compiled_module_and_a_function_are_examined_and_a_scripted_module_is_
     model = user_code.load(user_code.ZOO / "models.py").GPT()
     assert mhacli.check(torch.compile(model, backend="eager"), length=32).verdict == "right"
     assert mhacli.check(lambda ids: model.eval()(ids)[0], length=32, causal=True).verdict == "consistent"
-    with pytest.raises(mhacli.MhaError, match=r"scripted"):
-        mhacli.check(torch.jit.script(nn.Linear(2, 2)))
+    for thing, word in ((torch.jit.script(nn.Linear(2, 2)), "scripted"), (3, "got int")):
+        with pytest.raises(mhacli.MhaError, match=word):
+            mhacli.check(thing)
 
 
 @pytest.mark.real

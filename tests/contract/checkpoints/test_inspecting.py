@@ -494,7 +494,7 @@ def compiled_part() -> nn.Module:
     "make",
     [
         lambda: "MiniLM", lambda: (Written(), Written()), lambda: nn.DataParallel(Written()),
-        lambda: torch.compile(Written(), backend="eager"), lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
+        lambda: torch.compile(Written(), backend="eager"), lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2))),
         compiled_part,
     ],
     ids=["a path", "two models", "copies", "compiled", "scripted", "a compiled part"],
