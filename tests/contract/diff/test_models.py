@@ -58,6 +58,9 @@ PLACES: dict[str, dict[str, tuple[str, str]]] = {
     },
 }  # fmt: skip
 """The place of each module with weights, in layer 1 or outside of the layers."""
+COMMON_FAMILIES = pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.real] * (family not in ("llama", "t5"))) for family in PLACES]
+)
 MORE_PLACES = {"codegen": {"transformer.h.1.attn.qkv_proj": ("attention", "q")}}
 
 
@@ -89,7 +92,7 @@ def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
         assert document["first"]["stack"] == (stack if family == "t5" else None), module
 
 
-@pytest.mark.parametrize("family", PLACES)
+@COMMON_FAMILIES
 @pytest.mark.parametrize("what", [
     "same", "eager", "bfloat16", *(pytest.param(dtype, marks=pytest.mark.real) for dtype in ("float16", "float64")),
 ])  # fmt: skip
@@ -105,7 +108,7 @@ def test_models_that_differ_by_rounding_alone_agree(family: str, what: str) -> N
     assert what != "same" or not any(place["relative"] for place in document["places"])
 
 
-@pytest.mark.parametrize("family", PLACES)
+@COMMON_FAMILIES
 def test_another_rotation_scale_or_epsilon_is_found(family: str) -> None:
     model = checkpoints.model(family)
     for what in ("rotation", "scale", "epsilon"):

@@ -231,7 +231,7 @@ def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds
     assert sorted(printed_by(folder, WRITERS)["first"]) == [0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("target", ["kept", "fresh"])
+@pytest.mark.parametrize("target", ["kept", pytest.param("fresh", marks=pytest.mark.real)])
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_command_whose_save_fails_ends_with_1_and_names_file_and_reason(
     tmp_path: Path, call: str, target: str

@@ -45,12 +45,13 @@ WITHOUT_LIBRARIES = [
 ]  # fmt: skip
 
 
+OF_A_KIND = ("bench --", "run a", "heads", "explain s", "check -")
+"""Begins of what is of a kind that other rows show."""
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
-    [
-        pytest.param(words, code, marks=pytest.mark.real if words.startswith(("bench --", "run a", "heads")) else ())
-        for words, code in WITHOUT_LIBRARIES
-    ],
+    [pytest.param(*row, marks=[pytest.mark.real] * row[0].startswith(OF_A_KIND)) for row in WITHOUT_LIBRARIES],
 )
 def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: int) -> None:
     run(folder, *words.split(), code=code, modules=NO_LIBRARIES)

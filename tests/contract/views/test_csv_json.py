@@ -132,7 +132,7 @@ def strict(text: str) -> dict[str, Any]:
     return dict(json.loads(text, parse_constant=constant, object_pairs_hook=unique))
 
 
-LARGE = ("long", "blocks", "gpt_oss", "t5", "pair", "bare", "trained", "sinks", "edges", "hostile")
+LARGE = ("long", "blocks", "gpt_oss", "t5", "pair", "bare", "trained", "sinks", "edges", "hostile", "nan", "traced")
 
 
 @pytest.mark.parametrize(
