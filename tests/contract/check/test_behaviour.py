@@ -93,7 +93,7 @@ OWN_WAY = ("Masked", "Cached", "Padded")
 
 @pytest.mark.parametrize(
     "layer",
-    ["GPT", "Shifted", "LastOnly", "LossOnly", "Compared", "Segmented", "Tableless", "ZeroHead", "Masked", "Cached"],
+    ["GPT", "Shifted", "LastOnly", "LossOnly", "Compared", "Demanding", "Tableless", "ZeroHead", "Masked", "Cached"],
 )
 def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)

@@ -307,7 +307,7 @@ KNOWN = [
         ("values-from-keys|values-of-keys", "dim=-1) @ v", "dim=-1) @ k"),
     ),
     *in_layer(
-        "functions:attention",
+        "known:attention",
         ("scale-not-root", "math.sqrt(d_k)", "d_k", True),
         states=KEEP,
     ),

@@ -57,7 +57,7 @@ ROWS = (
     Right("fused:ContextAttention", "query_dim=24 context_dim=20 heads=3 dim_head=7", common=True),
     Right("fused:FusedGroups", f"dim=24 {GROUPS}", choices="gqa"),
     Right("functions:attend", common=True),
-    Right("functions:attention", states=KEEP),
+    Right("known:attention", states=KEEP),
     Right("functions:attend_causally", states=CAUSAL),
     Right("functions:attend_in_loops"),
     Right("functions:attend_with_three_axes"),

@@ -53,6 +53,17 @@ class Net(nn.Module):
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return logits, loss
 
+    def attending(self, x, attend):
+        """The logits with attention of its own, by the weights of its modules."""
+        for block in self.blocks:
+            y, attention = block.before(x), block.attention
+            q, k, v = (
+                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2) for p in attention.qkv(y).chunk(3, dim=-1)
+            )
+            x = x + attention.out(attend(q, k, v).transpose(1, 2).flatten(2))
+            x = x + block.mlp(block.between(x))
+        return self.head(self.norm(x))
+
 
 class GPT(Net):
     """Its name says that they may not."""
@@ -88,18 +99,13 @@ class LossOnly(GPT):
 class Compared(GPT):
     """It reads all tokens but the last, and only compares what it expects with the ids behind them."""
 
-    def forward(self, ids, y=None):
-        return super().forward(ids[:, :-1], ids[:, 1:])[1] if y is None else super().forward(ids, y)[1]
+    def forward(self, ids):
+        return super().forward(ids[:, :-1], ids[:, 1:])[1]
 
 
-class Demanding(Compared):
-    def forward(self, ids, y):
-        return super().forward(ids, y)
-
-
-class Segmented(GPT):
-    def forward(self, ids, segment_info):
-        return super().forward(ids + segment_info)[0]
+class Demanding(GPT):
+    def forward(self, ids, segment_info, y):
+        return super().forward(ids + segment_info, y)[1]
 
 
 class Tableless(GPT):
@@ -152,17 +158,10 @@ class Padded(Encoder):
     """A mask hides the keys of padding."""
 
     def forward(self, ids, padding_mask=None):
-        x = self.embedded(ids)
-        for block in self.blocks:
-            y, attention = block.before(x), block.attention
-            q, k, v = (
-                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2) for p in attention.qkv(y).chunk(3, dim=-1)
-            )
-            mask = None if padding_mask is None else ~padding_mask[:, None, None]
-            z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            x = x + attention.out(z.transpose(1, 2).flatten(2))
-            x = x + block.mlp(block.between(x))
-        return self.head(self.norm(x))
+        mask = None if padding_mask is None else ~padding_mask[:, None, None]
+        return self.attending(
+            self.embedded(ids), lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        )
 
 
 class Pooled(Padded):
@@ -188,16 +187,11 @@ class Masked(Net):
     """The caller gives the mask, in which True keeps."""
 
     def forward(self, ids, mask):
-        x = self.embedded(ids)
-        for block in self.blocks:
-            y, attention = block.before(x), block.attention
-            q, k, v = (
-                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2) for p in attention.qkv(y).chunk(3, dim=-1)
-            )
+        def attend(q, k, v):
             scores = (q @ k.mT / 8**0.5).masked_fill(mask == 0, -1e9)
-            x = x + attention.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            x = x + block.mlp(block.between(x))
-        return self.head(self.norm(x))
+            return scores.softmax(-1) @ v
+
+        return self.attending(self.embedded(ids), attend)
 
 
 class Cached(GPT):
@@ -206,20 +200,16 @@ class Cached(GPT):
     def forward(self, ids, past=None, use_cache=False):
         n_past = 0 if past is None else past[0][0].shape[2]
         positions = torch.arange(n_past, n_past + ids.shape[1])
-        x, kept = self.tokens(ids) + self.positions(positions), []
-        for number, block in enumerate(self.blocks):
-            attention = block.attention
-            q, k, v = (
-                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2)
-                for p in attention.qkv(block.before(x)).chunk(3, dim=-1)
-            )
+        kept = []
+
+        def attend(q, k, v):
             if past is not None:
-                k, v = torch.cat([past[number][0], k], 2), torch.cat([past[number][1], v], 2)
+                k, v = (torch.cat(pair, 2) for pair in zip(past[len(kept)], (k, v), strict=True))
             mask = torch.ones(ids.shape[1], k.shape[2], dtype=torch.bool).tril(n_past)
             kept.append((k, v))
-            x = x + attention.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
-            x = x + block.mlp(block.between(x))
-        logits = self.head(self.norm(x))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+        logits = self.attending(self.tokens(ids) + self.positions(positions), attend)
         return (logits, kept) if use_cache else logits
 
 

@@ -28,14 +28,21 @@ class LearnedTemperature(nn.Module):
         return self.to_out((weights @ v).transpose(1, 2).flatten(2))
 
 
-class CosineAttention(nn.Module):
+class Fused(nn.Module):
+    """One projection for queries, keys and values."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+
+class CosineAttention(Fused):
     """Self-attention by cosine similarity over `tau`, as in Swin V2."""
 
     def __init__(self, dim, heads, tau=0.1):
-        super().__init__()
-        self.heads, self.tau = heads, tau
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
+        super().__init__(dim, heads)
+        self.tau = tau
 
     def forward(self, x):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
@@ -43,14 +50,12 @@ class CosineAttention(nn.Module):
         return self.proj((weights @ v).transpose(1, 2).flatten(2))
 
 
-class SlidingWindow(nn.Module):
+class SlidingWindow(Fused):
     """Causal self-attention with a window: a token sees itself and the `window` − 1 tokens before it."""
 
     def __init__(self, dim, heads, window=3):
-        super().__init__()
-        self.heads, self.window = heads, window
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
+        super().__init__(dim, heads)
+        self.window = window
 
     def forward(self, x):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
@@ -59,15 +64,12 @@ class SlidingWindow(nn.Module):
         return self.proj(z.transpose(1, 2).flatten(2))
 
 
-class TalkingHeads(nn.Module):
+class TalkingHeads(Fused):
     """Self-attention with talking heads: the scores of the heads are mixed before the softmax, the weights after it."""
 
     def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim)
+        super().__init__(dim, heads)
         self.before, self.after = nn.Linear(heads, heads, bias=False), nn.Linear(heads, heads, bias=False)
-        self.proj = nn.Linear(dim, dim)
 
     def forward(self, x):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
@@ -77,14 +79,8 @@ class TalkingHeads(nn.Module):
         return self.proj((weights @ v).transpose(1, 2).flatten(2))
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(Fused):
     """Linear attention: elu(q) + 1 and elu(k) + 1 take the place of the softmax."""
-
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
 
     def forward(self, x):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
@@ -153,16 +149,8 @@ class UnplacedQueries(nn.Module):
         return self.out_proj(z.transpose(1, 2).flatten(2))
 
 
-class UnseenKeyBias(nn.Module):
+class UnseenKeyBias(UnplacedQueries):
     """Self-attention between cities."""
-
-    def __init__(self, d_model, n_heads):
-        super().__init__()
-        self.n_heads = n_heads
-        self.q_proj = nn.Linear(d_model, d_model)
-        self.k_proj = nn.Linear(d_model, d_model)
-        self.v_proj = nn.Linear(d_model, d_model)
-        self.out_proj = nn.Linear(d_model, d_model)
 
     def forward(self, x):
         q, v = heads_of(self.q_proj(x), self.n_heads), heads_of(self.v_proj(x), self.n_heads)
@@ -171,15 +159,12 @@ class UnseenKeyBias(nn.Module):
         return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
-class GatedAttention(nn.Module):
+class GatedAttention(Fused):
     """Self-attention whose heads pass a gate, a sigmoid of the input, before the output projection."""
 
     def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim)
+        super().__init__(dim, heads)
         self.gate = nn.Linear(dim, dim)
-        self.proj = nn.Linear(dim, dim)
 
     def forward(self, x):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
@@ -188,8 +173,6 @@ class GatedAttention(nn.Module):
 
 
 class Plain(nn.Module):
-    """Self-attention."""
-
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
         self.n_heads = n_heads

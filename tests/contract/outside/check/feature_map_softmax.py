@@ -1,17 +1,10 @@
 """Attention between pixels of [batch, channels, height, width]; the weights of a key sum to one."""
 
+import feature_map
 import torch
-from torch import nn
 
 
-class PixelAttention(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.query = nn.Conv2d(channels, channels, 1)
-        self.key = nn.Conv2d(channels, channels, 1)
-        self.value = nn.Conv2d(channels, channels, 1)
-        self.out = nn.Conv2d(channels, channels, 1)
-
+class PixelAttention(feature_map.PixelAttention):
     def forward(self, x):
         batch, channels, height, width = x.shape
         q, k, v = (conv(x).flatten(2) for conv in (self.query, self.key, self.value))

@@ -1,27 +1,10 @@
-"""Rotary attention that takes its table as cosines and sines in pairs, [length, d_head / 2, 2]."""
+"""The same attention as in rope_pairs_table.py, whose values are rotated too."""
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from rope_pairs_table import RotaryAttention, rotate
 
 
-def rotate(x, freqs_cis):
-    pairs = x.unflatten(-1, (-1, 2))
-    table = freqs_cis.view(1, pairs.shape[1], 1, pairs.shape[3], 2)
-    cos, sin = table.unbind(-1)
-    first, second = pairs.unbind(-1)
-    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(3)
-
-
-class RotaryAttentionV(nn.Module):
-    def __init__(self, dim, n_heads, n_kv_heads=2):
-        super().__init__()
-        self.n_heads, self.n_kv_heads, self.d_head = n_heads, n_kv_heads, dim // n_heads
-        self.wq = nn.Linear(dim, n_heads * self.d_head, bias=False)
-        self.wk = nn.Linear(dim, n_kv_heads * self.d_head, bias=False)
-        self.wv = nn.Linear(dim, n_kv_heads * self.d_head, bias=False)
-        self.wo = nn.Linear(dim, dim, bias=False)
-
+class RotaryAttentionV(RotaryAttention):
     def forward(self, x, freqs_cis, mask=None):
         batch, length, dim = x.shape
         q = rotate(self.wq(x).view(batch, length, self.n_heads, self.d_head), freqs_cis)
