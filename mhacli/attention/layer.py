@@ -33,6 +33,8 @@ TokenVectors = Float[Tensor, "batch query d_input"]
 KeyRows = Float[Tensor, "batch key d_input"]
 Places = Int[Tensor, "*#batch length"]
 """The place of each row in its text, 0 first: `[length]` where all sequences of the batch agree, else `[batch, length]`."""
+BothPlaces = tuple[Places, Int[Tensor, "*#batch key"]]
+"""The places of queries and of keys."""
 Queries = Float[Tensor, "batch head query d_head"]
 Keys = Float[Tensor, "batch kv_head key d_head"]
 Values = Float[Tensor, "batch kv_head key d_v"]
@@ -163,7 +165,7 @@ class MultiHeadAttention(nn.Module):
         return heads[0], heads[1], heads[2]
 
     def rotated(
-        self, q: Queries, k: Keys, v: Values, at: tuple[Places, Places], tap: Tap = no_tap
+        self, q: Queries, k: Keys, v: Values, at: BothPlaces, tap: Tap = no_tap
     ) -> tuple[Queries, Keys, Values]:
         """Queries, and keys, turned by their places where positions are rotary, else as they are: all that attention reads."""
         if self.positions in ROPE:
@@ -178,7 +180,7 @@ class MultiHeadAttention(nn.Module):
         q: Queries,
         k: Keys,
         v: Values,
-        at: tuple[Places, Places],
+        at: BothPlaces,
         *,
         allowed: Allowed | None,
         bias: Float[Tensor, "..."] | None,
@@ -227,7 +229,7 @@ def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batc
     return z.transpose(1, 2).flatten(2)
 
 
-def places_of(query: TokenVectors, key: KeyRows | None, places: Places | None) -> tuple[Places, Places]:
+def places_of(query: TokenVectors, key: KeyRows | None, places: Places | None) -> BothPlaces:
     """The places of queries, by default 0, 1, 2, …, and of keys, which count from 0 where they are not the queries."""
     q_places = torch.arange(query.shape[1], device=query.device) if places is None else places
     return q_places, q_places if key is None or key is query else torch.arange(key.shape[1], device=key.device)
