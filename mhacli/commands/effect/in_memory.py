@@ -175,15 +175,13 @@ def removed(
     for kind, layer, head, query, key in (_place_of(edge, is_edge=True) for edge in edges):
         chosen = () if head is None else (head,)
         removals.append(Removal((kind or usual, layer), chosen, (query,), (key,), "renormalise"))
-    for other in (each.model for each in _OPEN):
-        if other is not model and not set(model.modules()).isdisjoint(other.modules()):
-            names, hint = (
-                f"{type(model).__name__} and {type(other).__name__}",
-                f"give {_REMOVED} the same model each time",
-            )
-            raise MhaError(f"{names} share modules, and {_REMOVED} is open for both", hint=hint, code="shared")
     removing = _Removing(model, removals)
     with followed(model, removing, by=_REMOVED, edits=True), ExitStack() as stack:
+        for other in (each.model for each in _OPEN):
+            if other is not model and not set(model.modules()).isdisjoint(other.modules()):
+                names = f"{type(model).__name__} and {type(other).__name__}"
+                hint = f"give {_REMOVED} the same model each time"
+                raise MhaError(f"{names} share modules, and {_REMOVED} is open for both", hint=hint, code="shared")
         stack.callback(_OPEN.remove, removing)
         _OPEN.append(removing)
         yield
