@@ -295,8 +295,8 @@ def sentinels(value: float, words: str = "") -> list[Mistake]:
     """Masked scores that are set to a number that large scores reach, or get it added."""
     number = words or f"{value:g}"
     forms = ((partial(filled_with, value), number), (partial(added_where_masked, value), f"{number} is added"))
-    at = partial(Mistake, "mask-sentinel-too-small", at=_FILLED, shown_by="further")
-    return [at({"mask": wrong}, detail) for wrong, detail in forms]
+    sentinel = partial(Mistake, "mask-sentinel-too-small", at=_FILLED, shown_by="further")
+    return [sentinel({"mask": wrong}, detail) for wrong, detail in forms]
 
 
 def past(shift: int, layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:

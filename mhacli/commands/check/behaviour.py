@@ -293,11 +293,11 @@ class Asker:
         return self.answer(name, None, f"not tried: {reason}", draws=0)
 
     @property
-    def rounding(self) -> str:
-        """Why small differences say nothing; empty where they do."""
-        is_coarse = self.tolerance > max(_COARSE, 2 * self.least)
-        text = f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be distinguished"
-        return text if is_coarse else ""
+    def too_coarse(self) -> str:
+        """Why agreement says nothing, where the noise floor is high; empty where it is low."""
+        if self.tolerance <= max(_COARSE, 2 * self.least):
+            return ""
+        return f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be distinguished"
 
     def compare(self, name: str, pairs: Sequence[Pair], agrees: str, differs: str, cut: int | None = None) -> Behaviour:
         """The verdict on outputs that must agree; where they differ, with a finding at the first place."""
@@ -305,8 +305,8 @@ class Asker:
         if largest > self.tolerance:
             first = next(pair for pair in pairs if pair.largest > self.tolerance)
             return self.failed(self.answer(name, False, differs, largest, at=Place(cut)), first)
-        if largest > 0 and self.rounding:
-            return self.answer(name, None, self.rounding, largest, draws=0)
+        if largest > 0 and self.too_coarse:
+            return self.answer(name, None, self.too_coarse, largest, draws=0)
         return self.answer(name, True, agrees, largest, draws=len(pairs))
 
     def failed(self, answer: Behaviour, pair: Pair | None = None) -> Behaviour:
@@ -426,7 +426,7 @@ class Asker:
             reached[cut] = _part_of(differences[:cut])
             pairs += [pair.first(cut) for pair in moved]
         if not moves:
-            return self.unasked("causality", self.rounding or "the output does not depend on it")
+            return self.unasked("causality", self.too_coarse or "the output does not depend on it")
         agrees, differs = "no output depends on a later token", "an output depends on later tokens"
         leaks = [pair for pair in pairs if pair.largest > self.tolerance]
         if not leaks and pair_of(self.trained, self.plain).largest > self.tolerance:
