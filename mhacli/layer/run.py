@@ -22,6 +22,7 @@ from mhacli.attention.devices import choose_device, environment, free_bytes
 from mhacli.attention.head_statistics import head_statistics, statistics_of
 from mhacli.attention.layer import (
     ROUTES,
+    BothPlaces,
     KeyRows,
     LayerWeights,
     Places,
@@ -144,7 +145,7 @@ class Setup:
             tap("context", context)
         return x, context
 
-    def read(self, tap: Tap, route: str = "separate") -> tuple[Tensor, Tensor, Tensor, tuple[Places, Places]]:
+    def read(self, tap: Tap, route: str = "separate") -> tuple[Tensor, Tensor, Tensor, BothPlaces]:
         """Queries, keys and values, and the places of queries and keys."""
         layer, (x, context) = self.layer.attention, self.inputs(tap)
         at = places_of(x, context, self.queries.places)

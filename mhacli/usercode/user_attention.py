@@ -410,9 +410,8 @@ class UserAttention:
         for name in [parameter.name for parameter in signature_of(self.built.call) if parameter.name in self.others]:
             value = at_sizes(self.others[name], self.sizes)
             texts[name] = "…" if "tensor(" in repr(value) else repr(value)
-            if (
-                isinstance(value, Tensor) and value.ndim and bool((value == value.any()).all())
-            ):  # as one that hides nothing
+            # such as a mask that hides nothing
+            if isinstance(value, Tensor) and value.ndim and bool((value == value.any()).all()):
                 shape = ", ".join(words.get(n, str(n)) for n in value.shape)
                 dtype = "" if value.is_floating_point() else f", dtype={value.dtype}"
                 texts[name] = f"torch.{'ones' if value.any() else 'zeros'}({shape}{dtype})"

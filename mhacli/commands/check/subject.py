@@ -85,10 +85,8 @@ class Examined:
         """Which tokens influence an output, a name of `_KINDS`; empty where nothing was measured."""
         if (seen := self.influence) is None:
             return ""
-        ones, inner = (
-            torch.ones_like(seen),
-            slice(1, -1),
-        )  # the first or the last query may see no key, and then sees all
+        # the first or the last query may see no key, and then sees all
+        ones, inner = torch.ones_like(seen), slice(1, -1)
         kinds = (name for name, (shape, _) in _KINDS.items() if torch.equal(seen[inner], shape(ones)[inner]))
         return next(kinds, "other")
 

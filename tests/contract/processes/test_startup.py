@@ -46,7 +46,7 @@ WITHOUT_LIBRARIES = [
 
 
 OF_A_KIND = ("bench --", "run a", "heads", "explain s", "check -")
-"""Begins of what is of a kind that other rows show."""
+"""What rows begin with of which others are of the same kind."""
 
 
 @pytest.mark.parametrize(
