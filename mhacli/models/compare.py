@@ -29,7 +29,7 @@ from mhacli.io.safetensors import METADATA_KEY, read_tensor_header
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.layers import as_attention
-from mhacli.models.places import Event, Forward, Part, Place, Places, Stack, evaluating, observe
+from mhacli.models.places import OF_CALLS, Event, Forward, Part, Pass, Place, Stack, observe
 from mhacli.models.run import shaken_parts
 from mhacli.run import rows_of_block
 from mhacli.usercode.projections import is_norm
@@ -73,16 +73,15 @@ Rounding = tuple[float, list[float]]
 class Computed:
     """What a model computes at its places, in the order of execution; `data` maps the file with the tensors. Scores and patterns
     are those of an attention. `rounding` is how far a rounding step of every part moves each place; until that is measured,
-    `run` has the model and its call."""
+    `run` has the model, its call, and its first pass."""
 
     name: str
     kind: str
     dtype: torch.dtype
-    places: Places
     data: mmap
     entries: dict[Place, Entry] = field(default_factory=dict)
     rounding: dict[Place, Rounding] = field(default_factory=dict)
-    run: tuple[nn.Module, Forward] | None = None
+    run: tuple[nn.Module, Forward, Pass] | None = None
 
     def value(self, place: Place) -> Tensor | Call:
         """What is computed at a place, whose numbers stay in the file until they are used. What was used before leaves memory."""
@@ -99,10 +98,10 @@ class Computed:
         known. The model is not needed any more."""
         if self.run is None:
             return
-        model, forward = self.run
+        model, forward, of_places = self.run
 
         def compare(event: Event, value: Tensor | Call) -> None:
-            place = self.places.of(event)
+            place = of_places.place_of(event)
             if place is None:
                 return
             for site, gap in _gaps(place, self.value(place), value, sampled=True):
@@ -112,7 +111,7 @@ class Computed:
                 self.rounding[own] = max(relative, gap.relative), heads
 
         for seed in range(_SHAKES):
-            with evaluating(model), shaken_parts(model, seed):
+            with shaken_parts(model, seed):
                 observe(model, forward, compare)
         self.run = None
 
@@ -152,14 +151,15 @@ def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, 
         elif event.source[0] != "out" or event.name in names:
             stored[event] = None, {"": store(value)}
 
-    with evaluating(model), TemporaryFile() as file:
-        places = observe(model, forward, add).places(mapped)
+    with TemporaryFile() as file:
+        ran = observe(model, forward, add)
+        ran.find_places(mapped)
         file.write(b"\0")  # a file without content cannot be mapped
         file.flush()
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
-    entries = {place: entry for event, entry in stored.items() if (place := places.of(event)) is not None}
+    entries = {place: entry for event, entry in stored.items() if (place := ran.place_of(event)) is not None}
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    return Computed(name, kind, dtype_of(model), places, data, entries, run=(model, forward))
+    return Computed(name, kind, dtype_of(model), data, entries, run=(model, forward, ran))
 
 
 # -------------------------------------------------------------------------------------------------------- places that are saved
@@ -181,9 +181,6 @@ class _Saved(msgspec.Struct, frozen=True):
     name: str
     kind: str
     dtype: str
-    n_layers: list[tuple[Stack | None, int]]
-    n_heads: list[int]
-    hidden: list[str]
     inputs: dict[str, Any]
     entries: list[tuple[Place, Any, dict[str, str]]]
     rounding: list[tuple[Place, Rounding]]
@@ -198,9 +195,8 @@ def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str],
         (place, call, {name: names[stored] for name, stored in tensors.items()})
         for place, (call, tensors) in found.entries.items()
     ]
-    p, dtype = found.places, str(found.dtype).removeprefix("torch.")
-    header = (list(p.n_layers.items()), sorted(p.n_heads), list(p.hidden), inputs, entries, [*found.rounding.items()])
-    saved = _Saved(SCHEMA, [*command], found.name, found.kind, dtype, *header)
+    dtype, rounding = str(found.dtype).removeprefix("torch."), [*found.rounding.items()]
+    saved = _Saved(SCHEMA, [*command], found.name, found.kind, dtype, inputs, entries, rounding)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
     words, end = {dtype: word for word, dtype in _DTYPES.items()}, 0
     for stored, name in names.items():
@@ -216,10 +212,9 @@ def load_places(path: str) -> tuple[Computed, dict[str, Any]]:
     """What `save_places` wrote, with the inputs. Raises `MhaError` for another file."""
     header = read_tensor_header(path)
     saved = decode(_Saved, header.metadata, path)
-    places = Places(n_layers=dict(saved.n_layers), n_heads={*saved.n_heads}, hidden=tuple(saved.hidden))
     with open(path, "rb") as file:
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
-    found = Computed(saved.name, saved.kind, getattr(torch, saved.dtype, torch.float32), places, data)
+    found = Computed(saved.name, saved.kind, getattr(torch, saved.dtype, torch.float32), data)
     for place, call, names in saved.entries:
         tensors = {}
         for name, word in names.items():
@@ -288,10 +283,9 @@ def _ratio(change: float, of: float) -> float:
 
 
 def _gaps(place: Place, a: Tensor | Call, b: Tensor | Call, sampled: bool = False) -> Iterator[tuple[str, Gap]]:
-    """The differences at a place by site: those of scores and pattern, or that of an array. None where shapes do not fit."""
-    if isinstance(a, Call) and isinstance(b, Call):
-        yield from _gaps_of_calls(a, b, sampled=sampled)
-    elif isinstance(a, Tensor) and isinstance(b, Tensor) and (pair := _fitted(place, a, b)) is not None:
+    """The differences at a place by site: that of an array; or of an attention, in blocks of queries, those of the scores that
+    both see and of the patterns. None where shapes do not fit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and (pair := _fitted(place, a, b)) is not None:
         gap = Gap(tuple(pair[0].shape))
         per_head = (each.detach().reshape(-1, gap.of_head) for each in pair)
         for number, (x, y) in enumerate(zip(*per_head, strict=True)):
@@ -299,6 +293,28 @@ def _gaps(place: Place, a: Tensor | Call, b: Tensor | Call, sampled: bool = Fals
                 stop = start + _CHUNK
                 gap.add(number * gap.of_head + start, x[start:stop].cpu(), y[start:stop].cpu())
         yield place.site, gap
+    if not isinstance(a, Call) or not isinstance(b, Call) or a.shape != b.shape:
+        return
+    (n_texts, n_heads, n_queries, n_keys), scores, pattern = a.shape, Gap(a.shape), Gap(a.shape)
+    step = rows_of_block(n_keys, "cpu")
+    starts = range(0, n_queries, step)
+    if sampled and n_queries > 2 * _SAMPLES * _SAMPLED:
+        step, of_sample = _SAMPLED, n_queries // _SAMPLES
+        starts = range(of_sample - step, n_queries, of_sample)
+    hides_later = a.causal and b.causal and n_queries == n_keys
+    for first in starts:
+        rows = slice(first, min(n_queries, first + step))
+        keys = slice(0, rows.stop if hides_later else n_keys)
+        x, y = (as_attention(call.cropped(rows, keys)).matrices() for call in (a, b))
+        hidden = ~(x["allowed"].cpu() & y["allowed"].cpu())  # what is stored is on the CPU, what passes on its device
+        for text in range(n_texts):
+            for head in range(n_heads):
+                start = ((text * n_heads + head) * n_queries + first) * n_keys
+                own = hidden[text, min(head, hidden.shape[1] - 1)]
+                scores.add(start, *(each["scores"][text, head].cpu().masked_fill_(own, 0.0) for each in (x, y)))
+                pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
+    yield "scores", scores
+    yield "pattern", pattern
 
 
 def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -318,51 +334,25 @@ def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     return (a, b) if a.shape == b.shape else None
 
 
-def _gaps_of_calls(a: Call, b: Call, *, sampled: bool) -> Iterator[tuple[str, Gap]]:
-    """The differences of the scores of cells that both see, and of the patterns, in blocks of queries."""
-    if a.shape != b.shape:
-        return
-    (n_texts, n_heads, n_queries, n_keys), scores, pattern = a.shape, Gap(a.shape), Gap(a.shape)
-    step = rows_of_block(n_keys, "cpu")
-    starts = range(0, n_queries, step)
-    if sampled and n_queries > 2 * _SAMPLES * _SAMPLED:
-        step, of_sample = _SAMPLED, n_queries // _SAMPLES
-        starts = range(of_sample - step, n_queries, of_sample)
-    hides_later = a.causal and b.causal and n_queries == n_keys
-    for first in starts:
-        rows = slice(first, min(n_queries, first + step))
-        keys = slice(0, rows.stop if hides_later else n_keys)
-        x, y = (_matrices(call, rows, keys) for call in (a, b))
-        hidden = ~(x["allowed"].cpu() & y["allowed"].cpu())  # what is stored is on the CPU, what passes on its device
-        for text in range(n_texts):
-            for head in range(n_heads):
-                start = ((text * n_heads + head) * n_queries + first) * n_keys
-                own = hidden[text, min(head, hidden.shape[1] - 1)]
-                scores.add(start, *(each["scores"][text, head].cpu().masked_fill_(own, 0.0) for each in (x, y)))
-                pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
-    yield "scores", scores
-    yield "pattern", pattern
-
-
-def _matrices(call: Call, rows: slice, keys: slice) -> dict[str, Tensor]:
-    """The scores and the pattern of some queries over some keys."""
-    return as_attention(call.cropped(rows, keys)).matrices()
-
-
 # -------------------------------------------------------------------------------------------------------- all differences
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """The difference of two models at a place: `relative` to what the first computes, the `largest` of a number with its indices
-    `at`, and the `head` that differs most. It is `beyond` rounding, and so are `heads`; it is `healed` if what follows from
-    it is the same in both again, as where two implementations scale in another order."""
+class _OfBoth(msgspec.Struct, frozen=True):
+    """A place of one model or of both, with the names of the modules."""
 
     layer: int | None
     stack: Stack | None
     part: Part
     site: str
-    name_a: str
-    name_b: str
+    name_a: str | None
+    name_b: str | None
+
+
+class Difference(_OfBoth, frozen=True):
+    """The difference of two models at a place: `relative` to what the first computes, the `largest` of a number with its indices
+    `at`, and the `head` that differs most. It is `beyond` rounding, and so are `heads`; it is `healed` if what follows from
+    it is the same in both again, as where two implementations scale in another order."""
+
     relative: float
     rounding: float
     largest: float
@@ -374,15 +364,9 @@ class Difference(msgspec.Struct, frozen=True):
     healed: bool = False
 
 
-class Unmatched(msgspec.Struct, frozen=True):
+class Unmatched(_OfBoth, frozen=True):
     """A place that could not be compared, and why."""
 
-    layer: int | None
-    stack: Stack | None
-    part: Part
-    site: str
-    name_a: str | None
-    name_b: str | None
     why: str
 
 
@@ -446,26 +430,32 @@ def compare(a: Computed, b: Computed) -> Comparison:
 
 def _notes(a: Computed, b: Computed) -> list[str]:
     """Other numbers of layers and heads, and attentions that could not be seen inside."""
-    notes = []
-    for stack in dict.fromkeys((*a.places.n_layers, *b.places.n_layers)):
-        counts = [side.places.n_layers.get(stack, 0) for side in (a, b)]
-        if counts[0] != counts[1]:
-            notes.append(f"A has {counts[0]} {stack or ''} layers and B {counts[1]}".replace("  ", " "))
-    heads = [" or ".join(map(str, sorted(side.places.n_heads))) or "no captured" for side in (a, b)]
-    if heads[0] != heads[1]:
-        notes.append(f"A has {heads[0]} heads and B {heads[1]}")
+    notes, parts, heads = list[str](), list[dict[tuple[Any, ...], None]](), list[str]()
     for letter, side in zip("AB", (a, b), strict=True):
-        if side.places.hidden:
-            names = first_names(side.places.hidden, 3)
+        of_side = dict.fromkeys(
+            (place.stack, place.layer, place.part) for place in side.entries if place.layer is not None
+        )
+        seen = {(place.stack, place.layer) for place in side.entries if place.site in OF_CALLS}
+        outputs = [place for place in side.entries if (place.part, place.site) == ("attention", "output")]
+        if hidden := [place.name for place in outputs if (place.stack, place.layer) not in seen]:
+            names = first_names(hidden, 3)
             notes.append(
                 f"of {names} of {letter} the output is compared, but no head: mha could not capture its attention"
             )
-        parts = {(place.stack, place.layer, place.part) for place in side.entries if place.layer is not None}
-        bare = sorted({str(layer) for stack, layer, _ in parts if (stack, layer, "attention") not in parts})
+        bare = sorted({str(layer) for stack, layer, _ in of_side if (stack, layer, "attention") not in of_side})
         if bare:
             notes.append(
                 f"no attention was captured in layers {first_names(bare, 3)} of {letter}: all in them counts as MLP"
             )
+        tensors = [tensors.get("q") or tensors["scores"] for call, tensors in side.entries.values() if call is not None]
+        heads.append(" or ".join(map(str, sorted({tensor.shape[1] for tensor in tensors}))) or "no captured")
+        parts.append(of_side)
+    for stack in dict.fromkeys(stack for of_side in parts for stack, *_ in of_side):
+        counts = [len({layer for of, layer, _ in of_side if of == stack}) for of_side in parts]
+        if counts[0] != counts[1]:
+            notes.append(f"A has {counts[0]} {stack or ''} layers and B {counts[1]}".replace("  ", " "))
+    if heads[0] != heads[1]:
+        notes.append(f"A has {heads[0]} heads and B {heads[1]}")
     return notes
 
 

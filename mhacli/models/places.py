@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_numbered
-from mhacli.text.tokens import AttentionKind
 from mhacli.usercode.projections import is_norm, read_name
 
 Part = Literal["embedding", "attention", "mlp", "norm", "logits"]
@@ -32,16 +31,10 @@ Source = tuple[Literal["in", "out", "call"], str, int]
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
 """The sites of an attention that are not the output of a module."""
 _NORM = re.compile(r"norm|rms|^ln|ln$|^n\d*$", re.IGNORECASE)
-_NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
-"""The name of the innermost element of a list that is or contains a module."""
+_ELEMENT = re.compile(r"(?<![^.])\d+(?=\.)")
+"""The number of an element of a list around a module."""
 _OF_CODEGEN = 4
 """The parts of CodeGen's fused projection. Source: transformers' `modeling_codegen.py`, `mp_num`."""
-_STACKS: dict[AttentionKind, Stack | None] = {
-    "self": None,
-    "encoder": "encoder",
-    "decoder": "decoder",
-    "cross": "cross",
-}
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -75,8 +68,9 @@ Sink = Callable[[Event, Tensor | Call], None]
 
 @dataclass(eq=False)
 class _Span:
-    """A run of a module. `items` are what ran within it, in order: modules, and the numbers of captured attentions. `output` is
-    what it gave, until the module around it ends."""
+    """A run of a module; its number is −1 for an element of a list that is never called itself, such as a list of two. `items`
+    are what ran within it, in order: modules, and the numbers of captured attentions. `output` is what it gave, until the module
+    around it ends."""
 
     name: str
     run: int
@@ -115,53 +109,40 @@ class _Span:
         return [item for item in self.items[after:] if isinstance(item, _Span) and item.output is not None]
 
 
-@dataclass
-class Places:
-    """Where a model computes what; the numbers of layers and of heads; and the modules that hide their attention."""
-
-    known: dict[Source, Place] = field(default_factory=dict)
-    n_layers: dict[Stack | None, int] = field(default_factory=dict)
-    n_heads: set[int] = field(default_factory=set)
-    hidden: tuple[str, ...] = ()
-    _taken: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-
-    def of(self, event: Event) -> Place | None:
-        """The place of what is computed, None if it has none."""
-        place = self.known.get(event.source)
-        return changed(place, site=event.site, name=event.name) if place is not None and event.site else place
-
-    def add(self, source: Source, place: Place) -> None:
-        """Adds a place, with its number."""
-        self.known[source] = changed(place, number=self._taken[place.key])
-        self._taken[place.key] += 1
-
-
 # ------------------------------------------------------------------------------------------------------------------ a pass
 
 
 @torch.no_grad()
 def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
-    """Runs a model, and gives what it computes to `sink`, in the order of execution: what modules with weights give and elements
+    """Runs a model in evaluation, and gives what it computes to `sink`, in the order of execution: what modules give and elements
     of lists read, and attentions."""
-    names = {id(module): name for name, module in model.named_modules()}
-    running, runs, calls, n_heads = [_Span("", 0, nn.Module())], Counter[str](), list[Call](), set[int]()
+    modules = dict(model.named_modules())
+    names = {id(module): name for name, module in modules.items()}
+    running, runs, calls = [_Span("", 0, nn.Module())], Counter[str](), list[Call]()
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        name = names[id(module)]
-        span = _Span(name, runs[name], module)
-        runs[name] += 1
-        running[-1].items.append(span)
-        numbered, tensor = _NUMBERED.match(name), first_tensor((args, kwargs))
-        is_first = numbered and not any(f"{each.name}.".startswith(f"{numbered[0]}.") for each in running)
-        if is_first and tensor is not None:
-            sink(Event(("in", name, span.run), name), tensor)
-        running.append(span)
-
-    def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
-        span = running.pop()
-        for item in span.items:
+    def close() -> _Span:
+        for item in running[-1].items:
             if isinstance(item, _Span):
                 item.output = None
+        return running.pop()
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        name, tensor = names[id(module)], first_tensor((args, kwargs))
+        while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
+            close()
+        around = len(running[-1].name)
+        elements = [name[: number.end()] for number in _ELEMENT.finditer(name) if number.end() > around]
+        for each, run in (*((element, -1) for element in elements), (name, runs[name])):
+            running.append(_Span(each, run, modules[each]))
+            running[-2].items.append(running[-1])
+            if is_numbered(each) and tensor is not None:
+                sink(Event(("in", each, run), each), tensor)
+        runs[name] += 1
+
+    def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
+        while running[-1].run < 0:
+            close()
+        span = close()
         tensor = first_tensor(output)
         if tensor is None:
             return
@@ -177,34 +158,16 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
         for unit in units:
             unit.output = None
         calls.append(call.holding({}))
-        n_heads.add(call.shape[1])
 
     with ExitStack() as hooks, captured(model, take) as watch:
-        for module in model.modules():
+        for module in modules.values():
             hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+            hooks.callback(setattr, module, "training", module.training)
+        model.eval()
         forward()
     root = next((item for item in running[0].items if isinstance(item, _Span) and item.name == ""), running[0])
-    return Pass(_grouped(root), calls, Places(n_heads=n_heads, hidden=tuple(watch.silent)))
-
-
-def _grouped(span: _Span) -> _Span:
-    """The span in which modules of a list element that is never called itself, such as a list of two, stand in one span."""
-    items = list[_Span | int]()
-    before = f"{span.name}." if span.name else ""
-    for item in span.items:
-        steps = item.name.removeprefix(before).split(".") if isinstance(item, _Span) else []
-        n = next((i + 1 for i, step in enumerate(steps) if step.isdigit()), len(steps))
-        if isinstance(item, int) or n == len(steps):
-            items.append(item if isinstance(item, int) else _grouped(item))
-            continue
-        name, last = before + ".".join(steps[:n]), items[-1] if items else None
-        if not isinstance(last, _Span) or last.name != name or last.run != -1:
-            last = _Span(name, -1, nn.ModuleList())
-            items.append(last)
-        last.module.append(item.module)  # type: ignore[operator]
-        last.items.append(_grouped(item))
-    return replace(span, items=items)
+    return Pass(root, calls, tuple(watch.silent))
 
 
 # ------------------------------------------------------------------------------------------------------- what is for what
@@ -223,23 +186,29 @@ class _Item:
 
 
 class Pass:
-    """A pass of a model: its modules and attentions as they ran, these without tensors, and the places that follow from them."""
+    """A pass of a model: its modules and attentions as they ran, these without tensors, the `silent` modules that hide their
+    attention, and the places that follow from all that, once they are found."""
 
-    def __init__(self, root: _Span, calls: Sequence[Call], found: Places) -> None:
-        self.root, self.all_calls, self.found, self.silent = root, calls, found, found.hidden
+    def __init__(self, root: _Span, calls: Sequence[Call], silent: tuple[str, ...]) -> None:
+        self.root, self.all_calls, self.silent = root, calls, silent
+        self.known = dict[Source, Place]()
+        self._taken, self._n_layers = Counter[tuple[Any, ...]](), Counter[Stack | None]()
         self.blocks = self._blocks()
 
-    def places(self, mapped: Mapping[str, Place | None]) -> Places:
-        """All places; `mapped` modules have a place that is given, or one of their own."""
+    def place_of(self, event: Event) -> Place | None:
+        """The place of what is computed, None if it has none."""
+        place = self.known.get(event.source)
+        return changed(place, site=event.site, name=event.name) if place is not None and event.site else place
+
+    def find_places(self, mapped: Mapping[str, Place | None]) -> None:
+        """Finds all places; `mapped` modules have a place that is given, or one of their own."""
         self._find()
         for name, place in mapped.items():
             if place is None:
-                self.found.known.setdefault(("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name))
+                self.known.setdefault(("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name))
             else:
-                known = self.found.known.items()
-                self.found.known = {source: other for source, other in known if other.key != place.key}
-                self.found.known["out", name, 0] = changed(place, name=name)
-        return self.found
+                self.known = {source: other for source, other in self.known.items() if other.key != place.key}
+                self.known["out", name, 0] = changed(place, name=name)
 
     def _find(self) -> None:
         items = self._flat(self.root, None)
@@ -252,9 +221,9 @@ class Pass:
         for item in items[: last + 1]:
             if item.kind == "block":
                 above, stack = self._next_block(item.span)
-            elif item.kind == "table" and not self.found.n_layers:
+            elif item.kind == "table" and not self._n_layers:
                 self._put(item.span, None, None, "embedding", "lookup")
-            elif item.kind == "norm" and self.found.n_layers and item.span.name.startswith(above):
+            elif item.kind == "norm" and self._n_layers and item.span.name.startswith(above):
                 self._put(item.span, None, stack, "norm", "norm")
         head = [item.span for item in items[last + 1 :] if item.kind in ("norm", "unit")]
         n_norms = next((n for n, span in enumerate(head) if not span.is_norm), len(head))
@@ -269,7 +238,17 @@ class Pass:
     ) -> None:
         place = Place(layer, stack, part, site, span.name if name is None else name)
         if span.run >= 0:
-            self.found.add(("out", span.name, span.run), place)
+            self._add(("out", span.name, span.run), place)
+
+    def _add(self, source: Source, place: Place) -> None:
+        """Adds a place, with its number."""
+        self.known[source] = changed(place, number=self._taken[place.key])
+        self._taken[place.key] += 1
+
+    def _stack_of(self, number: int) -> Stack | None:
+        """The stack of an attention."""
+        kind = self.all_calls[number].kind
+        return None if kind == "self" else kind
 
     def _attends(self, span: _Span) -> bool:
         """Whether an attention ran within a span."""
@@ -330,21 +309,12 @@ class Pass:
         """Adds a block, and before the first of a stack the embedding, which it reads. Returns what the names of modules around
         its list begin with, and its stack."""
         above = span.name.rpartition(".")[0]
-        kinds = {
-            self.all_calls[n].kind
-            for item in self.root.within()
-            if isinstance(item, _Span) and item.name in self.blocks and item.name.rpartition(".")[0] == above
-            for n in item.calls
-        }
-        stack: Stack | None = "decoder" if "cross" in kinds else None
-        stack = next((_STACKS[kind] for kind in ("encoder", "decoder") if kind in kinds), stack)
-        layer = self.found.n_layers.get(stack, 0)
-        if stack not in self.found.n_layers:
-            first = span
-            while first.run < 0 and isinstance(first.items[0], _Span):
-                first = first.items[0]
-            self.found.add(("in", first.name, first.run), Place(None, stack, "embedding", "embedding", first.name))
-        self.found.n_layers[stack] = layer + 1
+        kinds = {call.kind for call in self.all_calls if call.name.startswith(above)}
+        stack: Stack | None = "encoder" if "encoder" in kinds else "decoder" if kinds & {"decoder", "cross"} else None
+        layer = self._n_layers[stack]
+        if not layer:
+            self._add(("in", span.name, span.run), Place(None, stack, "embedding", "embedding", span.name))
+        self._n_layers[stack] += 1
         self._block(span, stack, layer)
         return above.rpartition(".")[0], stack
 
@@ -364,9 +334,8 @@ class Pass:
             elif item.kind == "silent":
                 self._put(item.span, layer, stack, "attention", "output")
             elif isinstance(item.of, int) and item.kind == "call":
-                call = self.all_calls[item.of]
-                place = Place(layer, _STACKS[call.kind], "attention", "scores", call.name)
-                self.found.add(("call", "", item.of), place)
+                place = Place(layer, self._stack_of(item.of), "attention", "scores", self.all_calls[item.of].name)
+                self._add(("call", "", item.of), place)
                 after = (unit.span for unit in items[at:] if unit.kind == "unit" and unit.of == item.of)
                 output = next(after, item.owner)
                 if output is not None:
@@ -412,7 +381,7 @@ class Pass:
         if of is None or site in ("q_norm", "k_norm"):
             return
         is_mlp = of.of == "mlp"
-        own = _STACKS[self.all_calls[of.of].kind] if isinstance(of.of, int) else stack
+        own = self._stack_of(of.of) if isinstance(of.of, int) else stack
         self._put(item.span, layer, own, "mlp" if is_mlp else "attention", site)
 
 
@@ -495,15 +464,3 @@ def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
         if torch.equal(own.repeat_interleave(v.shape[1] // n_kv, dim=1), v):
             return {"q": q, "k": k, "v": own}
     return {}
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """A context in which a model is in evaluation mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -70,12 +70,7 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
         save_places(computed[0], inputs[0], wanted.command, wanted.save, force=wanted.force)
         return json.dumps({"n_places": len(computed[0].entries)}).encode()
     stage("comparing", limited=False)
-    comparison = compare(computed[0], computed[1])
-    of_a, of_b = ((side.attn, side.settings.device, side.settings.revision) for side in sides)
-    # of what is saved or built by code they are not known
-    for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ():
-        comparison.notes.extend([f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else [])
-    return json.dumps(model_diff(comparison, names)).encode()
+    return json.dumps(model_diff(compare(computed[0], computed[1]), names)).encode()
 
 
 # -------------------------------------------------------------------------------------------------------------- the inputs
