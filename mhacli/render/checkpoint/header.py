@@ -34,11 +34,9 @@ def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool
     """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
     unverified layers; unless `in_brief` also how its layers were captured."""
     path = Text(visible(model.path), style="bold")
-    words = [
-        _layers(record, model),
-        *by_layers(record.layers, _heads),
-        *_inputs(record, model, *texts_read(record)),
-    ]
+    words = [_layers(record, model), *by_layers(record.layers, _heads)]
+    words += [f"revision {visible(model.revision)}"] if model.revision else []
+    words += [visible(model.dtype), visible(record.environment.device), *texts_read(record), *_masks_and_scores(record)]
     lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
     if not in_brief:
         lines.append(flowing(_details(record, model), screen.width, style="dim"))
@@ -56,25 +54,6 @@ def texts_read(record: Record) -> list[str]:
     parts += [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
     of_example = f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}"
     return [*map(visible, parts), "means over documents", visible(of_example)]
-
-
-def head_footer(record: Record, model: Model, screen: Screen) -> RenderableType:
-    """What stands below a single head: how it was read, and the self-check, in one line if all checks pass."""
-    words: list[str | Text] = [*_inputs(record, model), *_proof(record, model)]
-    lines: list[RenderableType] = [*_generated(record, model, screen), *_unverified(record)]
-    if not record.self_check.ok:
-        return Group(*lines, flowing(words, screen.width), checks_view(record, screen, in_detail=False))
-    n_checks = sum(len(layer.survey.checks) for layer in record.layers)
-    return Group(
-        *lines, flowing([*words, self_check_verdict(ok=True, found=count_of(n_checks, "check"))], screen.width)
-    )
-
-
-def _inputs(record: Record, model: Model, *texts: str) -> Iterator[str]:
-    """How the model was read: its revision, dtype and device, the texts, and what attention has beside plain attention."""
-    yield from [f"revision {visible(model.revision)}"] if model.revision else []
-    yield from (visible(model.dtype), visible(record.environment.device), *texts)
-    yield from _masks_and_scores(record)
 
 
 def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:

@@ -31,7 +31,7 @@ from mhacli.render.base.selection import (
 )
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.checkpoint.header import checks_view, head_footer, model_header
+from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
 from mhacli.render.heads.head_map import maps_view
 from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, statistics, token_name, types_of
@@ -62,18 +62,16 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     has_all = options.verbose or options.everything
     is_drawn = are_drawn(layers, options)
     is_asked = is_drawn and len(listed) == 1 and not has_all  # one head: its matrix first, how it was read last
-    path = visible(record.model.path) if is_asked else ""
-    drawn = Group(*patterns_view(layers, sequences.shown, options, screen, path=path))
+    drawn = Group(*patterns_view(record, layers, sequences.shown, options, screen))
     numbers = Group(*remarks, *statistics(of_heads, options, screen, has_name=not is_asked))
     overview: list[RenderableType] = [grid(record, layers, screen)] if len(layers) > 1 else []
     overview.append(_sinks(record, layers, heads, screen))
-    sections: list[RenderableType] = [model_header(record, record.model, screen, in_brief=not options.verbose)]
+    header = model_header(record, record.model, screen, in_brief=not options.verbose)
+    sections: list[RenderableType] = [header, Group(*overview), Group(numbers, drawn)]
     if is_asked:
         sections = [Group(drawn, numbers)]
     elif is_drawn:
-        sections += [drawn, numbers, *([Group(*overview)] if has_all or options.heads is None else ())]
-    else:
-        sections += [Group(*overview), Group(numbers, drawn)]
+        sections = [header, drawn, numbers, *([Group(*overview)] if has_all or options.heads is None else ())]
     sections += corpus_tables(record, layers, listed, options, screen)
     of_layers = [(layer, [head for head in listed if head in layer.record.heads]) for layer in layers]
     is_chosen = (options.layers is not None or options.heads is not None) and len(listed) <= MAX_DRAWN
@@ -95,7 +93,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         sections += cells_view(layer.record, of_layer, options, screen, layer.inspected.label)
     if options.maps and len(of_layers) > n_drawn:
         sections.append(hidden(len(of_layers) - n_drawn, "layer", "--all or --layer"))
-    sections.append(head_footer(record, record.model, screen) if is_asked else checks)
+    sections.append(Group(header, checks) if is_asked else checks)
     return spaced(sections)
 
 

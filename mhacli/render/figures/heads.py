@@ -13,7 +13,7 @@ from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import count_of, fitted, type_text
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import DrawableHead, drawable_heads, missing_notes, names_of, scale_of
-from mhacli.render.checkpoint.patterns import WORDS_CAPTION, merge_words, queries_of
+from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import Sheet
 from mhacli.render.heads.head_map import (
@@ -81,12 +81,10 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
 
 def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> HeadMap:
     """A head in at most `most` cells per side. Raises `UsageError` for rows of a head stored in blocks."""
-    rows, _ = queries_of(head.record, "self" if head.layer is None else head.layer.kind, sequence, options)
+    rows, _ = queries_of(head, sequence, options)
     if rows == ():
         raise UsageError(f"--from names no query of {head.label}")
-    if options.words:
-        head = replace(head, record=merge_words(head.record))
-    finest = head_map(head, sequence)
+    finest = words_map(head, sequence) if options.words else head_map(head, sequence)
     if rows is None:
         return finest.fitting(most, most)
     if finest.block > 1:
