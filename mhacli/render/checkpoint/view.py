@@ -4,6 +4,7 @@ distributions over documents."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -180,8 +181,6 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
 # ---------------------------------------------------------------------------------------------------------------- spans
 
 _MAX_ROWS, _NAME_WIDTH = 24, 12
-_SpanRow = tuple[str, str, np.ndarray, np.ndarray]
-"""A layer or head, the attending span, its weights `[span]`, and those of uniform attention; NaN without queries."""
 
 
 def span_view(
@@ -189,16 +188,15 @@ def span_view(
 ) -> RenderableType:
     """Rows per layer or chosen head, one for each attending span, and the weight of each attended span."""
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
-    rows: list[_SpanRow] = []
+    rows: list[Sequence[str]] = []
     for layer in layers:
         if "span_mass" in layer.record.arrays:
             rows += _span_rows(short_name(layer.inspected, record.layers), layer.record, names, sequences, options)
-    columns: list[Column[_SpanRow]] = [
-        Column(heading="layer", value=lambda row: row[0], unit="id"),
-        Column(heading="from", value=lambda row: row[1]),
+    headings = ["layer", "from", *(f"to {name}" for name in names)]
+    columns: list[Column[Sequence[str]]] = [
+        Column(heading=heading, value=itemgetter(place), unit="word" if heading == "from" else "id")
+        for place, heading in enumerate(headings)
     ]
-    for span, name in enumerate(names):
-        columns += _span_columns(f"to {name}", span, options.precision)
     over = ["the tokens of a row", *["heads"] * (options.heads is None), *["sequences"] * (len(sequences) > 1)]
     legend = [
         f"the weight of all tokens of a span together, averaged over {' and '.join(over)}",
@@ -209,24 +207,16 @@ def span_view(
     return Group(*table(of, screen.width))
 
 
-def _span_columns(heading: str, span: int, digits: int) -> Iterator[Column[_SpanRow]]:
-    """The attention weight of an attended span, and its ratio to that of uniform attention."""
-
-    def weight(row: _SpanRow) -> float | None:
-        return float(row[2][span]) if np.isfinite(row[2][span]) else None
-
-    def ratio(row: _SpanRow) -> str:
-        number, uniform = weight(row), row[3][span]
-        return f"×{shown(number / uniform, 'short')}" if number is not None and uniform > 0 else "×–"
-
-    yield Column(heading=heading, value=weight, unit="weight", digits=digits)
-    yield Column(heading="", value=ratio, unit="id")
-
-
 def _span_rows(
     name: str, view: Record, names: Sequence[str], sequences: Sequence[int], options: ViewOptions
-) -> Iterator[_SpanRow]:
-    """The rows of a layer, or of each of its chosen heads: means of finite numbers."""
+) -> Iterator[Sequence[str]]:
+    """The rows of a layer, or of each of its chosen heads: its name, the attending span, and of each attended span the weight and
+    its ratio to uniform attention, means of finite numbers."""
+
+    def words(weight: float, uniform: float) -> str:
+        ratio = weight / uniform if uniform > 0 else None
+        return "–" if np.isnan(weight) else f"{shown(weight, 'weight', options.precision)} ×{shown(ratio, 'short')}"
+
     kept = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
     of_heads = np.broadcast_arrays(*kept)
     chosen = [place for place, head in enumerate(view.heads) if head.head in (options.heads or ())]
@@ -236,7 +226,7 @@ def _span_rows(
     for label, heads in groups.items():
         mass, uniform = (np.ma.masked_invalid(of[:, heads]).mean(axis=(0, 1)).filled(np.nan) for of in of_heads)
         for query, span in enumerate(names):
-            yield "" if query else label, span, mass[query], uniform[query]
+            yield "" if query else label, span, *map(words, mass[query], uniform[query])
 
 
 # --------------------------------------------------------------------------------------------------------------- corpora
