@@ -271,11 +271,11 @@ def corpus_tables(
         of_types.append((*heads[head.layer, head.attention, head.head], field))
     spreads = [(name, head, spread) for name, head, field in of_types if (spread := head.spread(field)) is not None]
     yield Group(*table(_spreads(spreads), screen.width, "interval: bootstrap of the mean"))
+    chosen = [row for row in heads.values() if options.heads is None or row[1].head in options.heads]
     for metric in _EFFECTS:
-        found = [(name, head, spread) for name, head in heads.values() if (spread := head.spread(metric)) is not None]
-        if found:
-            chosen = [row for row in found if options.heads is None or row[1].head in options.heads]
-            yield Group(*table(_effects(chosen, metric, everything=options.everything), screen.width))
+        removed = [(name, head, spread) for name, head in chosen if (spread := head.spread(metric)) is not None]
+        if removed:
+            yield Group(*table(_effects(removed, metric, everything=options.everything), screen.width))
             return
 
 
@@ -312,20 +312,13 @@ def _distribution(heading: str) -> Iterator[Column[_Row]]:
 
 def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_Row]:
     """The effect of removing each head, the largest mean first."""
-    heading, meaning = words_of("columns", "effect")[metric].heading, "length of the change of the output"
-    columns: list[Column[_Row]] = [Column(heading="removed", value=lambda row: row[0]), *_distribution(heading)]
-    if metric == "d_logit":
-        meaning = "change of the logit of the predicted token (negative: the head supports it)"
-        means = {name: spread.mean for name, head, _ in rows if (spread := head.spread("kl")) is not None}
-        columns.append(
-            Column(heading="KL", value=lambda row: means.get(row[0]), unit="brief", meaning="divergence in nats")
-        )
+    word = words_of("columns", "effect")[metric]
     return Table(
-        columns=columns,
+        columns=[Column(heading="removed", value=lambda row: row[0]), *_distribution(word.heading)],
         rows=sorted(rows, key=lambda row: -abs(row[2].mean)),
         title="removing a head, mean over documents",
         most=None if everything else _MOST_EFFECTS,
-        legend=[f"{heading} = {meaning}, at the first [MASK], else at the last token"],
+        legend=[f"{word.heading} = {word.legend}, at the first [MASK], else at the last token"],
     )
 
 
