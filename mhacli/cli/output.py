@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.record.record import Record
+    from mhacli.render.figures.svg import Piece
     from mhacli.run import Run
 
 _SAVE = "Save the record in this file, for mha show, view and diff."
@@ -199,9 +200,12 @@ def print_report(
     json: Callable[[], Any],
     csv: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     command: Sequence[str] = (),
+    figures: Callable[[], Sequence[Piece]] = tuple,
+    saved: Iterable[str] = (),
 ) -> None:
-    """Prints a report that is no record: its document, which may be text, the rows of its table, or the view of the terminal.
-    One with its `command` is also written as a page and as pictures."""
+    """Prints a report that is no record: its document, which may be text, the rows of its table, or the view of the terminal;
+    and the names of the files, those of `saved` among them. One with its `command` is also written as a page and as pictures,
+    with `figures` below what is printed."""
     if output.json:
         document = json()
         write(document if isinstance(document, str) else dumps(document, indent=1, allow_nan=False) + "\n")
@@ -214,9 +218,11 @@ def print_report(
     if command and output.files:
         from mhacli.render.notebook import report_figure, report_page
 
-        name = " ".join(command[:2])
-        write_pictures(output, lambda: report_page(view, name, command), lambda: report_figure(view, name, command))
-        note_written(output)
+        name, of = " ".join(command[:2]), figures()
+        write_pictures(
+            output, lambda: report_page(view, name, command, of), lambda: report_figure(view, name, command, of)
+        )
+    note_written(output, *saved)
 
 
 def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:
@@ -237,10 +243,10 @@ def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[],
         write_whole(path, content, force=output.force)
 
 
-def note_written(output: Output, *also: str | None) -> None:
+def note_written(output: Output, *also: str) -> None:
     """Prints the names and sizes of the written files on stderr, unless stdout is a format for programs."""
     if output.format is None:
-        for path in filter(None, (*also, *output.files.values())):
+        for path in (*also, *output.files.values()):
             with suppress(OSError):
                 note(f"saved {path}, {shown(os.path.getsize(path), 'bytes')}")
 

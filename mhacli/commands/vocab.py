@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.output import Output, note_written, print_report, require_writable
+from mhacli.cli.output import Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.io.files import write_whole
 from mhacli.render.base.options import ViewOptions
@@ -64,7 +64,6 @@ def vocab(
         view=lambda on: vocabulary_table(rows, counts, room, on.width),
         json=lambda: vocabulary_json(rows, config.tokenizer),
     )
-    note_written(output)
 
 
 def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, width: int) -> RenderableType:

@@ -19,6 +19,8 @@ from mhacli.render.base.colours import CHANGES, RGB, UNKNOWN, WEIGHTS, hex_of, i
 from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
+from mhacli.render.figures.document import document
+from mhacli.render.figures.svg import Piece, Sheet, printed
 from mhacli.render.heads.head_map import HeadMap, cell_map, cell_meaning, grid_of, head_map
 from mhacli.render.page.document import most_certain, page
 from mhacli.render.page.elements import STATIC, Html, joined, page_part, preformatted, tag, text, whole
@@ -165,22 +167,23 @@ _BY_WIDTH = (
 View = Callable[[Screen], RenderableType]
 
 
-def report_page(view: View, name: str, command: Sequence[str], *sections: Html) -> str:
-    """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command; then more
-    `sections`."""
+def report_page(view: View, name: str, command: Sequence[str], figures: Sequence[Piece]) -> str:
+    """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command; then
+    `figures`."""
 
-    def printed(screen: Screen, kind: str) -> Html:
+    def section(screen: Screen, kind: str) -> Html:
         return tag("section", preformatted(view(screen), screen.width), class_=kind)
 
     top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
-    body = joined([top, tag("main", printed(PAPER, "wide"), printed(PHONE, "narrow"), *sections)])
+    sections = [section(PAPER, "wide"), section(PHONE, "narrow")]
+    if figures:
+        drawn = document(Sheet(title=name, body=figures), {})
+        sections.append(tag("section", tag("div", Html(drawn[drawn.index("<svg") :]), class_="scroll")))
+    body = joined([top, tag("main", *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
 
 
-def report_figure(view: View, name: str, command: Sequence[str]) -> str:
-    """An SVG picture of what the terminal prints, in its colours, with the command in its metadata."""
-    from mhacli.render.figures.document import document
-    from mhacli.render.figures.svg import Sheet, printed
-
-    sheet = Sheet(title=name, body=[printed(view(PAPER), PAPER.width)])
+def report_figure(view: View, name: str, command: Sequence[str], figures: Sequence[Piece]) -> str:
+    """An SVG picture of what the terminal prints, in its colours, with `figures` below and the command in its metadata."""
+    sheet = Sheet(title=name, body=[printed(view(PAPER), PAPER.width), *figures])
     return document(sheet, {"command": [*command]})

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.output import Output, note_written, print_report, require_writable, write_pictures
+from mhacli.cli.output import Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
@@ -23,8 +23,8 @@ _FAIL_IF = "slower:1.10: exit with code 3 if a time certainly exceeds 1.10 × th
 _COMPARE = "Compare with a saved run, measured at the same sizes by default."
 _STRICT = "With --fail-if: exit with code 3 if the result is inconclusive, too."
 _CSV = "Print CSV: a line per row, without samples."
-_SVG = "Plot time and TFLOP/s against length."
-_HTML = "Write the plots and rows as one HTML page."
+_SVG = "Write what is printed and plots of time and rate as an SVG picture."
+_HTML = "Write what is printed and the plots as an HTML page."
 
 
 def _rule(word: str) -> float:
@@ -73,19 +73,20 @@ def bench(
         write_whole(save_baseline, benchmark.to_json().encode(), force=output.force)
     if baseline is not None:
         benchmark = compare(benchmark, baseline, compare_with or "", fail_if)
-    from mhacli.commands.bench.view import bench_figure, bench_page
+    from mhacli.commands.bench.view import plots
 
     print_report(
         output,
         view=benchmark.view,
         json=benchmark.to_json,
         csv=benchmark.without_samples,
+        command=benchmark.command,
+        figures=lambda: plots(benchmark),
+        saved=saved.values(),
     )
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
-    write_pictures(output, lambda: bench_page(benchmark), lambda: bench_figure(benchmark))
-    note_written(output, save_baseline)
     if benchmark.comparison is not None:
         _conclude(benchmark.comparison, output, is_judged=fail_if is not None, strict=strict)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import shlex
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from operator import itemgetter, methodcaller
 from typing import Any
@@ -21,11 +18,7 @@ from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import table
 from mhacli.render.figures import svg
-from mhacli.render.figures.document import document
-from mhacli.render.figures.svg import Piece, Sheet, element, placed, rectangle, written
-from mhacli.render.notebook import report_page
-from mhacli.render.page import elements
-from mhacli.render.page.elements import Html, tag
+from mhacli.render.figures.svg import Piece, element, rectangle, written
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
@@ -203,40 +196,15 @@ def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableTy
 # --------------------------------------------------------------------------------------------------------------- plots
 
 
-def bench_page(benchmark: Benchmark) -> str:
-    """One static page: what the terminal prints, the plots, and every row as a table."""
-    picture = document(Sheet(title="time and rate by length", body=_plots(benchmark)), {})
-    columns: list[Column[BenchRow]] = [
-        column("bench", "backend", lambda row: _kernels(row.backend, [row])),
-        column("bench", "size", _size),
-        column("bench", "median", lambda row: row.median_s, "seconds"),
-        *_NUMBERS,
-        Column(heading="", value=lambda row: visible(_why(row))),
-    ]
-    parts = [tag("div", Html(picture[picture.index("<svg") :]), class_="scroll")]
-    for family, rows in _families(benchmark.rows).items():
-        parts.append(elements.table(Table(columns=columns, rows=rows, title=family)))
-    sections = (tag("section", part, class_="numbers") for part in parts)
-    return report_page(partial(bench_view, benchmark), "mha bench", benchmark.command, *sections)
-
-
 _COLOURS = (
     "#006ba4", "#ff800e", "#595959", "#5f9ed1", "#c85200", "#ababab", "#1a1a1a", "#ffbc79", "#a2c8ec", "#898989"
 )  # fmt: skip
 """Colours that readers with any colour vision tell apart."""
 _LEFT, _TOP, _RIGHT, _BOTTOM = 50.0, 20.0, 430.0, 250.0
 """The edges of the area of a chart, beside which its labels stand."""
-_TICKS = [digit * 10.0**power for power in range(-12, 13) for digit in (1, 2, 5)]
 
 
-def bench_figure(benchmark: Benchmark) -> str:
-    """An SVG picture of the answer and the plots."""
-    about = visible(" · ".join([shlex.join(benchmark.command), *_machine(benchmark)]))
-    sheet = Sheet(title="mha bench", about=[*benchmark.summary, about], body=_plots(benchmark))
-    return document(sheet, {"command": [*benchmark.command]})
-
-
-def _plots(benchmark: Benchmark) -> list[Piece]:
+def plots(benchmark: Benchmark) -> list[Piece]:
     """Time and rate against length, for each family of sizes, and each of the requested batches."""
     timed = [row for row in benchmark.rows if row.interval is not None]
     colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
@@ -251,8 +219,7 @@ def _plots(benchmark: Benchmark) -> list[Piece]:
     for title, rows in series.items():
         times = _chart(rows, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
         rates = _chart(rows, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
-        charts = placed(times, 0, 0) + placed(rates, times.width, 0)
-        body += [svg.lines([visible(title)]), Piece(charts, times.width + rates.width, times.height)]
+        body += [svg.lines([visible(title)]), times, rates]
     return body
 
 
@@ -263,9 +230,8 @@ def _chart(
     rows = [row for row in rows if number(row) > 0]
     if not rows:
         return Piece()
-    numbers, lengths = [*map(number, rows)], {row.k_len for row in rows}
-    first, last = bisect_right(_TICKS, min(numbers)) - 1, bisect_left(_TICKS, max(numbers))
-    ticks = _TICKS[first : max(last, first + 1) + 1]
+    powers, lengths = [math.log10(number(row)) for row in rows], {row.k_len for row in rows}
+    ticks = [10.0**power for power in range(math.floor(min(powers)), math.floor(max(powers)) + 2)]
 
     def x(length: int) -> float:
         return float(np.interp(math.log(length), np.log([min(lengths) / 1.1, max(lengths) * 1.1]), [_LEFT, _RIGHT]))
