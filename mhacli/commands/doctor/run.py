@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from rich.text import Text
 
 import mhacli
 from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
-from mhacli.errors import UsageError, first_names, installing, needed_ranges
+from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.exports import Shown
@@ -61,20 +60,16 @@ class Report(Shown):
     def view(self, screen: Any) -> RenderableType:
         """What `mha doctor` prints on a screen."""
         style = "bold red" if self.failed else "bold yellow" if self.having("care") else "bold green"
-        verdict = Text(visible(self.summary), style=style)
-        if self.model is None:
-            e = self.environment
-            verdict.append(f"  mha {e['mha']} · python {e['python']} · {e['platform']}", style="dim not bold default")
-            return Group(*table(_table(_in_brief(self), has_numbers=False), screen.width), verdict)
-        legend = [
-            "found: the largest change of a token's output, relative to the typical size of an output",
-            f"at most: {self.model.tolerance}",
-            *(f"note: {note}" for note in self.notes),
-        ]
-        explained = Text("\n".join(map(visible, legend)), style="dim")
-        about = flowing([*map(visible, _facts(self, self.model))], screen.width, style="bold")
-        checks = table(_table(self.checks, has_numbers=True), screen.width)
-        return Group(about, Text(), *checks, Text(), explained, Text(), verdict)
+        lines = [Text(), *table(_table(self.checks), screen.width), Text()]
+        if self.model is not None:
+            legend = [
+                "found: the largest change of a token's output, relative to the typical size of an output",
+                f"at most: {self.model.tolerance}",
+                *(f"note: {note}" for note in self.notes),
+            ]
+            lines += [Text("\n".join(map(visible, legend)), style="dim"), Text()]
+        about = flowing([*map(visible, _facts(self))], screen.width, style="bold")
+        return Group(about, *lines, Text(visible(self.summary), style=style))
 
     def __repr__(self) -> str:
         """The verdict in a sentence."""
@@ -202,33 +197,23 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
 
 
-def _in_brief(report: Report) -> list[HealthCheck]:
-    """The checks of an installation. Libraries that fit have one line, and so has attention that is right on a device."""
-    right = [check for check in report.checks if check.name.startswith("attention ") and check.ok]
-    brief = [check for check in report.checks if check not in right]
-    required = [f"{library['name']} {library['version']}" for library in report.libraries if library["extra"] is None]
-    if brief[0].ok:
-        brief[0] = HealthCheck(brief[0].name, True, f"{first_names(required, 2)} (--json)")
-    for device, of_device in groupby(right, key=lambda check: check.name.rpartition(" ")[0]):
-        dtypes = [check.name.rpartition(" ")[2] for check in of_device]
-        brief.append(HealthCheck(device, True, f"right in {', '.join(dtypes)}"))
-    return brief
-
-
-def _facts(report: Report, model: ExaminedModel) -> list[str]:
+def _facts(report: Report) -> list[str]:
     """What was examined, and how."""
+    e, model = report.environment, report.model
+    if model is None:
+        return [f"mha {e['mha']} doctor", f"python {e['python']}", e["platform"]]
     parts = [
-        f"mha {report.environment['mha']} doctor", model.path, f"family {model.family}", model.architecture,
+        f"mha {e['mha']} doctor", model.path, f"family {model.family}", model.architecture,
         count_of(model.n_parameters, "parameter"), " stored as ".join([model.dtype, *model.stored[:1]]),
-        f"attention {model.implementation}", model.device, count_of(int(report.environment["threads"]), "thread"),
-        f"torch {report.environment['torch']}", f"texts of {', '.join(map(str, model.lengths))} tokens",
+        f"attention {model.implementation}", model.device, count_of(int(e["threads"]), "thread"),
+        f"torch {e['torch']}", f"texts of {', '.join(map(str, model.lengths))} tokens",
         f"{model.n_passes} forward passes",
     ]  # fmt: skip
     parts[2:2] = [] if model.revision is None else [f"revision {model.revision}"]
     return parts
 
 
-def _table(checks: Sequence[HealthCheck], *, has_numbers: bool) -> Table[HealthCheck]:
+def _table(checks: Sequence[HealthCheck]) -> Table[HealthCheck]:
     """A line per check: name, status, number with its limit, and message. Below it what a fault means, and what to do."""
 
     def message(check: HealthCheck) -> str:
@@ -236,17 +221,14 @@ def _table(checks: Sequence[HealthCheck], *, has_numbers: bool) -> Table[HealthC
         return words + (f"\n→ {visible(check.advice)}" if check.advice else "")
 
     columns: list[Column[HealthCheck]] = [
-        Column(heading="check" if has_numbers else "", value=lambda check: visible(check.name)),
+        Column(heading="check", value=lambda check: visible(check.name)),
         Column(
             heading="",
             value=lambda check: "warning" if check.status == "care" else check.status,
             style=lambda check: _STYLES[check.status],
         ),
+        column("doctor", "found", lambda check: shown(check.value, "error", 2), "id"),
+        column("doctor", "tolerance", lambda check: shown(check.tolerance, "error", 2), "id"),
         Column(heading="", value=message, least=20, wraps=True),
     ]
-    if has_numbers:
-        columns[2:2] = [
-            column("doctor", "found", lambda check: shown(check.value, "error", 2), "id"),
-            column("doctor", "tolerance", lambda check: shown(check.tolerance, "error", 2), "id"),
-        ]
     return Table(columns=columns, rows=checks)
