@@ -52,10 +52,8 @@ class Walk:
 
 def _target(given: Mapping[str, Any]) -> str | None:
     """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
-    typed, has_arguments = given.get("typed"), any(given.get(name) for name in ("arg", "call_arg", "example"))
-    if given.get("path") is not None or not typed or are_literal():
-        return None
-    if not _names_code(typed[0], has_arguments=has_arguments):
+    typed = given.get("typed")
+    if given.get("path") is not None or not typed or are_literal() or not _names_code(typed[0]):
         return None
     if len(typed) > 1:
         message = f"{typed[0]} names code to trace, which takes no text, but {typed[1][:80]!r} follows"
@@ -63,9 +61,9 @@ def _target(given: Mapping[str, Any]) -> str | None:
     return str(typed[0])
 
 
-def _names_code(word: str, *, has_arguments: bool = False) -> bool:
+def _names_code(word: str) -> bool:
     """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file has no blanks in its name,
-    unless it exists; a module without a dot must exist, unless arguments of code are given.
+    unless it exists; a module without a dot must exist.
 
     >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
     [True, True, False, False, False]
@@ -77,9 +75,9 @@ def _names_code(word: str, *, has_arguments: bool = False) -> bool:
         return False
     if place.endswith(".py"):
         return isfile(place) or " " not in place
-    is_module = all(part.isidentifier() for part in place.split("."))
-    is_sure = "." in place or has_arguments or isfile(f"{place}.py") or isdir(place)
-    return is_module and (is_sure or find_spec(place) is not None)  # imports nothing
+    if not all(part.isidentifier() for part in place.split(".")):
+        return False
+    return "." in place or isfile(f"{place}.py") or isdir(place) or find_spec(place) is not None  # imports nothing
 
 
 @command(
@@ -103,7 +101,7 @@ def trace(
     options = replace(options, figure=options.figure or "walk")
     require_output(options, output)
     run, notes = None, tuple[str, ...]()
-    target = _target({**vars(code), "typed": what.typed, "path": what.model.path})
+    target = _target({"typed": what.typed, "path": what.model.path})
     if target is not None:
         record = _walk_code(target, code, what.given, has_values=walk.values)
     else:

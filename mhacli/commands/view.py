@@ -25,20 +25,19 @@ _MOST = 1_000_000
 
 def _record_path(typed: Sequence[str]) -> str | None:
     """The path of a record or of the folder of a scan; None if the words are texts, as all are after `--`."""
-    if are_literal():
-        return None
-    for word in typed:  # judged by its name or header
-        is_record = word.endswith(".safetensors") or is_scan(word)
-        if not is_record and os.path.isfile(word):
-            with suppress(OSError), open(word, "rb") as file:
-                is_record = b"mha.record/" in file.read(4096)
-        if is_record:
-            break
-    else:
+    if are_literal() or not any(map(_is_record, typed)):
         return None
     if len(typed) > 1:
         raise UsageError("mha view opens one record, and nothing else with it; -- stands before texts")
     return typed[0]
+
+
+def _is_record(word: str) -> bool:
+    """Whether a word names a record, by its name or header, or the folder of a scan."""
+    if os.path.isfile(word) and not word.endswith(".safetensors"):
+        with suppress(OSError), open(word, "rb") as file:
+            return b"mha.record/" in file.read(4096)
+    return word.endswith(".safetensors") or is_scan(word)
 
 
 @command(
