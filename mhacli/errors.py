@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
 """The code of what went wrong in one of several processes alone, and which each of them must say of itself."""
@@ -49,10 +50,14 @@ def bad_file(path: str, message: str, *, hint: str | None = None) -> MhaError:
     return MhaError(message, hint=hint, code="bad-file", path=path)
 
 
-def missing_library(name: str, user: str) -> MhaError:
-    """The error of a library that is not installed, and that `user` needs."""
-    hint = f"{installing(name)} installs it"
-    return MhaError(f"{user} needs {name}, which is not installed", hint=hint, code="missing-extra")
+def library(module: str, user: str) -> Any:
+    """A module of a library that `user` needs. Raises `MhaError`, with the command that installs it, if it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as fault:
+        name = (fault.name or module).partition(".")[0].replace("_", "-")
+        hint, message = f"{installing(name)} installs it", f"{user} needs {name}, which is not installed"
+        raise MhaError(message, hint=hint, code="missing-extra") from None
 
 
 def out_of_range(subject: str, index: int, count: int) -> str:

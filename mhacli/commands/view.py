@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 from typing import Annotated
 
 from mhacli.cli.console import colour_system, is_interactive, wants_colour
 from mhacli.cli.output import SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
-from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
+from mhacli.errors import MhaError, UsageError, library, out_of_range
 from mhacli.io.memory import gc_paused
 from mhacli.record.storage import is_scan, load_late
 from mhacli.render.base.options import Scale, ViewOptions
@@ -61,8 +60,7 @@ def view(
     if not (has_keys and is_interactive()):  # textual draws on stderr
         message = "mha view needs a terminal: stdin, stdout or stderr is redirected, or TERM is dumb"
         raise MhaError(message, hint="mha show RECORD prints a record", code="no-terminal")
-    if find_spec("textual") is None:
-        raise missing_library("textual", "mha view")
+    library("textual", "mha view")
     layers, path, notes, run = what.model.layers, _record_path(what.typed), tuple[str, ...](), None
     options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
     if path is not None:
@@ -81,7 +79,7 @@ def view(
 
     if sequence >= len(record.sequences):
         raise UsageError(out_of_range("--sequence", sequence, len(record.sequences)))
-    has_shades = wants_colour(output.terminal.color, sys.stdout) and colour_system() != "STANDARD"
+    has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "STANDARD"
     session = Session(record, colour=has_shades, scale=map_scale, hides_sinks=hide_sinks, sequence=sequence)
     session.choose(head, layers)
     show = partial(run_viewer, session, is_open=head is not None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import os
 import re
 import shlex
@@ -23,7 +22,7 @@ from torch import nn
 
 from mhacli.attention.devices import choose_device
 from mhacli.attention.layer import require_finite_weights
-from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, guarded, installing, missing_library
+from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, guarded, installing, library
 from mhacli.io import memory
 from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
@@ -288,10 +287,7 @@ def _require_finite(model: nn.Module, path: str) -> None:
 def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
     """The keywords with which transformers loads a model onto the devices of a map. `leaves_out` is the prefix of the names of
     layers in a checkpoint with a head, for a model without one. Raises `MhaError` without accelerate."""
-    try:
-        utilities = importlib.import_module("accelerate.utils")
-    except ImportError:
-        raise missing_library("accelerate", "--device-map") from None
+    utilities = library("accelerate.utils", "--device-map")
     if device_map == "auto":
         free: dict[int | str, int] = utilities.get_max_memory()
         limit = {"cpu": min(free.get("cpu", 0), memory.available_bytes())}
@@ -465,20 +461,17 @@ def transformers() -> Any:
     """The library transformers, silenced. Raises `MhaError` if it is missing, or too old to be safe."""
     os.environ.setdefault("RUST_BACKTRACE", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        library: Any = importlib.import_module("transformers")
-    except ImportError as fault:
-        raise missing_library(fault.name or "transformers", "a checkpoint") from None
-    release = tuple(int(part) for part in library.__version__.split(".")[:2])
+    found = library("transformers", "a checkpoint")
+    release = tuple(int(part) for part in found.__version__.split(".")[:2])
     if release < OLDEST:
         raise MhaError(
-            f"transformers {library.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a checkpoint's config could run code",
+            f"transformers {found.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a checkpoint's config could run code",
             hint=f"{installing(*HF)} installs a newer one",
             code="missing-extra",
         )
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
-    return library
+    found.logging.set_verbosity_error()
+    found.logging.disable_progress_bar()
+    return found
 
 
 def offline() -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from mhacli.errors import MhaError, UsageError, missing_library
+from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.data import Array
 from mhacli.record.effect import Effect
 from mhacli.record.heads import Averages, HeadStatistics, removal_columns
@@ -86,26 +86,20 @@ class Table:
 
     def to_polars(self) -> polars.DataFrame:
         """A polars DataFrame; null for a missing value. Raises `MhaError` if polars is missing."""
-        require_library("polars", "to_polars")
-        import polars
-
-        columns = self.columns()
+        columns, new = self.columns(), library("polars", "to_polars").DataFrame
         kinds = {name: kind for name, (kind, _) in columns.items()}
-        return polars.DataFrame({name: values for name, (_, values) in columns.items()}, kinds)
+        frame: polars.DataFrame = new({name: values for name, (_, values) in columns.items()}, kinds)
+        return frame
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
-        require_library("pandas", "to_pandas")
-        import pandas
-
-        columns = self.columns().items()
+        pandas, columns = library("pandas", "to_pandas"), self.columns().items()
         return pandas.DataFrame(
             {name: pandas.Series(values, dtype=_TYPES[kind][0]) for name, (kind, values) in columns}
         )
 
     def to_arrow(self) -> pyarrow.Table:
         """An Arrow table; null for a missing value. Raises `MhaError` if pyarrow is missing."""
-        require_library("pyarrow", "to_arrow")
         return arrow_of(self.columns())
 
 
@@ -117,19 +111,10 @@ def dicts_of(columns: Columns) -> list[dict[str, Any]]:
 
 def arrow_of(columns: Columns) -> pyarrow.Table:
     """An Arrow table; null for a missing value."""
-    import pyarrow
-
+    pyarrow = library("pyarrow", "an Arrow table")
     return pyarrow.table(
         {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][1])()) for name, (kind, values) in columns.items()}
     )
-
-
-def require_library(name: str, method: str) -> None:
-    """Raises `MhaError` if a library that a method needs is missing."""
-    from importlib.util import find_spec
-
-    if find_spec(name) is None:
-        raise missing_library(name, method)
 
 
 class EffectTable(tuple[Effect, ...], Table):
@@ -284,12 +269,11 @@ class Pattern(Table):
         Select by position with `isel`, since a repeated token names several positions. Raises `MhaError` if xarray is
         missing.
         """
-        require_library("xarray", "to_xarray")
-        import xarray
-
         coordinates_of = {"layer": self.layers, "head": self.heads, "query": self.query_tokens, "key": self.key_tokens}
         coordinates = {name: list(coordinates_of[name]) for name in self.dims}
-        return xarray.DataArray(self.values, coordinates, self.dims, name="pattern")
+        new = library("xarray", "to_xarray").DataArray
+        array: xarray.DataArray = new(self.values, coordinates, self.dims, name="pattern")
+        return array
 
 
 def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) -> Pattern:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from mhacli.errors import MhaError, UsageError, missing_library
+from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
 from mhacli.settings import DEFAULT_MAX_BYTES, Source, parse_bytes, setting
 from mhacli.text.numbers import shown
@@ -259,14 +259,10 @@ def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
 
 def _rows(file: str, column: str) -> Iterator[bytes | None]:
     """The column of a Parquet file, read page by page, because a row group may be larger than memory."""
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError:
-        raise missing_library("pyarrow", file) from None
+    parquet = library("pyarrow.parquet", file)
     with (
-        _whole(file, "Parquet file", ArrowException),
-        ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False) as table,
+        _whole(file, "Parquet file", library("pyarrow", file).ArrowException),
+        parquet.ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False) as table,
     ):
         _require_texts(file, column, {field.name: str(field.type) for field in table.schema_arrow})
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):

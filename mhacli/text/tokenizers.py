@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from msgspec import Struct, to_builtins
 
-from mhacli.errors import MhaError, UsageError, bad_file, guarded, missing_library
+from mhacli.errors import MhaError, UsageError, bad_file, guarded, library
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, TOKENIZERS, Config
@@ -283,12 +283,8 @@ def file_tokenizer(path: str) -> LibraryTokenizer:
         known = f"one of {', '.join(TOKENIZERS)} or the path of a tokenizer.json"
         raise UsageError(f"--tokenizer {shlex.quote(path)} is not {known}")
     data = read_whole(path, MAX_FILE_BYTES)
-    try:
-        import tokenizers
-    except ImportError:
-        raise missing_library("tokenizers", "a tokenizer.json") from None
-    library = guarded("the tokenizer", path, lambda: tokenizers.Tokenizer.from_str(data.decode()))
-    return LibraryTokenizer(library, path)
+    kind = library("tokenizers", "a tokenizer.json").Tokenizer
+    return LibraryTokenizer(guarded("the tokenizer", path, lambda: kind.from_str(data.decode())), path)
 
 
 def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:

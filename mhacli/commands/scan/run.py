@@ -29,13 +29,13 @@ from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.study import study_of, verified
 from mhacli.commands.scan.command import Progress, Scan, recorded_command
 from mhacli.commands.scan.folder import EFFECTS, UNIT_SIZE, Settings, Totals, Unit, UnitFiles, differences, open_folder
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.long_work import uninterrupted
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
 from mhacli.models.run import make_texts, run_of, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
-from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of, require_library
+from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of
 from mhacli.record.record import Record
 from mhacli.text.reading import Document, documents, is_pipe
 
@@ -282,9 +282,7 @@ def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]]
     if _ranks() != (0, 1):
         message = "--workers and --ray do not work in a rank (RANK and WORLD_SIZE are set)"
         raise UsageError(message, hint="one process with --ray uses all nodes of a Ray cluster")
-    require_library("ray", "a scan with workers")
-    import ray
-
+    ray = library("ray", "a scan with workers")
     address = scan.ray or "local"
     n_cpus = scan.workers * scan.n_cpus if scan.workers and address == "local" else None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

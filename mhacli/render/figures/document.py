@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 
 from rich.cells import cell_len
 from rich.console import Group
 
-from mhacli.errors import EXIT_CHECK, MhaError, missing_library
+from mhacli.errors import EXIT_CHECK, MhaError, library
 from mhacli.record.record import Record
 from mhacli.render.base.format import RECORD_BY, provenance
 from mhacli.render.base.options import Screen, ViewOptions
@@ -146,8 +145,7 @@ _ZOOM = 2.0
 
 def require_png() -> None:
     """Raises `MhaError` if PNG is not available: without the library, or without a font, which would drop all text."""
-    if find_spec("resvg_py") is None:
-        raise missing_library("resvg-py", "--png")
+    library("resvg_py", "--png")
     words = [written(0, 12, text, 12, font_family=MONO) for text in ("mha", "")]
     with_text, without = (
         png(element("svg", word, xmlns="http://www.w3.org/2000/svg", width=40.0, height=16.0)) for word in words
