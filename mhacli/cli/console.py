@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress
@@ -123,19 +123,22 @@ def is_interactive() -> bool:
 
 
 @contextmanager
-def show_activity(activity: str) -> Iterator[None]:
-    """Names an activity on a terminal's stderr, and erases the line at its end. Nothing else runs, which would disturb
-    measurements."""
-    if not is_interactive():
-        yield
-        return
-    sys.stderr.write(f"{visible(activity)} …")
-    sys.stderr.flush()
+def show_activity(activity: str = "starting") -> Iterator[Callable[..., None]]:
+    """Names an activity on a terminal's stderr, and erases the line at its end; the callback names the next one in its place.
+    Nothing else runs, which would disturb measurements."""
+
+    def name(activity: str, **_: Any) -> None:
+        if is_interactive():
+            sys.stderr.write(f"\r\x1b[K{visible(activity)[: stdout_width() - 3]} …")
+            sys.stderr.flush()
+
+    name(activity)
     try:
-        yield
+        yield name
     finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        if is_interactive():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def leave_deleted_folder() -> None:
@@ -179,16 +182,3 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
             bar.update(task, completed=fraction, description=visible(step), refresh=True)
 
         yield report_progress
-
-
-@contextmanager
-def stages(usual: int) -> Iterator[Callable[..., None]]:
-    """A callback that reports the stages of a job, of which there are usually so many, in a progress bar."""
-    begun: list[str] = []
-    with progress(has_time_left=False) as report_progress:
-
-        def stage(text: str, *, limited: bool = True) -> None:
-            begun.append(text)
-            report_progress(len(begun) / (len(begun) + usual), text)
-
-        yield stage

@@ -39,18 +39,8 @@ _COLOUR = "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terminal:
-    """The colour and the width of what is printed, options of every command."""
-
-    # fmt: off
-    color: ColourChoice = setting("auto", OUTPUT, _COLOUR, "--color --colour")
-    width: int | None = setting(None, OUTPUT, _WIDTH, low=SCREEN_WIDTHS[0], high=SCREEN_WIDTHS[1], hidden=True)
-    # fmt: on
-
-
-@dataclass(frozen=True, kw_only=True)
 class Output:
-    """The format of stdout, the files to write and the colour. A command offers some of these options."""
+    """The format of stdout, the files to write, the colour and the width. A command offers some of these options."""
 
     # fmt: off
     json: bool = setting(False, OUTPUT, "Print the result as one JSON document.", common=True, excludes=("csv",))
@@ -63,8 +53,9 @@ class Output:
     html: str | None = setting(None, PICTURES, "Write an interactive HTML page that works offline.", metavar="FILE", common=True)
     svg: str | None = setting(None, PICTURES, "Write an SVG picture.", metavar="FILE")
     png: str | None = setting(None, PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE")
+    color: ColourChoice = setting("auto", OUTPUT, _COLOUR, "--color --colour")
+    width: int | None = setting(None, OUTPUT, _WIDTH, low=SCREEN_WIDTHS[0], high=SCREEN_WIDTHS[1], hidden=True)
     # fmt: on
-    terminal: Terminal = Terminal()
 
     @property
     def format(self) -> str | None:
@@ -80,7 +71,7 @@ class Output:
     @property
     def screen(self) -> Screen:
         """The width and the colour of the terminal's view."""
-        return Screen(self.terminal.width or stdout_width(), wants_colour(self.terminal.color, sys.stdout))
+        return Screen(self.width or stdout_width(), wants_colour(self.color, sys.stdout))
 
 
 SAVED = ("save", "save_weights", "force", "keep", "keep_limit")

@@ -45,9 +45,9 @@ def are_literal() -> bool:
 
 
 def offers(*names: str, **texts: str) -> dict[str, str | None]:
-    """The part of a group that a command has, as names of its fields; those with a text have it as help:
-    `Annotated[Group, offers("save", csv="Print …")]`."""
-    return dict.fromkeys(names) | texts
+    """The part of a group that a command has, as names of its fields, with the two that every command has; those with a text
+    have it as help: `Annotated[Group, offers("save", csv="Print …")]`."""
+    return dict.fromkeys(("color", "width", *names)) | texts
 
 
 def command(

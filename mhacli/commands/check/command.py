@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mhacli.cli.console import leave_deleted_folder, stages
+from mhacli.cli.console import leave_deleted_folder, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
@@ -17,7 +17,6 @@ from mhacli.settings import Config, ModelSettings
 from mhacli.usercode.target import require_readable
 
 _CSV = "Print CSV: a line per finding, behaviour and probe."
-_USUAL_STAGES = 12
 
 
 @command(
@@ -39,7 +38,7 @@ def check(request: CheckRequest, output: Annotated[Output, offers("json", "png",
     leave_deleted_folder()
     from mhacli.commands.check.run import examine_in_child
 
-    with stages(_USUAL_STAGES) as on_stage:
+    with show_activity() as on_stage:
         examination = replace(examine_in_child(request, on_stage=on_stage), command=record_command())
     print_report(
         output,

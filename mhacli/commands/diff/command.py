@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mhacli.cli.console import loading_torch, note, show_activity, stages
+from mhacli.cli.console import loading_torch, note, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
@@ -26,7 +26,6 @@ _TOLERANCE = (
 _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
 _HEADS = f"{HEADS_SHOWN} (default: those that changed most)"
 _SEQUENCES = f"{SEQUENCES_SHOWN} (default: where a head changed most)"
-_USUAL_STAGES = 4
 _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
 
 
@@ -120,7 +119,7 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
         if side.kind == "checkpoint":
             local_checkpoint(side.settings)
     job, sent = "mhacli.commands.diff.models:diff_request", asdict(replace(request, text="".join(texts)))
-    with stages(_USUAL_STAGES) as stage:
+    with show_activity() as stage:
         if "code" in kinds:
             from mhacli.usercode import process
 
