@@ -221,16 +221,15 @@ class Site:
     """One point of the computation.
 
     `axes` are axis names; `d_out` is the width of the layer's output, and `batch?` stands where sequences count positions
-    separately. `sources` are the sites of which it may be a view, with no arithmetic between. `parameters` names the
-    weights used, without `.weight` and `.bias`. `operations` counts the floating point operations of its n numbers: 2 per
-    multiply-add of a matrix product, 1 per other operation on a number (add, multiply, exp, tanh, max, divide), 0 per copy.
+    separately. `parameters` names the weights used, without `.weight` and `.bias`. `operations` counts the floating point
+    operations of its n numbers: 2 per multiply-add of a matrix product, 1 per other operation on a number (add, multiply,
+    exp, tanh, max, divide), 0 per copy.
     """
 
     name: str
     axes: str
     operations: Callable[[Dims, int], int] = lambda f, n: 0
     parameters: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
 
     @property
     def words(self) -> Word:
@@ -295,7 +294,7 @@ _ORDER = (
     Site("random", "batch query d_input"),
     Site("embed", "batch query d_input", parameters=("embed",)),
     Site("positions", "batch? query d_input", _waves, ("embed_positions",)),
-    Site("x", "batch query d_input", lambda f, n: n * f.adds_positions, sources=("embed", "random")),
+    Site("x", "batch query d_input", lambda f, n: n * f.adds_positions),
     Site(
         "context", "batch key d_input", parameters=("embed", "embed_positions"),
         operations=lambda f, n: n * f.adds_positions + _waves(f, n if f.has_separate_positions else n // f.batch),
@@ -304,13 +303,13 @@ _ORDER = (
     Site("q_proj", "batch query head·d_head", _projection, ("q_proj",)),
     Site("q_per_head", "batch head query d_head", _projection, ("q_proj",)),
     Site("kv", "batch key kv_head·d_head+kv_head·d_v", _projection, ("k_proj", "v_proj")),
-    Site("q", "batch head query d_head", sources=("q_proj", "qkv")),
+    Site("q", "batch head query d_head"),
     Site("k_proj", "batch key kv_head·d_head", _projection, ("k_proj",)),
     Site("k_per_head", "batch kv_head key d_head", _projection, ("k_proj",)),
-    Site("k", "batch kv_head key d_head", sources=("k_proj", "qkv", "kv")),
+    Site("k", "batch kv_head key d_head"),
     Site("v_proj", "batch key kv_head·d_v", _projection, ("v_proj",)),
     Site("v_per_head", "batch kv_head key d_v", _projection, ("v_proj",)),
-    Site("v", "batch kv_head key d_v", sources=("v_proj", "qkv", "kv")),
+    Site("v", "batch kv_head key d_v"),
     Site("q_rot", "batch head query d_head", lambda f, n: 3 * n),
     Site("k_rot", "batch kv_head key d_head", lambda f, n: 3 * n),
     Site("alibi", "batch? head query key", lambda f, n: n),
@@ -320,10 +319,10 @@ _ORDER = (
     Site("pattern", _CELLS, lambda f, n: 5 * n),
     Site("dropped", _CELLS, lambda f, n: 2 * n),
     Site("z", "batch head query d_v", lambda f, n: 2 * n * f.k_len),
-    Site("concat", "batch query head·d_v", sources=("z",)),
+    Site("concat", "batch query head·d_v"),
     Site("head_out", "batch head query d_model", lambda f, n: 2 * n * f.size("d_v"), ("o_proj",)),
     Site(
-        "out", "batch query d_out", parameters=("o_proj",), sources=("concat",),
+        "out", "batch query d_out", parameters=("o_proj",),
         operations=lambda f, n: n * f.config.out_proj * (2 * f.size("head·d_v") + f.config.bias),
     ),
     Site("out_sum", "batch query d_model", lambda f, n: n * (f.config.n_heads - 1 + f.config.bias)),

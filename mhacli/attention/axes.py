@@ -33,21 +33,21 @@ MAP_CELLS = 192
 
 @dataclass(frozen=True)
 class StatisticsRequest:
-    """What the statistics depend on: the blocks of the map, tokens, marked keys, matching cells.
+    """What the statistics depend on: the texts on both axes, the blocks of the map, tokens, marked keys, matching cells.
 
     `block` queries and keys, a power of two, make a cell of the map. `q_tokens` and `k_tokens` are ids, below 0 where there is no
-    token; `before_k` is the token before each key in its text. With `is_self` a key is no duplicate of itself. `first` marks the
-    first key of every text, `leading` the first few. `matches` has, for each condition, one predicate per sequence. `q_spans` and
-    `k_spans` mark the tokens of named parts of the texts, between which weights are added up.
+    token; `before_k` is the token before each key in its text. `first` marks the first key of every text, `leading` the first
+    few. `matches` has, for each condition, one predicate per sequence. `q_spans` and `k_spans` mark the tokens of named parts of
+    the texts, between which weights are added up.
     """
 
+    axes: Axes
     block: int
     q_tokens: Int[Tensor, "batch query"]
     k_tokens: Int[Tensor, "batch key"]
     before_k: Int[Tensor, "batch key"]
     first: Bool[Tensor, "batch key"]
     leading: Bool[Tensor, "batch key"]
-    is_self: bool = True
     matches: tuple[tuple[Matches, ...], ...] = ()
     q_spans: Bool[Tensor, "batch span query"] | None = None
     k_spans: Bool[Tensor, "batch span key"] | None = None
@@ -113,13 +113,13 @@ def make_statistics_request(
     places, longest = axes.keys.filled(axes.keys.places, -1), max(axes.queries.length, axes.keys.length)
     k_tokens = axes.keys.filled(axes.keys.ids, -1)
     return StatisticsRequest(
+        axes=axes,
         block=1 << (-(-longest // MAP_CELLS) - 1).bit_length(),  # the least power of two that leaves at most so many
         q_tokens=axes.queries.filled(axes.queries.ids, -1),
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
         first=places == 0,
         leading=(places >= 0) & (places < sink_tokens),
-        is_self=axes.is_self,
         matches=tuple(tuple(matcher(pattern, axes, b) for b in range(len(places))) for pattern in patterns),
         q_spans=_marked(spans, axes.queries) if spans else None,
         k_spans=_marked(spans, axes.keys) if spans else None,

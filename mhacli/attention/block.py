@@ -85,7 +85,7 @@ class CompiledHeads:
         band, sinks = mask_of(self._attention.allowed).band, self._attention.sink_logits
         first, leading = (marked[batch] for marked in self._marked)
         return _Head(
-            *(*band, request.is_self, request.block, self._sums["map"].shape[3], self._attention.shape[2] - 1),
+            *(*band, request.axes.is_self, request.block, self._sums["map"].shape[3], self._attention.shape[2] - 1),
             *(len(first), len(leading), first.data_ptr(), leading.data_ptr()),
             *(tokens[batch].data_ptr() for tokens in self._tokens),
             *(self._sums[name][batch, head - self._heads.start].data_ptr() for name in IN_C),

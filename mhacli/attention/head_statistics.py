@@ -4,7 +4,7 @@ The table of all statistics is `mhacli.record.heads.STATISTICS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhacli.attention.axes import Axes, StatisticsRequest
 from mhacli.attention.devices import one_thread, shared_out
-from mhacli.attention.scores import BLOCKS, Attention, GivenAttention, ScoredAttention, own_cells
+from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, own_cells
 from mhacli.attention.statistics import (
     Baseline,
     PerQuery,
@@ -28,6 +28,7 @@ from mhacli.attention.statistics import (
 )
 from mhacli.attention.taps import not_finite
 from mhacli.io.data import finite
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import (
     COLUMN_TOTALS,
     HEAD_OUTPUTS,
@@ -77,14 +78,13 @@ _MOST_OFF = 300.0
 def head_statistics(
     reduced: Reduced,
     *,
-    top_score: Float[Tensor, "batch head query"],
     baseline: Baseline,
-    axes: Axes,
     sink_share: float = SINK_SHARE,
     check_z: CheckOfZ | None = None,
 ) -> tuple[HeadStatistics, ...]:
-    """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads, `top_score`
-    the largest score of each query. The rows of weights that are computed again for it are checked by `check_z`."""
+    """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads. The rows of
+    weights that are computed again for it are checked by `check_z`."""
+    axes = reduced.request.axes
     statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.queries.length - 1
     profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline.statistics))
     excess = next(profiles) - next(profiles)  # of the mass at each signed distance
@@ -96,7 +96,7 @@ def head_statistics(
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
     found = []
     for index, head in enumerate(reduced.heads):
-        own_scores = top_score[:, index]
+        own_scores = reduced.top_score[:, index]
         top = divmod(int(own_scores.nan_to_num(nan=-torch.inf).argmax()), own_scores.shape[1])
         score = finite(own_scores[top].item())
         visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
@@ -111,7 +111,7 @@ def head_statistics(
             **asdict(of_heads[index]) | {"learned_sink": None if learned is None else finite(learned)},
             max_score=score,
             max_score_at=None if score is None else _cell(axes, top, int(rows[top].argmax())),
-            sinks=_sinks(reduced, baseline, index, sink_share, axes),
+            sinks=_sinks(reduced, baseline, index, sink_share),
             largest=_largest({place: rows[place] for place in lifted}, visible, axes),
             uniform=uniformly[index],
         )
@@ -213,7 +213,7 @@ def _cell(axes: Axes, place: tuple[int, int], key: int) -> tuple[int, int, int]:
     return batch, query - axes.queries.first(batch), key - axes.keys.first(batch)
 
 
-def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
+def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float) -> tuple[Sink, ...]:
     """The sinks that get the `least` share of all attention of their sequence, the strongest first.
 
     Few keys get so much that their columns are computed again, to count the queries that attend to them.
@@ -224,7 +224,7 @@ def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float, axes:
         total = received.sum().item()
         for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist() if total else ():
             share, uniform_share = received[key].item() / total, uniform_received[batch, key].item() / total
-            sink = Sink(batch, key - axes.keys.first(batch), share, uniform_share)
+            sink = Sink(batch, key - reduced.request.axes.keys.first(batch), share, uniform_share)
             if is_sink(sink, least):
                 queries, column = torch.arange(reduced.lse.shape[2]).to(reduced.lse.device), reduced.keys[key : key + 1]
                 weights = reduced.weights_of(batch, index, queries, column).squeeze(1)
@@ -255,22 +255,20 @@ def _largest(
 
 def statistics_of(
     attention: Attention,
-    axes: Axes,
     request: StatisticsRequest,
     *,
     baseline: Baseline,
     run: Run,
     peak_bytes: int,
-    report_progress: Callable[[int], None] = lambda cells: None,
+    report_progress: Progress = no_progress,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], HeadsSummary]:
     """The statistics of the chosen heads, the arrays `[batch, head, …]` that are kept and those of uniform attention, on the CPU,
     and how they were computed: of each check the result that came nearest to its tolerance, or passed it most.
 
-    Threads of a CPU share the heads. The `baseline` is that of all heads; `report_progress` receives numbers of reduced cells.
-    Raises `MhaError` where scores overflow."""
+    Threads of a CPU share the heads. The `baseline` is that of all heads. Raises `MhaError` where scores overflow."""
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
     chosen = run.statistics.heads
-    reduce = partial(_of_some, attention, axes, request, baseline, run, report_progress)
+    reduce = partial(_of_some, attention, request, baseline, run, report_progress)
     is_small = prod(attention.shape[2:]) <= SMALL_CELLS or attention.like.device.type != "cpu"
     with one_thread() if is_small else nullcontext():
         most = -(-n_kv_heads // torch.get_num_threads()) * (n_heads // n_kv_heads)
@@ -278,7 +276,7 @@ def statistics_of(
         results = shared_out([partial(reduce, part) for part in parts])
     heads = tuple(head for of_heads, _, _ in results for head in of_heads)
     arrays = {name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]}
-    means = _means(baseline.statistics, axes, request)
+    means = _means(baseline.statistics, request)
     means = {"map": means["map"], "received": baseline.statistics["received"]} | means
     uniform = {"visible": baseline.visible.long()} | {f"uniform_{name}": array for name, array in means.items()}
     for name, array in uniform.items():
@@ -289,7 +287,7 @@ def statistics_of(
         arrays,
         HeadsSummary(
             block=request.block,
-            steps=_steps(axes),
+            steps=_steps(request.axes),
             patterns=tuple(pattern.text for pattern in run.statistics.conditions),
             sink_tokens=run.statistics.first_tokens,
             sink_share=run.statistics.sink_weight,
@@ -306,42 +304,27 @@ def statistics_of(
 
 def _of_some(
     attention: Attention,
-    axes: Axes,
     request: StatisticsRequest,
     baseline: Baseline,
     run: Run,
-    report_progress: Callable[[int], None],
+    report_progress: Progress,
     heads: range,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]:
     """The statistics of some heads, the arrays that are kept of them, and the checks."""
     reduced, uniform = reduce_heads(attention, request, heads, report_progress), baseline.of_heads(heads)
-    seen, lse = reduced.has_keys, reduced.lse
+    seen, lse, dtype = reduced.has_keys, reduced.lse, request.axes.dtype
     is_lost = (uniform.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
     if not run.allow_nonfinite and bool(is_lost.any()):
         of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
         named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
-        message = f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1"
-        raise not_finite(message, axes.dtype)
-    if isinstance(attention, GivenAttention):
-        top = attention.matrices()["scores"].amax(dim=-1)[:, heads.start : heads.stop]
-    else:  # by its weight, in which a sink logit takes part
-        sinks = attention.sink_logits
-        top = reduced.statistics["peak"] + (
-            lse if sinks is None else torch.logaddexp(lse, sinks[:, heads.start : heads.stop].to(lse.dtype))
-        )
-    top = torch.where(seen, top, -torch.inf)
-    arrays = {
-        "lse": torch.where(seen, lse, torch.nan).to(attention.dtype),
-        "max_score": torch.where(seen, top, torch.nan).to(attention.dtype),
-        **_arrays(reduced, axes, request),
-        **_cells(reduced, run.kept),
-    }
+        message = f"the scores of head {named} are too large for {dtype}: some rows of weights do not sum to 1"
+        raise not_finite(message, dtype)
+    arrays = _arrays(reduced) | _cells(reduced, run.kept)
     if run.kept.z and reduced.z is not None:
         arrays["z"] = reduced.z
-    largest = top.masked_fill(~seen, 0.0).abs().amax().item()
-    check_z = None if attention.v is None else CheckOfZ(reduced, axes, largest)
-    least = run.statistics.sink_weight
-    found = head_statistics(reduced, top_score=top, baseline=uniform, axes=axes, sink_share=least, check_z=check_z)
+    largest = reduced.top_score.masked_fill(~seen, 0.0).abs().amax().item()
+    check_z = None if attention.v is None else CheckOfZ(reduced, largest)
+    found = head_statistics(reduced, baseline=uniform, sink_share=run.statistics.sink_weight, check_z=check_z)
     checks = check_sums(reduced, largest) + (() if check_z is None else (check_z.check(),))
     return found, {name: array.cpu() for name, array in arrays.items()}, checks
 
@@ -349,30 +332,33 @@ def _of_some(
 # -------------------------------------------------------------------------------------------------------------- arrays
 
 
-def _arrays(reduced: Reduced, axes: Axes, statistics_request: StatisticsRequest) -> dict[str, Tensor]:
+def _arrays(reduced: Reduced) -> dict[str, Tensor]:
     """The vectors, the map and the weights between spans as records keep them; NaN for queries without keys."""
-    statistics = with_sink(reduced)
+    statistics, dtype = with_sink(reduced), reduced.attention.dtype
     per_query = {
+        "lse": reduced.lse,
+        "max_score": reduced.top_score,
         "entropy": statistics["entropy"],
         "participation": 1 / statistics["squares"],
         "distance": statistics["distance"],
         "sink": statistics["first"],
     }
     return {
-        **{name: torch.where(reduced.has_keys, row, torch.nan) for name, row in per_query.items()},
+        **{name: torch.where(reduced.has_keys, row, torch.nan).to(dtype) for name, row in per_query.items()},
         "received": statistics["received"],
-        **_means(statistics, axes, statistics_request),
+        **_means(statistics, reduced.request),
     }
 
 
-def _means(statistics: Statistics, axes: Axes, request: StatisticsRequest) -> dict[str, Tensor]:
+def _means(statistics: Statistics, request: StatisticsRequest) -> dict[str, Tensor]:
     """The map: the mean weight that the queries of a block give a block of keys; the profile: the share of all weight at the
     distances up to each step, in bins that double; and between spans the mean weight. Queries without keys do not count."""
     seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block
     n_seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block)).unflatten(-1, (-1, block)).sum(dim=-1)
-    folded = torch.stack([distances_folded(profile, axes.queries.length - 1) for profile in statistics["profile"]])
+    zero = request.axes.queries.length - 1
+    folded = torch.stack([distances_folded(profile, zero) for profile in statistics["profile"]])
     within = torch.nn.functional.pad(folded.double().cumsum(dim=-1), (1, 0))
-    ends = torch.tensor([min(step + 1, folded.shape[-1]) for step in _steps(axes)], device=folded.device)
+    ends = torch.tensor([min(step + 1, folded.shape[-1]) for step in _steps(request.axes)], device=folded.device)
     steps = within[..., ends].diff(dim=-1, prepend=within[..., :1])
     totals = statistics["mass"].double().sum(dim=-1)[..., None].clamp(min=1)
     means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": steps / totals}
@@ -451,22 +437,22 @@ class CheckOfZ:
     needed, the check says how much of the tolerance it is.
     """
 
-    def __init__(self, reduced: Reduced, axes: Axes, largest: float) -> None:
+    def __init__(self, reduced: Reduced, largest: float) -> None:
         """`largest` is the size of the largest score."""
-        attention = reduced.attention
+        attention, axes = reduced.attention, reduced.request.axes
         # eager attention has its softmax in float32 whatever the dtype
         is_single = axes.dtype != "float64" or attention.kernel == "eager"
         of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
         self._rounding = max(_rounding(attention.dtype, largest), of_kernel) + TOLERANCES[axes.dtype].output
-        self._reduced, self._axes, self._magnitude = reduced, axes, 0.0
+        self._reduced, self._axis, self._magnitude = reduced, axes.queries, 0.0
         self._errors, self._moved = list[Tensor](), list[Tensor]()
 
     def queries(self, batch: int) -> list[int]:
         """The queries of a sequence whose z is to be checked: all of a short text, else some that are evenly spread."""
-        n = len(self._axes.queries.ids[batch])
+        n = len(self._axis.ids[batch])
         n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
         spread = torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
-        chosen: list[int] = (self._axes.queries.first(batch) + spread).tolist()
+        chosen: list[int] = (self._axis.first(batch) + spread).tolist()
         return chosen
 
     def add(

@@ -55,6 +55,16 @@ class _Attention:
     sink_logits: Float[Tensor, "_batch head _query"] | None = None
     wide: bool = False
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor on the device of the attention, in the dtype of what it was computed from."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the maths."""
+        return torch.float64 if self.wide else torch.promote_types(self.like.dtype, torch.float32)
+
     @cached_property
     def has_finite_values(self) -> bool:
         """Whether no value is NaN or infinite."""
@@ -88,11 +98,6 @@ class ScoredAttention(_Attention):
     def like(self) -> Tensor:
         """The queries, on the device of the attention."""
         return self.q
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the maths."""
-        return torch.float64 if self.wide else torch.promote_types(self.q.dtype, torch.float32)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -231,11 +236,6 @@ class GivenAttention(_Attention):
     def like(self) -> Tensor:
         """The weights, on the device of the attention."""
         return self.weights
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the maths."""
-        return torch.float64 if self.wide else torch.promote_types(self.weights.dtype, torch.float32)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -31,6 +31,7 @@ from mhacli.attention.scores import (
     of_heads,
     product,
 )
+from mhacli.io.long_work import Progress, no_progress
 from mhacli.run import heads_at_once, rows_of_block
 
 PerQuery = Float[Tensor, "batch head query"]
@@ -95,7 +96,7 @@ class Block:
         tokens, key_labels = self.request.q_tokens[self.batch, self.rows], labels[self.batch, self.columns]
         same: Tensor = (torch.where(tokens < 0, -2, tokens)[:, None] == key_labels).to(self.attention.dtype)
         offset = self.queries.start + shift - self.keys.start
-        if self.request.is_self and -len(self.queries) < offset < len(self.keys):
+        if self.request.axes.is_self and -len(self.queries) < offset < len(self.keys):
             same.diagonal(offset).zero_()
         return same
 
@@ -182,6 +183,7 @@ class Reduced:
     without keys. `z` is None where values were not captured."""
 
     attention: Attention
+    request: StatisticsRequest
     heads: range
     statistics: Statistics
     lse: Float[Tensor, "batch head query"]
@@ -199,11 +201,23 @@ class Reduced:
     @property
     def sink_mass(self) -> PerQuery | None:
         """The weight that a sink logit takes of each query, which no key gets."""
+        sinks = self._sinks
+        return None if sinks is None else torch.where(self.has_keys, torch.sigmoid(sinks - self.lse), 1.0)
+
+    @cached_property
+    def top_score(self) -> PerQuery:
+        """The largest score of each query, −∞ without keys."""
+        sinks = self._sinks
+        if isinstance(self.attention, GivenAttention):
+            top = self.attention.matrices()["scores"].amax(dim=-1)[:, self.heads.start : self.heads.stop]
+        else:  # by its weight, in which a sink logit takes part
+            top = self.statistics["peak"] + (self.lse if sinks is None else torch.logaddexp(self.lse, sinks))
+        return torch.where(self.has_keys, top, -torch.inf)
+
+    @property
+    def _sinks(self) -> Float[Tensor, "_batch head _query"] | None:
         logits = self.attention.sink_logits
-        if logits is None:
-            return None
-        sinks = logits[:, self.heads.start : self.heads.stop].to(self.lse.dtype)
-        return torch.where(self.has_keys, torch.sigmoid(sinks - self.lse), 1.0)
+        return None if logits is None else logits[:, self.heads.start : self.heads.stop].to(self.lse.dtype)
 
     @property
     def has_keys(self) -> Bool[Tensor, "batch head query"]:
@@ -222,12 +236,11 @@ def reduce_heads(
     attention: Attention,
     request: StatisticsRequest,
     heads: range,
-    report_progress: Callable[[int], None] = lambda cells: None,
+    report_progress: Progress = no_progress,
 ) -> Reduced:
     """Every statistic of some neighbouring heads, in one pass over blocks of queries and memory that grows with the length of the
-    text. `report_progress` receives numbers of reduced cells.
-    """
-    batch, n_heads, _, _ = attention.shape
+    text. `report_progress` receives the completed fraction of the queries."""
+    batch, n_heads, n_queries, _ = attention.shape
     reduced, compiled = _no_sums(attention, request, heads), None
     of_torch = [row for row in STATISTICS if reduced.statistics[row.name].numel()]
     lacking = [row for row in of_torch if row.name not in IN_C]
@@ -249,7 +262,7 @@ def reduce_heads(
                     _add(block, reduced, rows)
                 if reduced.z is not None and attention.z is None:
                     _add_z(block, reduced.z[place])
-        report_progress(batch * len(heads) * n_cells)
+        report_progress(queries.stop / n_queries, "statistics of the heads")
     reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
     return reduced
 
@@ -278,7 +291,7 @@ def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> 
     z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
     if z is None and attention.v is not None:
         z = attention.v.new_empty(*lse.shape, attention.v.shape[3])
-    return Reduced(attention, heads, statistics, lse, z)
+    return Reduced(attention, request, heads, statistics, lse, z)
 
 
 def blocks_of(attention: Attention, block: int) -> Iterator[tuple[range, range]]:
@@ -467,7 +480,7 @@ def _of_first_keys(
     statistics |= {"first": weight * counted(request.first), "leading": weight * counted(request.leading)}
     for shift, (name, labels) in enumerate((("duplicate", request.k_tokens), ("induction", request.before_k))):
         texts = zip(request.q_tokens, labels, strict=True)
-        equal = [_equal(*text, n_seen, shift if request.is_self else None) for text in texts]
+        equal = [_equal(*text, n_seen, shift if request.axes.is_self else None) for text in texts]
         statistics[name] = torch.stack(equal).double() @ weight
     statistics |= {"matched": weight.new_zeros(batch, 0), "between": weight.new_zeros(batch, 0, 0)}
     if request.q_spans is not None and request.k_spans is not None:

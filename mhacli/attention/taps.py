@@ -20,8 +20,6 @@ from mhacli.sites import SITES, Dims
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64
 """The most numbers of a tensor that is shown in full."""
-_SOURCES = frozenset(source for site in SITES.values() for source in site.sources)
-"""The sites of which another may be a view."""
 
 
 class Capture:
@@ -37,7 +35,7 @@ class Capture:
     ) -> None:
         self._facts, self._keep, self._values = dims, keep, values
         self._weights = [WeightShape(name, tuple(tensor.shape)) for name, tensor in weights.items()]
-        self._sources: dict[str, Tensor] = {}
+        self._owners, self._seen = dict[int, str](), list[Tensor]()
         self.tensors: dict[str, Tensor] = {}
         self.steps: list[Step] = []
 
@@ -46,9 +44,7 @@ class Capture:
         entry, dims = SITES[site], self._facts
         if tuple(tensor.shape) != entry.shape_for(dims):
             raise AssertionError(f"{site} must have the shape {entry.shape_for(dims)}, got {tuple(tensor.shape)}")
-        memory = tensor.untyped_storage().data_ptr()
-        sources = {name: self._sources[name] for name in entry.sources if name in self._sources}
-        view_of = next((name for name, t in sources.items() if t.untyped_storage().data_ptr() == memory), None)
+        view_of = owner_of(tensor, site, self._owners)
         is_repeated = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
         step = step_of(
             site,
@@ -60,10 +56,16 @@ class Capture:
             **entry.described(dims),
         )
         self.steps.append(step)
-        if site in _SOURCES:  # kept alive, so that its memory is not reused
-            self._sources[site] = tensor
+        self._seen.append(tensor)  # kept alive, so that its memory is not reused
         if site in self._keep:
             self.tensors[site] = tensor
+
+
+def owner_of(tensor: Tensor, site: str, owners: dict[int, str]) -> str | None:
+    """The first site with the memory that the tensor of a site is a view of; None for one with memory of its own, which is
+    added to the `owners` by address."""
+    owner = owners.setdefault(tensor.untyped_storage().data_ptr(), site)
+    return None if owner == site else owner
 
 
 def step_of(site: str, tensor: Tensor, *, is_view: bool = False, **described: Any) -> Step:

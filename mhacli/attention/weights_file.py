@@ -82,11 +82,10 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
 
 def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a layer's tensors by name."""
-    d_head, d_v, d_input = config.d_head or 0, config.d_v or 0, config.d_input or config.d_model
-    n_kv_heads = config.n_kv_heads or 0
-    widths = {"q": config.n_heads * d_head, "k": n_kv_heads * d_head, "v": n_kv_heads * d_v}
-    matrices = {letter: (width, d_input) for letter, width in widths.items()}
-    matrices |= {"o": (config.d_model, config.n_heads * d_v)} if config.out_proj else {}
+    size = Dims(config, batch=0, q_len=0, k_len=0).size
+    d_input, widths = size("d_input"), {"q": "head·d_head", "k": "kv_head·d_head", "v": "kv_head·d_v"}
+    matrices = {letter: (size(width), d_input) for letter, width in widths.items()}
+    matrices |= {"o": (config.d_model, size("head·d_v"))} if config.out_proj else {}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (n_tokens, d_input)}
     shapes |= {POSITION_EMBEDDING: (config.max_positions, d_input)} if config.positions == "learned" else {}
     shapes |= {f"{letter}_proj.weight": shape for letter, shape in matrices.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ from mhacli.attention.layer import (
 )
 from mhacli.attention.masks import Mask
 from mhacli.attention.scores import Bias, GivenAttention, ScoredAttention, strongest_key, sum_of_biases, tensor_bias
-from mhacli.attention.statistics import blocks_of, make_baseline, reduce_heads
+from mhacli.attention.statistics import make_baseline, reduce_heads
 from mhacli.attention.taps import (
     Capture,
     Stopwatch,
@@ -330,16 +329,14 @@ def make_record(
     found |= {"weights": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
     allowed, scores, pattern = masks.from_tensor(found["allowed"]), found["scores"], found["pattern"]
     attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
-    axes = make_axes(request, texts, torch.device("cpu"))
-    of_statistics = make_statistics_request(axes)
+    of_statistics = make_statistics_request(make_axes(request, texts, torch.device("cpu")))
     reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
-    baseline = make_baseline(attention, of_statistics)
     entropy = reduced.statistics["entropy"]
     derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(pattern)}
     record = setup.record(
         texts,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
-        heads=HeadTable(head_statistics(reduced, top_score=scores.amax(dim=-1), baseline=baseline, axes=axes)),
+        heads=HeadTable(head_statistics(reduced, baseline=make_baseline(attention, of_statistics))),
         timings=timings,
         self_check=_self_check(setup, found),
         not_kept=request.plan[1],
@@ -391,25 +388,13 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
     seconds, began = {"projections": perf_counter() - began}, perf_counter()
     report_progress(0.0, "uniform attention")
     baseline = make_baseline(attention, of_statistics)
-    n_heads, n_done, lock = config.n_heads if chosen.heads is None else len(chosen.heads), 0, Lock()
-    of_head = sum(len(queries) * len(keys) for queries, keys in blocks_of(attention, of_statistics.block))
-
-    def report_cells(n_cells: int) -> None:
-        nonlocal n_done
-        with lock:
-            n_done += n_cells
-            report_progress(
-                n_done / (attention.shape[0] * of_head * n_heads), "1 head" if n_heads == 1 else f"{n_heads} heads"
-            )
-
     heads, arrays, survey = statistics_of(
         attention,
-        setup.axes,
         of_statistics,
         baseline=baseline,
         run=request,
         peak_bytes=setup.peak_bytes,
-        report_progress=report_cells,
+        report_progress=report_progress,
     )
     seconds["statistics"] = perf_counter() - began
     return setup.record(

@@ -122,12 +122,7 @@ class PassInspection:
         if self.on_layer is not None:
             self.on_layer(call, attention)
         heads, arrays, survey = statistics_of(
-            attention,
-            axes,
-            request,
-            baseline=baseline,
-            run=self.request,
-            peak_bytes=self.peak_bytes,
+            attention, request, baseline=baseline, run=self.request, peak_bytes=self.peak_bytes
         )
         if keeps:
             arrays |= self._matrices(call, attention)

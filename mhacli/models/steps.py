@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from mhacli.attention.axes import Axes
 from mhacli.attention.core import per_query_head
 from mhacli.attention.scores import Attention, ScoredAttention
-from mhacli.attention.taps import step_of, summarise, timing, to_array
+from mhacli.attention.taps import owner_of, step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, spans_of
@@ -70,11 +70,9 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     steps[n_before:n_before] = _inside(call, attention, layer, record.of_layer(0).dims, theta)
     owners, trace = dict[int, str](), list[Step]()
     for tensor, step in steps:  # each is a view of the first whose memory it shares
-        address = tensor.untyped_storage().data_ptr()
-        owner, layout = owners.get(address), "copy" if address not in owners else "view"
-        owners.setdefault(address, step.site)
+        owner = owner_of(tensor, step.site, owners)
         summary = summarise(tensor) if values else None
-        trace.append(replace(step, layout=layout, view_of=owner, values=summary))  # type: ignore[arg-type]
+        trace.append(replace(step, layout="view" if owner else "copy", view_of=owner, values=summary))
     return replace(
         record,
         layers=(layer,),
