@@ -38,12 +38,11 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
     return torch.device(name)
 
 
-def free_bytes(device_name: str) -> int:
+def free_bytes(device: torch.device) -> int:
     """The bytes that a run may still allocate on the device.
 
     The unused part of torch's cache of GPU memory counts as free.
     """
-    device = choose_device(device_name)
     if device.type != "cuda":
         return memory.available_bytes()
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from mhacli.errors import UsageError, bad_file, first_names
 from mhacli.io.data import decode, with_earlier_config
-from mhacli.io.safetensors import TensorFile, read_tensor_file, shown_name
-from mhacli.settings import Config, as_option
+from mhacli.io.safetensors import DTYPES, TensorFile, read_tensor_file, shown_name
+from mhacli.settings import ITEM_BYTES, Config, as_option
 from mhacli.sites import Dims
 
 FORMAT = "mha.weights/1"
@@ -26,7 +26,7 @@ POSITION_EMBEDDING = "embed_positions.weight"
 """The table of learned positions. A run with other positions ignores it."""
 _NAMES = {EMBEDDING, POSITION_EMBEDDING} | {f"{letter}_proj.{part}" for letter in "qkvo" for part in ("weight", "bias")}
 """The tensors of a layer: two tables, four matrices, four biases."""
-DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
 RUN_CHOICES = (
     "train", "device", "threads", "seed", "init", "random", "distribution", "documents", "padding", "score_bias",
 )  # fmt: skip
@@ -49,8 +49,8 @@ class Metadata(Struct, frozen=True):
     probe: Probe
 
 
-def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Config]:
-    """The checked file, and its config with the options that were `given` (by field name). Needs no torch.
+def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Config, tuple[str, ...]]:
+    """The checked file, its config with the options that were `given` (by field name), and its vocabulary. Needs no torch.
 
     Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an option that
     contradicts the file, or that the file needs.
@@ -77,7 +77,7 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
     faults += [f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())]
     if faults:
         raise bad_file(path, f"{path} does not have the tensors of its layer: {first_names(faults, 20)}")
-    return file, config
+    return file, config, () if saved is None else saved.vocabulary
 
 
 def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
@@ -134,8 +134,8 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
 
 def _require_floats(file: TensorFile, name: str) -> None:
     dtype = file.tensors[name].dtype
-    if dtype not in DTYPES:
-        message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(DTYPES)}"
+    if DTYPES.get(dtype) not in ITEM_BYTES:
+        message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(ITEM_BYTES)}"
         raise bad_file(file.path, f"{file.path}: {message}")
 
 

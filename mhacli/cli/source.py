@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mhacli.attention.weights_file import read_bias_file, read_layer_file, saved_metadata
+from mhacli.attention.weights_file import read_bias_file, read_layer_file
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.parameters import are_literal
 from mhacli.errors import MhaError, UsageError, out_of_range
@@ -47,23 +47,20 @@ def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> tu
 
 
 def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
-    given, weights, saved = dict(what.given), None, None
+    given, weights, words = dict(what.given), None, tuple[str, ...]()
     if "random" in given:
         given.setdefault("positions", "none")
     if what.weights is None:
         config = Config(**given).resolved()
     else:
-        weights, config = read_layer_file(what.weights, given)
-        saved = saved_metadata(weights.path, weights.metadata)
+        weights, config, words = read_layer_file(what.weights, given)
     for name, positions in (("rope_theta", ROPE), ("max_positions", ("learned",))):
         if name in given and config.positions not in positions:
             raise UsageError(f"{as_option(name, given[name])} changes nothing without --positions {positions[0]}")
     texts = [] if config.random is not None else read_texts(what)
-    vocabulary, origin = None, "the vocabulary"
-    if what.vocab is not None:
-        vocabulary, origin = read_vocabulary(what.vocab), what.vocab
-    elif saved is not None and saved.vocabulary:
-        vocabulary, origin = Vocabulary(saved.vocabulary), what.weights or ""
+    vocabulary = None if what.vocab is None else read_vocabulary(what.vocab)
+    if vocabulary is None and words and what.weights is not None:
+        vocabulary = Vocabulary(words, source=what.weights)
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)
     with show_activity("reading the text"):
@@ -72,7 +69,6 @@ def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
             config,
             context=argument_texts(what.context, what, option="--context"),
             vocabulary=vocabulary,
-            vocabulary_source=origin,
             max_tokens=what.max_tokens,
             max_token_len=what.max_token_len,
         )

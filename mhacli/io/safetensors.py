@@ -25,6 +25,11 @@ MAX_HEADER_BYTES = 100_000_000
 """The library refuses a longer header."""
 _SMALL = 1 << 20
 """Bytes up to which a file is read whole for its header: the library then checks it without numpy, which takes long to import."""
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "U8": "uint8",
+    "BOOL": "bool",
+}  # fmt: skip
+"""The dtypes of files of mha, as the format spells them."""
 PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 _TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
 

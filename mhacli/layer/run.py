@@ -82,7 +82,7 @@ class Setup:
         """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing, if
         the run, with matrices or without, does not fit into its memory, or if the weights do not fit the vocabulary."""
         config, dims, device = request.config, request.dims, choose_device(request.config.device)
-        free, on_gpu = free_bytes(config.device), device.type != "cpu"
+        free, on_gpu = free_bytes(device), device.type != "cpu"
         self.peak_bytes = require_memory(request, free, has_matrices=has_matrices, on_gpu=on_gpu)
         if config.threads is not None:
             torch.set_num_threads(config.threads)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode, plain
 from mhacli.io.files import write_whole
-from mhacli.io.safetensors import METADATA_KEY, read_tensor_header
+from mhacli.io.safetensors import DTYPES, METADATA_KEY, read_tensor_header
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.layers import as_attention
@@ -166,10 +166,6 @@ def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, 
 
 
 SCHEMA = "mha.places/1"
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -198,7 +194,7 @@ def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str],
     dtype, rounding = str(found.dtype).removeprefix("torch."), [*found.rounding.items()]
     saved = _Saved(SCHEMA, [*command], found.name, found.kind, dtype, inputs, entries, rounding)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
-    words, end = {dtype: word for word, dtype in _DTYPES.items()}, 0
+    words, end = {getattr(torch, name): word for word, name in DTYPES.items()}, 0
     for stored, name in names.items():
         start, end = end, end + stored.stop - stored.start
         document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
@@ -219,9 +215,9 @@ def load_places(path: str) -> tuple[Computed, dict[str, Any]]:
         tensors = {}
         for name, word in names.items():
             info = header.tensors.get(word)
-            if info is None or info.dtype not in _DTYPES:
+            if info is None or info.dtype not in DTYPES:
                 raise bad_file(path, f"{path}: it lacks the tensor of {place.site}")
-            tensors[name] = Stored(_DTYPES[info.dtype], info.shape, info.start)
+            tensors[name] = Stored(getattr(torch, DTYPES[info.dtype]), info.shape, info.start)
         found.entries[place] = call and Call(**call), tensors
     found.rounding |= dict(saved.rounding)
     return found, saved.inputs

@@ -298,7 +298,7 @@ class CheckpointRun(PassInspection):
 
         length = max(len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ())))
         what = f"{length} tokens, {n_heads} heads, batch {batch}"
-        return require_room(needed, length, free_bytes(str(device)), what=what)
+        return require_room(needed, length, free_bytes(device), what=what)
 
     # --------------------------------------------------------------------------------------------------------- the pass
 

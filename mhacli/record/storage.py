@@ -13,14 +13,13 @@ from functools import cache, partial
 from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io import memory
 from mhacli.io.data import Array, StoredArrays, checksum, decode, json_checksum, with_earlier_config
-from mhacli.io.safetensors import TensorFile, read_tensor_header
+from mhacli.io.safetensors import DTYPES, TensorFile, read_tensor_header
 from mhacli.record.record import SCHEMA, Record
 from mhacli.text.numbers import shown
 
 MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
 """The files in the folder of a scan that other commands know; the summary is a record."""
 _CHANGED = "was changed or damaged after it was saved"
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
 
 def load(path: str | os.PathLike[str]) -> Record:
@@ -73,9 +72,9 @@ def _array(file: TensorFile, name: str, expected: str | None) -> Array:
     import numpy as np
 
     path, info = file.path, file.tensors[name]
-    dtype = _DTYPES.get(info.dtype)
-    if dtype is None:
-        raise bad_file(path, f"{path}: its array {name} has the dtype {info.dtype}, not one of {', '.join(_DTYPES)}")
+    dtype = DTYPES.get(info.dtype)
+    if dtype in (None, "bfloat16"):  # which numpy does not have
+        raise bad_file(path, f"{path}: its array {name} has the dtype {info.dtype}, which no record has")
     if not memory.fits(info.n_bytes, memory.available_bytes()):
         message = f"{path} is too large to read: an array of {shown(info.n_bytes, 'bytes')}"
         raise MhaError(message, code="too-large", path=path)

@@ -334,23 +334,24 @@ class _File(Struct, frozen=True):
 class Vocabulary:
     """Tokens whose index is their id. `<unk>` stands for those that it lacks.
 
-    `inner_marks` says whether its words have marks inside them (see `BuiltInTokenizer`); None if unknown.
+    `inner_marks` says whether its words have marks inside them (see `BuiltInTokenizer`); None if unknown. `source` is its file.
     """
 
     tokens: tuple[str, ...]
     inner_marks: bool | None = None
+    source: str = "the vocabulary"
 
     @cached_property
     def id_of(self) -> Mapping[str, int]:
         """Token → id."""
         return {token: i for i, token in enumerate(self.tokens)}
 
-    def ids(self, tokens: Sequence[str], source: str) -> tuple[int, ...]:
+    def ids(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The id of every token. Raises `MhaError` for a missing token if the vocabulary has no `<unk>`."""
         unknown = self.id_of.get(UNKNOWN, -1)
         missing = next((token for token in tokens if token not in self.id_of), None)
         if missing is not None and unknown < 0:
-            message = f"{missing!r} is not among the {len(self.tokens)} tokens of {source}, which has no <unk>"
+            message = f"{missing!r} is not among the {len(self.tokens)} tokens of {self.source}, which has no <unk>"
             raise MhaError(message, code="unknown-token")
         return tuple(self.id_of.get(token, unknown) for token in tokens)
 
@@ -407,7 +408,7 @@ def read_vocabulary(path: str) -> Vocabulary:
             raise bad_file(path, f"{path} gives {token!r:.80} the id {i!r:.80}, but {rule}")
         ids[token], by_id[i] = i, token
     tokens = tuple(by_id[i] for i in range(len(pairs)))
-    return Vocabulary(tokens if UNKNOWN in ids else (*tokens, UNKNOWN), inner_marks)
+    return Vocabulary(tokens if UNKNOWN in ids else (*tokens, UNKNOWN), inner_marks, source=path)
 
 
 # ------------------------------------------------------------------------------------------------------------- encoding
@@ -421,7 +422,6 @@ def encode(
     *,
     context: Sequence[str] = (),
     vocabulary: Vocabulary | None = None,
-    vocabulary_source: str = "the vocabulary",
     max_tokens: int | None = None,
     max_token_len: int = DEFAULT_MAX_TOKEN_LEN,
 ) -> tuple[Texts, tuple[str, ...], tuple[str, ...]]:
@@ -454,7 +454,7 @@ def encode(
             name = f"the {kind}" if len(given) == 1 else f"{kind} {i}"
             cut.append(_tokens_of(tokenizer, text, config, max_tokens, name, notes))
     used = fixed or vocabulary or vocabulary_of(token for sequence in cut for token in sequence.tokens)
-    cut = [replace(each, ids=each.ids or used.ids(each.tokens, vocabulary_source)) for each in cut]
+    cut = [replace(each, ids=each.ids or used.ids(each.tokens)) for each in cut]
     sequences, keys = cut[: len(texts)], of_each(cut[len(texts) :], len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
     for i, sides in enumerate(zip(sequences, keys, strict=False)):

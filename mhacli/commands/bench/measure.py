@@ -97,7 +97,7 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
             rate = max(rate, 2 * n**3 / fastest)
         for place, planned in enumerate(sizes):
             report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
-            available = free_bytes(str(device))
+            available = free_bytes(device)
             admitted = {row.backend: _admitted(row, rate * sweep.call_limit, available) for row in planned}
             rows += _measured(admitted, device, sweep)
     return Benchmark((), sweep.seed, where, full, tuple(rows))
@@ -254,9 +254,9 @@ def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> 
     kind: Any = {"generator": torch.Generator(device).manual_seed(seed), "dtype": getattr(torch, row.dtype)}
     has_gradient = row.direction != "forward"
     leaves = tuple(torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes)
-    exact_device = "cpu" if device.type == "mps" else device  # MPS has no float64
+    exact_device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
     needed = 32 * row.batch * row.n_heads * row.q_len * row.k_len  # scores, weights, and their gradients
-    if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(str(exact_device))):
+    if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(exact_device)):
         return leaves, None
     wide = tuple(leaf.detach().to(exact_device).double().requires_grad_(has_gradient) for leaf in leaves)
     return leaves, _results(_call(exact, wide), wide, row.direction)

@@ -118,7 +118,7 @@ def ask_checkpoint(
     asker.all(("finite",))
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and asker.answers["finite"].ok is not False
-    if is_narrow and memory.fits(n_bytes, free_bytes(str(device_of(model)))):
+    if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):
         own = asker
         model.float()
         asker = replace(own)

@@ -36,7 +36,7 @@ def find_devices(requested: str) -> Iterator[Mapping[str, Any]]:
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
         what = environment(device, name).device_name
-        yield {"name": name, "what": what, "total_bytes": total, "free_bytes": free_bytes(name)}
+        yield {"name": name, "what": what, "total_bytes": total, "free_bytes": free_bytes(device)}
 
 
 def check_machine(devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, seed: int) -> Iterator[HealthCheck]:
