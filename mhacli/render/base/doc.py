@@ -17,7 +17,7 @@ from mhacli.text.numbers import Unit, shown
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Column(Generic[Row]):
     """A column of a table: its heading, and the value of a row with its unit, weights with `digits`, and `none` without a value.
 
@@ -79,8 +79,8 @@ class Table(Generic[Row]):
     below: Callable[[Row], Sequence[RenderableType]] = lambda row: ()
 
     def meanings(self, columns: Sequence[Column[Row]]) -> list[str]:
-        """What the headings of columns mean, in their order, and the legend."""
-        return [*(f"{column.heading} = {column.meaning}" for column in columns if column.meaning), *self.legend]
+        """What the headings of columns mean, in their order."""
+        return [f"{column.heading} = {column.meaning}" for column in columns if column.meaning]
 
 
 def pairs(

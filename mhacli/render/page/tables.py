@@ -103,7 +103,7 @@ def head_statistics(
     if record.corpus is not None:
         over = "documents; in each, over all queries that see a key"
     shown = replace(heads_table(record, in_order(listed, options.sort), exact), title=f"means over {over}")
-    legend = tag("p", text(" · ".join(shown.meanings(shown.columns))), class_="dim")
+    legend = tag("p", text(" · ".join([*shown.meanings(shown.columns), *shown.legend])), class_="dim")
     body = [tag("h2", text("statistics")), table(shown, of_row=of_row), legend]
     orders = [_order(shown, place, column) for place, column in enumerate(shown.columns)]
     return tag("section", *body, id="statistics", class_="numbers"), orders
