@@ -106,19 +106,15 @@ class Side:
     of_256: Sequence[int]
     of_16: Sequence[int]
 
-    def colours(self) -> Iterator[RGB]:
+    def paints(self) -> Iterator[Color]:
         """The colours of the levels 0 … 255 from the middle, interpolated between the points."""
         for level in range(256):
             place = level / 255 * (len(self.points) - 1)
             low = min(int(place), len(self.points) - 2)
             ends = zip(self.points[low], self.points[low + 1], strict=True)
             red, green, blue = (round(a + (b - a) * (place - low)) for a, b in ends)
-            yield red, green, blue
-
-    def paints(self) -> Iterator[Color]:
-        """The colours of the levels for any terminal."""
-        for level, colour in enumerate(self.colours()):
-            yield picked(colour, *(numbers[level * len(numbers) // 256] for numbers in (self.of_256, self.of_16)))
+            palettes = (numbers[level * len(numbers) // 256] for numbers in (self.of_256, self.of_16))
+            yield picked((red, green, blue), *palettes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,16 +125,15 @@ class Ramp:
     sign: Callable[[int], str]
 
     @cached_property
-    def colours(self) -> Sequence[RGB]:
-        """The RGB values of the levels."""
-        *less, more = ([*side.colours()] for side in self.sides)
-        return [*(colour for side in less for colour in side[:0:-1]), *more]
-
-    @cached_property
     def paints(self) -> Sequence[Color]:
         """The colours of the levels for any terminal."""
         *less, more = ([*side.paints()] for side in self.sides)
         return [*(paint for side in less for paint in side[:0:-1]), *more]
+
+    @cached_property
+    def colours(self) -> Sequence[RGB]:
+        """The RGB values of the levels."""
+        return [paint.get_truecolor() for paint in self.paints]
 
     @property
     def top(self) -> int:
