@@ -248,13 +248,13 @@ def note_written(output: Output, *also: str) -> None:
 def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 if a check of the record failed. Errors in a user's attention are not errors of its
     trace, which has no checks."""
-    from mhacli.render.base.format import check_text
+    from mhacli.render.base.format import agreement
 
     checks = [] if record.survey is None else [*record.survey.checks]
     checks += [] if record.effect is None else [record.effect.verified]
     failed = [check for check in (*checks, record.self_check) if not check.ok]
     if failed and record.module is None:
-        message = f"{failed[0].name or 'self-check'} {check_text(failed[0])}"
+        message = f"self-check FAILED: {agreement(failed[0])}"
         if record.model is not None and record.model.identical_outputs is False:
             message = "the model's outputs with inspection differ from those without"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)

@@ -160,16 +160,14 @@ class Statistic(Struct, frozen=True):
     """One statistic of a head: a field of `HeadStatistics`, whose words stand in columns.toml.
 
     The overview has a column for it unless `priority` is None. On narrow screens, columns with the largest `priority`
-    are dropped first. An `optional` column appears only if a head has a value. A column follows the previous row's, or
-    that of the field `beside`. A statistic `of` another field is comparable only if that field is equal. Its words stand in a
-    `table`.
+    are dropped first. An `optional` column appears only if a head has a value. A statistic `of` another field is
+    comparable only if that field is equal. Its words stand in a `table`.
     """
 
     field: str
     unit: Unit
     priority: int | None = None
     optional: bool = False
-    beside: str = ""
     of: str = ""
     table: Literal["statistic", "effect"] = "statistic"
 
@@ -194,6 +192,7 @@ STATISTICS = (
     Statistic("window_90", "tokens", 5),
     Statistic("window_99", "tokens", 7),
     Statistic("sink", "weight", 1),
+    Statistic("learned_sink", "weight", 0, optional=True),
     Statistic("leading", "weight", 7),
     Statistic("diagonal", "weight", 3),
     Statistic("previous", "weight", 1),
@@ -202,7 +201,6 @@ STATISTICS = (
     Statistic("near", "weight", 6),
     Statistic("offset", "tokens"),
     Statistic("at_offset", "weight", of="offset"),
-    Statistic("learned_sink", "weight", 0, optional=True, beside="sink"),
     Statistic("max_score", "score", 4),
     Statistic("certainty", "fraction", of="kind"),
 )

@@ -21,7 +21,7 @@ from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
 from mhacli.render.figures.document import document
 from mhacli.render.figures.svg import Piece, Sheet, printed
-from mhacli.render.heads.head_map import HeadMap, cell_map, cell_meaning, grid_of, head_map
+from mhacli.render.heads.head_map import HeadMap, cell_map, grid_of, head_map
 from mhacli.render.page.document import most_certain, page
 from mhacli.render.page.elements import STATIC, Html, joined, page_part, preformatted, tag, text, whole
 from mhacli.render.page.tables import effect_pictures, legend
@@ -35,8 +35,8 @@ _SCREEN, _OPTIONS = Screen(COLUMNS, colour=False), ViewOptions(view="none")
 _ELSEWHERE = "record.page() shows every head, record.pattern(layer=…, head=…) one of them"
 _MOST_CELLS = 24
 """The most cells of a matrix per side before pooling."""
-_NAME, _SHORT_NAME = 12, 7
-"""The widest name of a row, and of a column if there are more than so many."""
+_NAME = 12
+"""The widest name of a row or column."""
 
 
 def html_of(result: Shown | Pattern) -> str:
@@ -89,13 +89,12 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
     blocks = cells.fitting(_MOST_CELLS, _MOST_CELLS)
     of = grid_of(blocks, "", scale=scale)
     rows, columns = of.rows, of.columns
-    widest = _SHORT_NAME if len(columns) > _NAME else _NAME
     of = replace(
         of,
         rows=[fitted(name, _NAME) for name in rows],
-        columns=[fitted(name, widest) for name in columns],
+        columns=[fitted(name, _NAME) for name in columns],
         corner="query ↓ key →",
-        meaning=cell_meaning(blocks.block) + " · 0 is masked" * (not of.allowed.all()),
+        meaning=of.meaning + " · 0 is masked" * (not of.allowed.all()),
         about=lambda row, key: f"{rows[row]} → {columns[key]} {shown(float(of.values[row, key]), 'weight', 3)}",
     )
     return joined([tag("p", tag("b", text(title))), grid_table(of, _weight), legend([of], _weight)])

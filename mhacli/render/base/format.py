@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from mhacli.record.checks import Check
-from mhacli.record.heads import CERTAIN_ENOUGH, UNTYPED, HeadStatistics, nearest_type, words_of_type
+from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Environment, Record, Step, Timing
 from mhacli.sites import Dims, positions_name
 from mhacli.text.escape import token_label, visible
@@ -36,20 +36,10 @@ def rough_note(timings: Iterable[Timing]) -> str:
 
 
 def type_text(head: HeadStatistics) -> str:
-    """A head's type with its excess over uniform attention: `previous token .62`, or
-    `mixed (nearest: previous token, .21 of .40)`."""
-    nearest = nearest_type(head)
-    if nearest is None:
-        return type_name(head)
-    kind, excess = words_of_type(nearest[0]).name, shown(nearest[1], "weight")
-    return f"{type_name(head)} (nearest: {kind}, {excess} of {shown(CERTAIN_ENOUGH, 'weight')})"
-
-
-def type_name(head: HeadStatistics, *, with_nearest: bool = False) -> str:
-    """A head's type with its excess, in a narrow column: `previous token .62`, or `with_nearest` `mixed (prev .21)`."""
+    """A head's type with its excess over uniform attention, or the nearest type: `previous token .62`, `mixed (prev .21)`."""
     name, nearest = words_of_type(head.kind).name, nearest_type(head)
     if nearest is not None:
-        return f"{name} ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight')})" if with_nearest else name
+        return f"{name} ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight')})"
     return name if head.certainty is None or head.kind in UNTYPED else f"{name} {shown(head.certainty, 'weight')}"
 
 
@@ -173,16 +163,17 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
         ("versions", versions),
         _origin(record),
         ("machine", device),
-        ("self-check", check_text(record.self_check)),
+        ("self-check", f"{'ok' if record.self_check.ok else 'FAILED'}: {agreement(record.self_check)}"),
     )
     return tuple((word, visible(line)) for word, line in pairs)
 
 
-def agreement(check: Check) -> str:
-    """A check of head statistics with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
+def agreement(check: Check, compared: str = "") -> str:
+    """A check, or what else it `compared`, with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
+    words = compared or visible(check.name) or "largest difference"
     if check.error is None:
-        return f"{visible(check.name)}: some numbers are NaN or infinite"
-    return f"{visible(check.name)} within {shown(check.error, 'error')} (tolerance {shown(check.tolerance, 'error')})"
+        return f"{words}: some numbers are NaN or infinite"
+    return f"{words} within {shown(check.error, 'error')} (tolerance {shown(check.tolerance, 'error')})"
 
 
 def checks_in_brief(checks: Sequence[Check]) -> str:
@@ -190,14 +181,6 @@ def checks_in_brief(checks: Sequence[Check]) -> str:
     parts = [check.error / check.tolerance for check in checks if check.error is not None and check.tolerance]
     most = f", errors at most {shown(max(parts), 'percent')} of their tolerances" if parts else ""
     return f"{count_of(len(checks), 'check')}{most} (--verbose)"
-
-
-def check_text(check: Check) -> str:
-    """`ok: largest difference 1.2e-7, tolerance 4e-6`, or `FAILED: …`."""
-    verdict = "ok" if check.ok else "FAILED"
-    if check.error is None:
-        return f"{verdict}: some numbers are NaN or infinite"
-    return f"{verdict}: largest difference {shown(check.error, 'error')}, tolerance {shown(check.tolerance, 'error')}"
 
 
 def _origin(record: Record) -> tuple[str, str]:

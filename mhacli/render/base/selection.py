@@ -168,12 +168,6 @@ class DrawableHead:
         name = f"head {self.statistics.head}"
         return name if self.layer is None else f"{self.layer.label} · {name}"
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the record has the head's cells, rather than blocks."""
-        survey = self.record.survey
-        return "pattern" in self.record.arrays or (survey is not None and survey.block == 1)
-
 
 def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
     """The heads chosen by the options, or all, whose pattern or map is in the record, in the order of execution.
@@ -212,11 +206,8 @@ def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
 
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
-    """The requested scale; else linear for cells of short texts, and log for long texts and blocks, which would be
-    dark."""
-    keys = (keys.tokens for head in heads for keys in head.record.keys)
-    is_exact = all(head.is_exact for head in heads)
-    return options.map_scale or (usual_scale(keys) if is_exact else "log")
+    """The requested scale, or the usual one for all keys of some heads."""
+    return options.map_scale or usual_scale(keys.tokens for head in heads for keys in head.record.keys)
 
 
 def usual_scale(texts: Iterable[Sequence[str]]) -> Scale:

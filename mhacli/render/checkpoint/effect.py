@@ -15,7 +15,7 @@ from rich.text import Text
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
-from mhacli.render.base.format import count_of, flowing, type_name
+from mhacli.render.base.format import count_of, flowing, type_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import short_name
@@ -304,7 +304,7 @@ def _type(record: Record, effect: Effect) -> str:
     names = [layer.name for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer)] or [""]
     for head in record.heads if effect.removed == "head" else ():
         if (head.layer or 0, head.attention, head.head) == (effect.layer, names[0], effect.head):
-            return type_name(head)
+            return type_text(head)
     return ""
 
 

@@ -16,7 +16,7 @@ from mhacli.render.base.format import type_text
 from mhacli.render.base.grids import MAX_LINES
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, LayerView, drawable_heads, names_of
-from mhacli.render.heads.head_map import HeadMap, cell_map, head_map, kv_head_of, largest_of_maps, patterns, where
+from mhacli.render.heads.head_map import HeadMap, cell_map, head_map, kv_head_of, patterns, where
 from mhacli.text.tokens import TokenSequence
 
 MAX_DRAWN = 16
@@ -55,7 +55,7 @@ def patterns_view(
     if options.view == "auto" and options.rows is None and not is_requested:
         options = replace(options, view="heatmap")
     most = None if is_requested else MAX_LINES
-    yield from patterns(drawn, largest_of_maps(maps), options, screen, most=most, n_more=len(chosen) - len(drawn))
+    yield from patterns(drawn, options, screen, most=most, n_more=len(chosen) - len(drawn))
     if any(cells.is_followed(row) for cells in maps for row in range(len(cells.weights))):
         yield Text("a → b: after query a the model generated token b", style="dim")
     if options.words:

@@ -35,7 +35,7 @@ from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
 from mhacli.render.heads.head_map import maps_view
-from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, statistics, token_name, types_of
+from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, token_name, types_of
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
@@ -64,7 +64,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     is_drawn = are_drawn(layers, options)
     is_asked = is_drawn and len(listed) == 1 and not has_all  # one head: its matrix first, how it was read last
     drawn = Group(*patterns_view(record, layers, sequences.shown, options, screen))
-    numbers = Group(*remarks, *statistics(of_heads, options, screen, has_name=not is_asked))
+    numbers = Group(*remarks, *table(of_heads, screen.width, has_all=options.verbose))
     overview: list[RenderableType] = [grid(record, layers, screen)] if len(layers) > 1 else []
     overview.append(_sinks(record, layers, heads, screen))
     header = model_header(record, record.model, screen, in_brief=not options.verbose)

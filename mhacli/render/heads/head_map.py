@@ -22,7 +22,7 @@ from mhacli.io.data import Array
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Grid, Table
-from mhacli.render.base.format import PADDING, fitted, flowing, token_at, token_text
+from mhacli.render.base.format import fitted, flowing, token_at, token_text
 from mhacli.render.base.grids import FORBIDDEN, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.selection import DrawableHead, usual_scale
@@ -239,25 +239,22 @@ class HeadMap:
 def head_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head of a sequence, without padding: its cells if the record has them, else blocks."""
     if "pattern" in head.record.arrays:
-        cells = pattern_map(head.record, head.place, sequence)
-    else:
-        cells = block_map(head.record, head.place, sequence)
-    return cells.of_tokens()
+        return pattern_map(head.record, head.place, sequence)
+    return block_map(head.record, head.place, sequence).of_tokens()
 
 
 def pattern_map(record: Record, place: int, sequence: int, *, site: str = "pattern") -> HeadMap:
-    """The cells of the head at a `place` of the pattern, without padded queries and with padded keys."""
+    """The cells of the head at a `place` of the pattern, without padding."""
     arrays, statistics = record.arrays, record.heads[place]
     queries, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
-    begin = record.first_query(sequence)
-    rows = slice(begin, begin + len(queries))
+    first_query, first_key = record.first_query(sequence), record.first_key(sequence)
+    rows, columns = slice(first_query, first_query + len(queries)), slice(first_key, first_key + len(keys))
     allowed = arrays["allowed"]
     cells = cell_map(
         queries,
         keys,
-        arrays[site][sequence, place, rows],
-        allowed[sequence, min(place, allowed.shape[1] - 1), rows],
-        first=(0, -record.first_key(sequence)),
+        arrays[site][sequence, place, rows, columns],
+        allowed[sequence, min(place, allowed.shape[1] - 1), rows, columns],
         sinks=sink_places(statistics, sequence, len(keys)),
     )
     if site == "pattern" and "entropy" in arrays:  # after dropout a row is no distribution
@@ -266,18 +263,12 @@ def pattern_map(record: Record, place: int, sequence: int, *, site: str = "patte
 
 
 def cell_map(
-    queries: tuple[str, ...],
-    keys: tuple[str, ...],
-    weights: Array,
-    allowed: Array,
-    *,
-    first: tuple[int, int] = (0, 0),
-    sinks: tuple[int, ...] = (),
+    queries: tuple[str, ...], keys: tuple[str, ...], weights: Array, allowed: Array, sinks: tuple[int, ...] = ()
 ) -> HeadMap:
     """Attention weights `[query, key]` as a map."""
-    columns, weights = [place - first[1] for place in sinks], np.where(allowed, weights.astype(np.float64), FORBIDDEN)
+    weights = np.where(allowed, weights.astype(np.float64), FORBIDDEN)
     of_sinks = np.zeros_like(weights)
-    of_sinks[:, columns] = np.where(allowed, weights, 0.0)[:, columns]
+    of_sinks[:, sinks] = np.where(allowed, weights, 0.0)[:, sinks]
     return HeadMap(
         queries=queries,
         keys=keys,
@@ -286,7 +277,6 @@ def cell_map(
         learned=None,
         n_queries=np.asarray(allowed.any(axis=1), dtype=np.float64),
         sinks=sinks,
-        first=first,
     )
 
 
@@ -348,19 +338,10 @@ def largest_of_maps(maps: Iterable[HeadMap]) -> float:
     return max((each.largest for each in maps), default=0.0) or 1.0
 
 
-def largest_weight(record: Record) -> float:
-    """The top of the common scale of all heads of a layer's record."""
-    heads, sequences = range(record.config.n_heads), range(len(record.sequences))
-    return largest_of_maps(pattern_map(record, head, b) for head in heads for b in sequences)
-
-
 # -------------------------------------------------------------------------------------------------------------- as grids
 
-AXES = "keys from left to right, queries downward"
-"""What runs along the axes of a picture of a head."""
 _NAME, _NAME_WITH_NEXT = 12, 22
 """The widest name of a query, alone and followed by the generated next token."""
-_MEANING = "attention weights query → key"
 _FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
 _LONGEST, _LEAST_KEYS = 28, 30
 
@@ -368,7 +349,7 @@ _LONGEST, _LEAST_KEYS = 28, 30
 def cell_meaning(block: int, *, of_queries: bool = False) -> str:
     """What a cell of a picture means, which stands for `block` keys, and for as many queries or, `of_queries`, for one."""
     if block == 1:
-        return "a cell is the attention weight that a query (row) gives to a key (column)"
+        return "attention weights query → key"
     queries = "a query (row) gives" if of_queries else f"{block} queries (a row) give on average"
     return f"a cell is the attention weight that {queries} to {block} keys (a column) together"
 
@@ -386,21 +367,21 @@ def grid_of(cells: HeadMap, title: str, *, scale: Scale, top: float | None = Non
         top=top or cells.largest or 1.0,
         scale=scale,
         digits=digits,
+        meaning=cell_meaning(cells.block, of_queries=cells.rows is not None),
         taken=cells.is_taken,
     )
 
 
 def patterns(
     heads: Sequence[tuple[str, HeadMap]],
-    largest: float,
     options: ViewOptions,
     screen: Screen,
     *,
     most: int | None = None,
     n_more: int = 0,
 ) -> Iterator[RenderableType]:
-    """Patterns with their titles in the chosen view, on a scale with the top `largest`: as matrices, as shades, or as each
-    query's top keys. Of more than `most` lines the first are drawn; `n_more` are left out before."""
+    """Patterns with their titles in the chosen view on a common scale: as matrices, as shades, or as each query's top keys. Of
+    more than `most` lines the first are drawn; `n_more` are left out before."""
     drawn = [(title, cells) for title, cells in heads if len(cells.weights)]
     for title in (title for title, cells in heads if not len(cells.weights)):
         yield Text(f"{title}: none of the chosen rows is in this text", style="yellow")
@@ -409,9 +390,8 @@ def patterns(
         yield Columns(tables, padding=(0, 2))
         return
     scale = options.map_scale or usual_scale(cells.keys for _, cells in drawn)
-    panels = [_pattern_grid(title, cells, options, scale=scale, top=largest) for title, cells in drawn]
-    if any(PADDING in panel.columns for panel in panels):
-        panels = [replace(panel, meaning=f"{_MEANING} ({PADDING} padding)") for panel in panels]
+    top = largest_of_maps(cells for _, cells in drawn)
+    panels = [_pattern_grid(title, cells, options, scale=scale, top=top) for title, cells in drawn]
     yield from grids(
         panels,
         screen,
@@ -423,7 +403,7 @@ def patterns(
 
 
 def _pattern_grid(title: str, cells: HeadMap, options: ViewOptions, *, scale: Scale, top: float) -> Grid:
-    """The cells of a pattern with padded keys; beside them the sum of each row, if one is not 1, and the entropy."""
+    """The cells of a pattern; beside them the sum of each row, if one is not 1, and the entropy."""
     width = _NAME if cells.produced is None else _NAME_WITH_NEXT
     whole = grid_of(cells, title, scale=scale, top=top, digits=options.precision)
     strongest = np.where(whole.allowed, whole.values, -1).argmax(axis=1)
@@ -432,15 +412,14 @@ def _pattern_grid(title: str, cells: HeadMap, options: ViewOptions, *, scale: Sc
 
     def smaller(n_lines: int, n_cells: int) -> Grid:
         if cells.rows is None:
-            return _map_grid(cells.of_tokens().fitting(n_lines, n_cells), title, scale, options)
-        blocks = cells.of_tokens().of_rows(range(n_rows), max(1, -(-n_columns // n_cells)))  # never pooled
+            return _map_grid(cells.fitting(n_lines, n_cells), title, scale, options)
+        blocks = cells.of_rows(range(n_rows), max(1, -(-n_columns // n_cells)))  # never pooled
         return replace(_map_grid(blocks, title, scale, options), rows=names)
 
     return replace(
         whole,
         rows=names,
         corner="query",
-        meaning=_MEANING,
         marked=(strongest[:, None] == keys) & whole.allowed & np.isfinite(whole.values),
         beside=[*_beside(cells, options.precision)],
         has_all_rows=options.everything or cells.rows is not None,
@@ -474,9 +453,8 @@ def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) ->
         room = _NAME - len(str(place))
         names.append(set_cell_size(fitted(token_text(cells.queries, place), room - 1), room) + str(place))
     whole = grid_of(cells, title, scale=scale, digits=options.precision)
-    of_cell = "the weight of a key" if n == 1 else f"the mean weight that {n} queries give to {n} keys"
     columns = whole.columns if n == 1 else [""] * len(whole.columns)
-    return replace(whole, rows=names, columns=columns, meaning=f"{AXES}, each cell {of_cell}")
+    return replace(whole, rows=names, columns=columns)
 
 
 def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.heads import (
     CERTAIN_ENOUGH,
     HEAD_TYPES,
+    OF_REMOVAL,
     SINK_LIFT,
     STATISTICS,
     UNTYPED,
@@ -20,17 +20,15 @@ from mhacli.record.heads import (
     HeadStatistics,
     Statistic,
     nearest_type,
-    removal_columns,
     require_order,
     words_of_type,
 )
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import UNITS, count_of, fitted, flowing, sparkline, token_at, token_text, type_name
+from mhacli.render.base.format import UNITS, count_of, fitted, flowing, sparkline, token_at, token_text, type_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
-from mhacli.render.base.terminal import table
 from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
@@ -45,7 +43,7 @@ _OF_TYPES = (
     "mixed stands the nearest type with its excess."
 )
 _OF_CONTROL = "the type on random tokens of the same number, where only positions can make one"
-_WIDEST_TYPE, _WIDEST_LABEL, _FEW = 40, 21, 6
+_WIDEST_TYPE, _WIDEST_LABEL = 40, 21
 _TOO_SMALL = 5e-4
 """Smaller weights get no spark."""
 
@@ -91,34 +89,6 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
     )
 
 
-def statistics(
-    of: Table[HeadRow], options: ViewOptions, screen: Screen, *, has_name: bool = True
-) -> Iterator[RenderableType]:
-    """The table of heads with its legend; of a single head its name and its numbers in a row, with those of uniform attention."""
-    if len(of.rows) > 1 or options.everything or options.verbose or not of.foot:
-        yield from table(of, screen.width, has_all=options.verbose)
-        return
-    head, uniform = of.rows[0], of.foot[0]
-    numbers = [column for column in of.columns if column.drop == 0 or column.heading in _OF_ONE_HEAD]
-    numbers = [column for column in numbers if column.unit not in ("word", "id")]
-    words, compared = list[str](), "uniform "
-    for column in numbers:
-        name = _OF_ONE_HEAD.get(column.heading) or column.meaning or column.heading
-        words.append(f"{name} {column.text(head)} ({compared}{column.text(uniform)})")
-        compared = ""  # the first one says what stands in brackets
-    title = [Text(f"head {head[0].head}: {_type_text(head[0])}", style=_type_style(head))] if has_name else []
-    yield flowing([*title, *words], screen.width)
-
-
-_OF_ONE_HEAD = {
-    "H/max": "entropy ÷ maximum",
-    "eff.keys": "effective keys",
-    "first": "on the first token",
-    "prev": "on the one before",
-}
-"""The numbers of a single head with their names, beside the requested ones."""
-
-
 def _means(row: HeadRow) -> Averages:
     head, name = row
     return head if not name else head.uniform or Averages()
@@ -142,26 +112,18 @@ def _layer_column(record: Record, listed: Sequence[HeadStatistics], options: Vie
 
 
 def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow]]:
-    """A column for each statistic with a heading and for each condition, in display order, scores last."""
+    """A column for each statistic with a heading, in display order, and for each condition."""
     survey = survey_of(record) if record.survey is not None or record.layers else None
     sort, _ = require_order(options.sort)
-    statistics = [row for row in (*removal_columns(record.heads), *STATISTICS) if row.priority is not None]
-    present = [
-        row
-        for row in statistics
-        if not row.optional or any(getattr(head, row.field) is not None for head in record.heads)
-    ]
-    for row in [row for row in present if row.beside]:
-        present.remove(row)
-        present.insert(1 + [other.field for other in present].index(row.beside), row)
     sink_tokens = SINK_TOKENS if survey is None else survey.sink_tokens
-    weights = [_statistic_column(row, options, sink_tokens, sort) for row in present if row.unit != "score"]
-    scores = [_statistic_column(row, options, sink_tokens, sort) for row in present if row.unit == "score"]
-    patterns = [
-        _pattern_column(number, visible(pattern), options.precision)
-        for number, pattern in enumerate(() if survey is None else survey.patterns)
+    numbers = [
+        _statistic_column(row, options, sink_tokens, sort)
+        for row in (*OF_REMOVAL, *STATISTICS)
+        if row.priority is not None
+        and not (row.optional and all(getattr(head, row.field) is None for head in record.heads))
     ]
-    return [*weights, *patterns, *scores]
+    patterns = enumerate(() if survey is None else survey.patterns)
+    return [*numbers, *(_pattern_column(number, visible(name), options.precision) for number, name in patterns)]
 
 
 def _statistic_column(statistic: Statistic, options: ViewOptions, sink_tokens: int, sort: str) -> Column[HeadRow]:
@@ -196,7 +158,6 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
     if not steps:
         return
     ends = [f"{end:,}" if end - before == 1 else f"{before + 1:,}–{end:,}" for before, end in pairwise((-1, *steps))]
-    distances = ", ".join(ends if len(ends) <= _FEW else ends[: _FEW - 1]) + f" … {ends[-1]}" * (len(ends) > _FEW)
     views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
     places = {head_key(head): (view.arrays, place) for view in views for place, head in enumerate(view.heads)}
 
@@ -214,7 +175,7 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
         drop=1,
         style=lambda row: "cyan",
         meaning="weights by distance",
-        explanation=f"The attention weight at distances of {distances} tokens, relative to the largest.",
+        explanation=f"The attention weight at distances of {', '.join(ends)} tokens, relative to the largest.",
     )
 
 
@@ -225,7 +186,7 @@ def _type_text(head: HeadStatistics) -> str:
     """The sign and name of a type with its excess; a dash if no query sees several keys."""
     if _has_no_choice(head):
         return "–"
-    return f"{KIND_SIGNS[head.kind][0]} {type_name(head, with_nearest=True)}"
+    return f"{KIND_SIGNS[head.kind][0]} {type_text(head)}"
 
 
 def types_of(heads: Iterable[HeadStatistics]) -> list[Text]:

@@ -1,4 +1,4 @@
-"""The terminal view of many heads: an overview, and single cells: the strongest, a block, and requested queries."""
+"""Single cells of heads on a terminal: the strongest, a block, and the top keys of requested queries."""
 
 from __future__ import annotations
 
@@ -8,82 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.text import Text
 
-from mhacli.record.heads import HeadsSummary, HeadStatistics, in_order
+from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
-    agreement,
-    checks_in_brief,
-    configuration,
     count_of,
     flowing,
-    self_check_verdict,
-    texts_in_words,
 )
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
-from mhacli.render.base.terminal import bare, spaced, table
-from mhacli.render.base.tokens import token_tables
-from mhacli.render.heads.head_map import cell_map, grid_of, maps_view, where
-from mhacli.render.heads.table import TOKEN_WIDTH, heads_table, sinks_line, statistics, token_name
-from mhacli.run import BASE_BYTES
-from mhacli.text.escape import visible
+from mhacli.render.base.terminal import table
+from mhacli.render.heads.head_map import cell_map, grid_of, where
+from mhacli.render.heads.table import TOKEN_WIDTH, token_name
 from mhacli.text.numbers import shown
-
-
-def heads_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The complete output of `mha heads`. Raises `UsageError` for a head or sequence out of range."""
-    survey = survey_of(record)
-    listed = in_order(record.heads, options.sort)
-    places_of(record, [*options.maps, *(options.heads or ())])
-    if options.heads is not None:
-        listed = tuple(head for head in listed if head.head in options.heads)
-    of_heads = heads_table(record, listed, options)
-    if options.brief:
-        return Group(bare(of_heads, screen.width), Text(""), _checks(record, survey, options, screen))
-    sinks = sinks_line(record, listed, survey.sink_share, screen)
-    texts = texts_in_words(record.files, *record.lengths)
-    head = configuration(record.dims, record.environment, record.weights, screen.width, *texts)
-    sections: list[RenderableType] = [head]
-    sequences = sequences_to_draw(options, len(record.sequences))
-    if options.verbose:
-        sections.append(_costs(record, survey, screen))
-    if options.tokens or options.verbose:
-        sections += token_tables(record, sequences, options, screen)
-    sections += [maps_view([(record, "")], b, options, screen) for b in sequences.shown if options.maps]
-    sections += cells_view(record, listed, options, screen)
-    sections.append(strong_places(record, listed, options, screen))
-    sections.append(Group(*statistics(of_heads, options, screen), sinks))
-    sections.append(_checks(record, survey, options, screen))
-    return spaced(sections)
-
-
-# ---------------------------------------------------------------------------------------------------------- overview
-
-
-def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
-    """The method, the time, and the memory that it took and that whole matrices would have taken."""
-    memory = shown(max(0, survey.peak_bytes - BASE_BYTES), "bytes")
-    parts = [f"kernel {visible(survey.kernel)}", f"memory about {memory} in addition to torch's own"]
-    parts.append(f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}")
-    total = record.timings.get("total")
-    if total is not None:
-        parts.append(f"took {shown(total.median_s, 'seconds')}")
-    return flowing(parts, screen.width, style="dim")
-
-
-def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
-    ok = record.self_check.ok
-    if ok and not options.verbose:
-        return self_check_verdict(ok=True, found=checks_in_brief(survey.checks))
-    in_detail = flowing(map(agreement, survey.checks), screen.width, "; ")
-    return Text("\n").join([self_check_verdict(ok=ok), in_detail])
-
-
-# --------------------------------------------------------------------------------------------------------- single cells
 
 MAX_PLACES, _MOST, _MAX_ROWS, _LEAST = 8, 3, 40, 40
 _SHORT_TOKEN = 9
@@ -180,8 +119,8 @@ def _corner_view(
         has_keys = visible[min(place, len(visible) - 1), queries] > 0
         is_broken = has_keys & np.isnan(entropy)  # a cell is NaN where masked, and in rows of NaN
         allowed = ~np.isnan(weights) | is_broken[:, None]
-        cells = cell_map(tokens, keys, weights, allowed, first=(0, first_key))
-        cells = replace(cells, rows=tuple(range(first_query, first_query + corner.n_queries)))
+        rows = tuple(range(first_query, first_query + corner.n_queries))
+        cells = replace(cell_map(tokens, keys, weights, allowed), first=(0, first_key), rows=rows)
         title = where(record, sequence, layer, f"head {record.heads[place].head}", f"keys {first_key}–{last_key}")
         grid = grid_of(cells, title, scale="linear", digits=options.precision)
         blocks.append(replace(grid, corner="query", has_all_rows=options.everything or corner.n_queries <= _MAX_ROWS))

@@ -176,7 +176,8 @@ def notes(
     yield from missing_notes(record, options)
     if record.model is None and not heads:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
-    if any(not head.is_exact for head in heads):
+    stored = [head.record.survey for head in heads if "pattern" not in head.record.arrays]
+    if any(survey is not None and survey.block > 1 for survey in stored):
         yield "mha heads stores means of blocks, which show sinks only at the first token; mha run stores every cell"
     if options.words:
         yield "tokens are drawn as they are; words are merged in the terminal only"

@@ -30,7 +30,7 @@ from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.checkpoint.header import model_header
-from mhacli.render.heads.head_map import largest_weight, patterns, sums
+from mhacli.render.heads.head_map import patterns, sums
 from mhacli.render.run.steps import axes_text, lines_table, number_row, sources_of, step_name, value_lines, weights_of
 from mhacli.render.run.view import MAX_HEADS, kv_heads_line, maps_of_head, self_check_line
 from mhacli.settings import ROPE, Config
@@ -300,7 +300,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     ]
     if in_detail and "pattern" in record.arrays:
         drawn = [each for b in sequences for h in heads for each in maps_of_head(record, b, h)]
-        sections.append(Group(*patterns(drawn, largest_weight(record), options, screen)))
+        sections.append(Group(*patterns(drawn, options, screen)))
     sections += [_costs(record, decoding, screen), self_check_line(check, compared)]
     return spaced(sections)
 

@@ -9,16 +9,29 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.record.checks import SelfCheck
+from mhacli.record.heads import HeadsSummary, in_order
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import configuration, count_of, rough_note, self_check_verdict, texts_in_words
+from mhacli.render.base.format import (
+    agreement,
+    checks_in_brief,
+    configuration,
+    count_of,
+    flowing,
+    rough_note,
+    self_check_verdict,
+    texts_in_words,
+)
 from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
-from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
+from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
+from mhacli.render.base.selection import places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
-from mhacli.render.heads.head_map import HeadMap, kv_head_of, largest_weight, pattern_map, patterns
-from mhacli.render.heads.table import heads_table, sinks_line, statistics
+from mhacli.render.heads.head_map import HeadMap, kv_head_of, maps_view, pattern_map, patterns
+from mhacli.render.heads.table import heads_table, sinks_line
+from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.render.run.steps import lines_table
+from mhacli.run import BASE_BYTES
 from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
@@ -49,49 +62,70 @@ def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[R
         from mhacli.render.checkpoint.view import layers_view
 
         yield layers_view(record, options, on)
-    elif record.survey is not None:
-        from mhacli.render.heads.view import heads_view
-
-        yield heads_view(record, options, on)
     else:
-        yield run_view(record, options, on)
+        yield layer_view(record, options, on)
 
 
-def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The output of `mha run` and `mha show`. Raises `UsageError` for a head or sequence out of range."""
-    sequences = sequences_to_draw(options, len(record.sequences))
-    heads = chosen(options.heads, record.config.n_heads, record.config.n_heads, options.everything, "head").shown
-    listed = [head for head in record.heads if head.head in heads]
-    limit = None if options.everything or options.heads is not None else MAX_HEADS
-    of_heads = replace(heads_table(record, listed, options), most=limit, has_ends=True)
+def layer_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+    """The output of `mha run`, `mha heads` and `mha show` of a layer. Raises `UsageError` for a head or sequence out of range."""
+    survey, sequences = record.survey, sequences_to_draw(options, len(record.sequences))
+    places_of(record, [*options.maps, *(options.heads or ())])
+    heads = in_order(record.heads, options.sort)
+    listed = [head for head in heads if options.heads is None or head.head in options.heads]
+    of_heads = heads_table(record, listed, options)
+    if survey is None and not options.everything and options.heads is None:
+        of_heads = replace(of_heads, most=MAX_HEADS, has_ends=True)
+    check = (
+        self_check_line(record.self_check) if survey is None else _checks(survey, record.self_check, options, screen)
+    )
     if options.brief:
-        return Group(bare(of_heads, screen.width), Text(""), self_check_line(record.self_check))
+        return Group(bare(of_heads, screen.width), Text(""), check)
     texts = texts_in_words(record.files, *record.lengths)
     head = configuration(record.dims, record.environment, record.weights, screen.width, *texts)
     sections: list[RenderableType] = [head]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
-    if options.shapes or options.verbose:
-        sections.append(bare(lines_table(record), screen.width))
-    room = FIRST_SCREEN - _BESIDE - min(len(listed), MAX_HEADS)
-    drawn = [*_patterns(record, sequences.shown, heads, options, screen, room=room)]
-    sections += [Group(*drawn)] if drawn else []
+    if survey is None:
+        if options.shapes or options.verbose:
+            sections.append(bare(lines_table(record), screen.width))
+        room = FIRST_SCREEN - _BESIDE - min(len(listed), MAX_HEADS)
+        drawn = [*_patterns(record, sequences.shown, [head.head for head in listed], options, screen, room=room)]
+        sections += [Group(*drawn)] if drawn else []
+    else:
+        sections += [_costs(record, survey, screen)] if options.verbose else []
+        sections += [maps_view([(record, "")], b, options, screen) for b in sequences.shown if options.maps]
+        sections += [*cells_view(record, listed, options, screen), strong_places(record, listed, options, screen)]
     sections += kv_heads_line(record)
-    sinks = [sinks_line(record, listed, SINK_SHARE, screen)] if any(head.sink_keys for head in listed) else []
-    sections.append(Group(*statistics(of_heads, options, screen), *sinks))
-    if options.timings or options.verbose:
+    least = SINK_SHARE if survey is None else survey.sink_share
+    sinks = [sinks_line(record, listed, least, screen)] if any(head.sink_keys for head in listed) else []
+    sections.append(Group(*table(of_heads, screen.width, has_all=options.verbose), *sinks))
+    if survey is None and (options.timings or options.verbose):
         sections.append(_timings(record, screen))
-    sections.append(self_check_line(record.self_check))
-    return spaced(sections)
+    return spaced([*sections, check])
+
+
+def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
+    """The method, the time, and the memory that it took and that whole matrices would have taken."""
+    memory = shown(max(0, survey.peak_bytes - BASE_BYTES), "bytes")
+    parts = [f"kernel {visible(survey.kernel)}", f"memory about {memory} in addition to torch's own"]
+    parts.append(f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}")
+    total = record.timings.get("total")
+    if total is not None:
+        parts.append(f"took {shown(total.median_s, 'seconds')}")
+    return flowing(parts, screen.width, style="dim")
+
+
+def _checks(survey: HeadsSummary, check: SelfCheck, options: ViewOptions, screen: Screen) -> Text:
+    """One line if all checks of head statistics pass; otherwise, or in the verbose view, each with its numbers."""
+    if check.ok and not options.verbose:
+        return self_check_verdict(ok=True, found=checks_in_brief(survey.checks))
+    in_detail = flowing(map(agreement, survey.checks), screen.width, "; ")
+    return Text("\n").join([self_check_verdict(ok=check.ok), in_detail])
 
 
 def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
     """One line: whether the output follows from the pattern shown, or what was `compared` instead."""
-    words = f"the check that {compared} met another shape, NaN or infinity"
-    if check.error is not None:
-        within = "within" if check.ok else "only within"
-        words = f"{compared} {within} {shown(check.error, 'error')} (tolerance {shown(check.tolerance, 'error')})"
-    return self_check_verdict(ok=check.ok, found=words)
+    return self_check_verdict(ok=check.ok, found=agreement(check, compared))
 
 
 def kv_heads_line(record: Record) -> Iterator[Text]:
@@ -143,13 +177,9 @@ def _patterns(
         )
         return
     is_chosen = options.heads is not None or options.everything or options.verbose
-    limit = len(heads) if is_chosen else MAX_HEADS
-    drawn = [each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)]
-    n_more = (len(heads) - limit) * len(sequences) if len(heads) > limit else 0
-    if record.dims.q_len > MAX_ROWS:
-        room = MAX_LINES
-    most = None if is_chosen else room
-    yield from patterns(drawn, largest_weight(record), options, screen, most=most, n_more=n_more)
+    most = None if is_chosen else MAX_LINES if record.dims.q_len > MAX_ROWS else room
+    drawn = [each for b in sequences for head in heads for each in maps_of_head(record, b, head)]
+    yield from patterns(drawn, options, screen, most=most)
     if "dropped" in record.arrays:
         p = record.config.dropout
         dropped = f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are multiplied by "

@@ -192,7 +192,7 @@ def printed_rows(text: str, n_keys: int) -> list[list[str]]:
 
 @pytest.mark.parametrize(("name", "words", "weights"), [
     ("sinks", ("--head", "1"), lambda: pattern("sinks")[0, 1]),
-    ("pair", ("--head", "0", "--sequence", "1"), lambda: pattern("pair")[1, 0, 4:]),
+    ("pair", ("--head", "0", "--sequence", "1"), lambda: pattern("pair")[1, 0, 4:, 4:]),
     ("cross", ("--head", "1"), lambda: pattern("cross")[0, 1]),
     ("nan", ("--head", "0"), lambda: pattern("nan")[0, 0]),
     ("gpt2", ("--layer", "2", "--head", "5"), lambda: pattern("gpt2", 2)[0, 5]),
