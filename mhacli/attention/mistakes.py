@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mhacli.attention import stages
 from mhacli.attention.stages import (
+    Inputs,
     Mistake,
     Projection,
-    ReferenceInputs,
     ReferenceLayer,
     in_role,
     require,
@@ -48,8 +48,8 @@ def of_heads() -> Iterator[Mistake]:
         wrong = wrong_for(letters, "split", batch_moved)
         yield Mistake("split-batch-moved", wrong, ", ".join(letters), letters[0])
     yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
-    moved = "transposed all the same when they are joined"
-    yield Mistake("attention-over-heads", {"split": heads_last, "merge": heads_last_moved}, moved)
+    moved: stages.Stages = {"split": heads_last, "merge": lambda layer, z: z.transpose(1, 2).reshape(*z.shape[:2], -1)}
+    yield Mistake("attention-over-heads", moved, "transposed all the same when they are joined")
     whole = wrong_for("v", "split", lambda layer, rows, role: rows[:, None])
     yield Mistake("value-not-split", whole, changes="z")
     for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
@@ -68,12 +68,9 @@ def of_heads() -> Iterator[Mistake]:
     yield Mistake("head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))})
 
     repeating = (r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\(")
-    for letters, detail, site in (
-        ("kv", "", "qk"),
-        ("k", "of the keys alone", "qk"),
-        ("v", "of the values alone", "z"),
-    ):
-        yield Mistake("gqa-tiled", wrong_for(letters, "repeat_kv", tiled), detail, site, at=repeating)
+    yield Mistake("gqa-tiled", wrong_for("kv", "repeat_kv", tiled), at=repeating)
+    yield Mistake("gqa-tiled", wrong_for("k", "repeat_kv", tiled), "of the keys alone", at=repeating)
+    yield Mistake("gqa-tiled", wrong_for("v", "repeat_kv", tiled), "of the values alone", "z", at=repeating)
     yield Mistake("kv-head-shared-by-all", wrong_for("kv", "repeat_kv", first_for_all))
     yield Mistake("value-of-one-head", wrong_for("v", "repeat_kv", first_for_all), changes="z")
     yield Mistake("key-of-one-head", wrong_for("k", "repeat_kv", first_for_all))
@@ -101,12 +98,7 @@ def heads_last(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     return rows.reshape(*rows.shape[:2], layer.n_heads, -1)
 
 
-def heads_last_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """Heads in place of tokens, transposed to tokens in place of heads."""
-    return z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)
-
-
-def fused(order: str, layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Tensor:
+def fused(order: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """Queries, keys or values of a fused projection reshaped to axes in another order."""
     require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
     whole = torch.cat([projection(inputs.queries) for projection in (layer.weights or ())[:3]], dim=-1)
@@ -152,7 +144,7 @@ def of_scores() -> Iterator[Mistake]:
         ("scale-d-model", lambda layer, qk, d: model_width(layer, d) ** -0.5, ""),
         ("scale-d-model", lambda layer, qk, d: 1 / model_width(layer, d), "by d_model itself"),
         ("scale-not-root", lambda layer, qk, d: 1 / d, ""),
-        ("scale-twice", lambda layer, qk, d: right_factor(layer, d) ** 2, ""),
+        ("scale-twice", lambda layer, qk, d: stages.factor(layer, d) ** 2, ""),
         ("scale-one-side", lambda layer, qk, d: d**-0.25, ""),
         ("scale-length", lambda layer, qk, d: qk.shape[-1] ** -0.5, "√k_len"),
         ("scale-length", lambda layer, qk, d: qk.shape[-2] ** -0.5, "√q_len"),
@@ -164,7 +156,7 @@ def of_scores() -> Iterator[Mistake]:
     ):
         yield Mistake(code, {"scale": partial(scaled_by, factor)}, detail)
     for how, late in (
-        ("scaled", right_factor),
+        ("scaled", stages.factor),
         ("divided by √d_model", lambda layer, d: model_width(layer, d) ** -0.5),
         ("divided by d_head", lambda layer, d: 1 / d),
         ("divided by d_model", lambda layer, d: 1 / model_width(layer, d)),
@@ -180,9 +172,9 @@ def of_scores() -> Iterator[Mistake]:
         ("softmax-axis", lambda layer, scores: scores.softmax(-2), "over queries"),
         ("softmax-axis", lambda layer, scores: scores.softmax(1), "over heads"),
         ("softmax-axis", lambda layer, scores: scores.softmax(0), "over the sequences of the batch"),
-        ("softmax-axis", over_all_cells, "over queries and keys together"),
-        ("sink-dropped-wrongly", with_another_dropped, ""),
-        ("sink-without-effect", without_sinks, ""),
+        ("softmax-axis", lambda layer, scores: scores.flatten(-2).softmax(-1).view_as(scores), "over queries and keys"),
+        ("sink-dropped-wrongly", lambda layer, scores: stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:], ""),
+        ("sink-without-effect", lambda layer, scores: stages.softmax(replace(layer, sinks=None), scores), ""),
         ("softmax-missing", lambda layer, scores: scores, ""),
         ("softmax-twice", lambda layer, scores: stages.softmax(layer, scores).softmax(dim=-1), ""),
     ):
@@ -194,11 +186,6 @@ def of_scores() -> Iterator[Mistake]:
     yield Mistake("pattern-transposed", {"weigh": lambda layer, pattern, v: pattern.mT @ v})
 
 
-def right_factor(layer: ReferenceLayer, d_head: int) -> float | Tensor:
-    """The factor of the products."""
-    return d_head**-0.5 if layer.scale is None else layer.scale
-
-
 def model_width(layer: ReferenceLayer, d_head: int) -> int:
     """The width of the model; for split heads, the sum of their widths."""
     return d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]
@@ -206,7 +193,7 @@ def model_width(layer: ReferenceLayer, d_head: int) -> int:
 
 def scaled_by(factor: Callable[..., float | Tensor], layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
     """Products times another factor than the right one, 1 / √d_head."""
-    right, wrong = right_factor(layer, d_head), factor(layer, qk, d_head)
+    right, wrong = stages.factor(layer, d_head), factor(layer, qk, d_head)
     require(not torch.allclose(torch.as_tensor(wrong), torch.as_tensor(right), rtol=1e-9))
     return qk * wrong
 
@@ -217,26 +204,9 @@ def scaled_weights(
     """Weights of unscaled scores, scaled after the softmax."""
     require(layer.scale is not None or layer.d_head is not None)
     d_head = layer.d_head or 1
-    unscaled = scaled / right_factor(layer, d_head)
+    unscaled = scaled / stages.factor(layer, d_head)
     masked = unscaled if keep is None else stages.mask(layer, unscaled, keep)
     return stages.softmax(layer, masked) * factor(layer, d_head)
-
-
-def over_all_cells(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Weights that sum to 1 over queries and keys together."""
-    return scores.flatten(-2).softmax(-1).view_as(scores)
-
-
-def with_another_dropped(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Weights with the sink's column kept and the first key's dropped."""
-    require(layer.sinks is not None)
-    return stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:]
-
-
-def without_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Weights without the sink in the denominator."""
-    require(layer.sinks is not None)
-    return scores.softmax(dim=-1)
 
 
 # --------------------------------------------------------------------------------------------- causality, masks and padding
@@ -251,16 +221,18 @@ def of_masks() -> Iterator[Mistake]:
     """Other cells than those that causality, a mask and padding allow, and masked scores that are not −∞."""
     every = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool)}
     yield Mistake("causal-missing", every, needs=("causal",))
-    without, with_next = {"causal_rule": partial(past, -1)}, {"causal_rule": partial(past, 1)}
+    without, with_next = ({"causal_rule": partial(stages.causal_rule, shift=shift)} for shift in (-1, 1))
     yield Mistake("causal-off-by-one, without itself", without, "a token does not see itself", at=_TRIANGLE)
     yield Mistake("causal-off-by-one, with the next", with_next, "a token also sees the next one", at=_TRIANGLE)
-    yield Mistake("causal-transposed", {"causal_rule": partial(future, 0)}, at=_TRIANGLE)
+    later = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes, shift=-1)}
+    yield Mistake("causal-transposed", later, at=_TRIANGLE)
     top_left = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool).tril()}
     yield Mistake("causal-top-left", top_left, at=(*_TRIANGLE, "is_causal"))
     yield Mistake("causal-lost", {"together": callers_alone})
 
     yield Mistake("mask-inverted", {"mask_rule": lambda layer, allowed: ~allowed}, at=_FILLING)
-    yield Mistake("mask-inverted, of the layer", {"causal_rule": partial(future, 1)}, at=_FILLING)
+    inverted = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes)}
+    yield Mistake("mask-inverted, of the layer", inverted, at=_FILLING)
     yield Mistake("mask-ignored", {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)})
     yield Mistake("mask-transposed", {"mask_rule": lambda layer, allowed: allowed.mT})
     for code, wrong, detail in (
@@ -269,8 +241,8 @@ def of_masks() -> Iterator[Mistake]:
         ("mask-added-as-01", lambda layer, scores, keep: scores + keep, "1 is added to visible scores"),
         ("mask-added-as-01", partial(added_where_masked, 1.0), "1 is added to masked scores"),
         ("mask-head-order", with_planes_moved, ""),
-        ("mask-sign", partial(filled_with, 1e9), "10⁹"),
-        ("mask-sign", partial(filled_with, math.inf), "+∞"),
+        ("mask-sign", partial(stages.mask, value=1e9), "10⁹"),
+        ("mask-sign", partial(stages.mask, value=math.inf), "+∞"),
     ):
         yield Mistake(code, {"mask": wrong}, detail)
     yield Mistake("mask-not-finite", {"mask": partial(added_where_masked, -math.inf)}, may_be_nan=True)
@@ -294,19 +266,9 @@ def of_masks() -> Iterator[Mistake]:
 def sentinels(value: float, words: str = "") -> list[Mistake]:
     """Masked scores that are set to a number that large scores reach, or get it added."""
     number = words or f"{value:g}"
-    forms = ((partial(filled_with, value), number), (partial(added_where_masked, value), f"{number} is added"))
+    forms = ((partial(stages.mask, value=value), number), (partial(added_where_masked, value), f"{number} is added"))
     sentinel = partial(Mistake, "mask-sentinel-too-small", at=_FILLED, shown_by="further")
     return [sentinel({"mask": wrong}, detail) for wrong, detail in forms]
-
-
-def past(shift: int, layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
-    """The keys up to the query's position, shifted."""
-    return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len + shift)
-
-
-def future(shift: int, layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
-    """The keys from the query's position on, shifted."""
-    return torch.ones(q_len, k_len, dtype=torch.bool).triu(k_len - q_len + shift)
 
 
 def callers_alone(layer: ReferenceLayer, rules: tuple[Tensor | None, ...]) -> Tensor | None:
@@ -320,11 +282,6 @@ def callers_alone(layer: ReferenceLayer, rules: tuple[Tensor | None, ...]) -> Te
 def added_where_masked(value: float, layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Scores with a number added where masked; 0 · −∞ is NaN."""
     return scores + (~keep).to(scores.dtype) * value
-
-
-def filled_with(value: float, layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Scores set to a number where masked."""
-    return scores.masked_fill(~keep, value)
 
 
 def with_planes_moved(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
@@ -368,7 +325,7 @@ def of_projections() -> Iterator[Mistake]:
         yield Mistake("one-projection", shared, f"that of the {_NAMES[letter]}")
     for letter, of in _NAMES.items():
         code = "projection-missing" if letter == "v" else f"projection-missing, {of}"
-        unprojected = wrong_for(letter, "project", lambda layer, inputs, role: in_role(role, inputs))
+        unprojected = wrong_for(letter, "project", lambda layer, inputs, role: inputs.of(role))
         yield Mistake(code, unprojected, changes=letter)
     for code, givers in (
         ("values-of-queries", "qkq"),
@@ -406,18 +363,8 @@ def of_rotations() -> Iterator[Mistake]:
         ("qk", "rope-pairing", partial(rotated, pairing="half", angles="interleaved"), neighbours),
         ("k", "rope-of-queries-only", unchanged, ""),
         ("q", "rope-of-keys-only", unchanged, ""),
-        (
-            "q",
-            "rope-offset",
-            lambda layer, heads, start, role: rotated(layer, heads, start + 1),
-            "queries one place too far",
-        ),
-        (
-            "q",
-            "rope-offset",
-            lambda layer, heads, start, role: rotated(layer, heads, start - 1),
-            "keys one place too far",
-        ),
+        ("q", "rope-offset", partial(shifted, 1), "queries one place too far"),
+        ("q", "rope-offset", partial(shifted, -1), "keys one place too far"),
         ("qk", "rope-axis", by_head, ""),
         ("qk", "rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)"),
         ("qk", "rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle"),
@@ -430,17 +377,15 @@ def of_rotations() -> Iterator[Mistake]:
     yield Mistake("rope-of-values", of_values, changes="v")
 
 
-def projected(weights: str, rows: str, layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Any:
+def projected(weights: str, rows: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Any:
     """The rows of one role by the projection of another: `qkk` takes those of the keys for the values."""
     weight, row = in_role(role, weights), in_role(role, rows)
-    return in_role(weight, layer.weights)(in_role(row, inputs))
+    return in_role(weight, layer.weights)(inputs.of(row))
 
 
-def by_changed(
-    change: Callable[[Projection], Projection], layer: ReferenceLayer, inputs: ReferenceInputs, role: str
-) -> Tensor:
+def by_changed(change: Callable[[Projection], Projection], layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """Queries, keys or values by a changed projection."""
-    return change(in_role(role, layer.weights))(in_role(role, inputs))
+    return change(in_role(role, layer.weights))(inputs.of(role))
 
 
 def unbiased(projection: Projection) -> Projection:
@@ -453,7 +398,7 @@ def transposed(projection: Projection) -> Projection:
     return projection._replace(weight=projection.weight.mT)
 
 
-def projected_twice(giver: str, layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Any:
+def projected_twice(giver: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Any:
     """Queries, keys or values that read another instead of rows."""
     return in_role(role, layer.weights)(stages.project(layer, inputs, giver))
 
@@ -474,6 +419,11 @@ def other_pairing(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -
     return rotated(layer, heads, start, pairing="interleaved" if layer.pairing == "half" else "half")
 
 
+def shifted(by: int, layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+    """Heads rotated as if they stood some places further."""
+    return rotated(layer, heads, start + by)
+
+
 def by_head(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
     """Heads rotated by their number."""
     return rotated(layer, heads.transpose(1, 2), 0).transpose(1, 2)
@@ -481,10 +431,9 @@ def by_head(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tens
 
 def at_rates(rates: Callable[[Tensor], Tensor], layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
     """Heads rotated by other angles, from the right ones."""
-    d = heads.shape[-1]
-    require(layer.rates is None and d >= 4)
-    right = layer.theta ** -(torch.arange(0, d, 2, dtype=heads.dtype, device=heads.device) / d)
-    return stages.rotate(replace(layer, rates=rates(right)), heads, start, role)
+    right = stages.rates_of(layer, heads)
+    require(layer.rates is None and len(right) > 1)
+    return rotated(replace(layer, rates=rates(right)), heads, start)
 
 
 def one_signed(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:

@@ -14,9 +14,11 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.attention.core import Tap, no_tap, per_query_head
+from mhacli.attention.layer import rates
 
 Pairing = Literal["half", "interleaved"]
 
@@ -71,7 +73,7 @@ class ReferenceLayer:
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
     k_norm: Callable[[Tensor], Tensor] | None = None
-    bias: Callable[[ReferenceInputs], Tensor | None] | None = None
+    bias: Callable[[Inputs], Tensor | None] | None = None
     sinks: Tensor | None = None
 
     @property
@@ -80,17 +82,37 @@ class ReferenceLayer:
         return None if self.weights is None else self.weights.q.weight.shape[0] // self.n_heads
 
 
-class ReferenceInputs(NamedTuple):
-    """Queries, keys and values `[batch, length, d_in]`, or heads `[batch, head, length, d]`, and the caller's masks, True = may
-    attend: `allowed` `[batch or 1, 1, query, key]`, `real` `[batch, key]`. `ends`: where the steps end that read one causal text
-    with a cache; empty for one call."""
+class Inputs(NamedTuple):
+    """The inputs of a call, or of a layer.
 
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    allowed: Tensor | None = None
-    real: Tensor | None = None
+    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v, `[batch, head, query, d_head]`
+    and `[batch, kv_head, key, d_head]`. `keys` is None for self-attention; `values` is None if they are the keys. `allowed`,
+    bool `[batch or 1, 1, query, key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
+    tokens and False for padding. `ends`: where the steps end that read one causal text with a cache; empty for one call.
+    """
+
+    queries: Float[Tensor, "..."]
+    keys: Float[Tensor, "..."] | None = None
+    values: Float[Tensor, "..."] | None = None
+    allowed: Bool[Tensor, "..."] | None = None
+    real: Bool[Tensor, "batch key"] | None = None
     ends: tuple[int, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """The numbers of sequences, queries and keys."""
+        return self.queries.shape[0], self.queries.shape[-2], self.of("k").shape[-2]
+
+    def of(self, role: str) -> Tensor:
+        """The rows of a role, q, k or v."""
+        rows = {"q": self.queries, "k": self.keys, "v": self.keys if self.values is None else self.values}[role]
+        return self.queries if rows is None else rows
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with `change` applied to queries, keys and values; the masks stay."""
+        keys = None if self.keys is None else change(self.keys)
+        values = None if self.values is None else change(self.values)
+        return self._replace(queries=change(self.queries), keys=keys, values=values)
 
 
 # --------------------------------------------------------------------------------------------------------------- right stages
@@ -102,9 +124,9 @@ def in_role(role: str, qkv: Sequence[Any] | None) -> Any:
     return qkv["qkv".index(role)]
 
 
-def project(layer: ReferenceLayer, inputs: ReferenceInputs, role: str) -> Tensor:
+def project(layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """The projected queries, keys or values, `[batch, length, head·d]`; `role` is q, k or v."""
-    projected: Tensor = in_role(role, layer.weights)(in_role(role, inputs))
+    projected: Tensor = in_role(role, layer.weights)(inputs.of(role))
     return projected
 
 
@@ -142,9 +164,14 @@ def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
     return q @ k.mT
 
 
+def factor(layer: ReferenceLayer, d_head: int) -> float | Tensor:
+    """The factor of the products."""
+    return d_head**-0.5 if layer.scale is None else layer.scale
+
+
 def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
     """The scaled products."""
-    return qk * (d_head**-0.5 if layer.scale is None else layer.scale)
+    return qk * factor(layer, d_head)
 
 
 def cap(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -153,9 +180,9 @@ def cap(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     return scores if c is None else c * torch.tanh(scores / c)
 
 
-def causal_rule(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
-    """`[query, key]`, True for keys up to the query's position; the queries are the last positions of the keys."""
-    return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
+def causal_rule(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
+    """`[query, key]`, True for keys up to the query's position, shifted; the queries are the last positions of the keys."""
+    return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len + shift)
 
 
 def mask_rule(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
@@ -174,9 +201,9 @@ def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, T
     return reduce(torch.logical_and, given) if given else None
 
 
-def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor, *, value: float = -math.inf) -> Tensor:
     """The scores, −∞ where masked."""
-    return scores.masked_fill(~keep, -math.inf)
+    return scores.masked_fill(~keep, value)
 
 
 def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -247,16 +274,10 @@ RIGHT: Stages = {
 }  # fmt: skip
 
 
-def run(
-    stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap = no_tap
-) -> tuple[Tensor, Tensor | None]:
+def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap) -> tuple[Tensor, Tensor | None]:
     """The output of a layer with these stages, and the visible cells, None if all are visible. Taps: `q_proj k_proj v_proj q k v
     qk scaled scores pattern z concat out`."""
-    rows = inputs
-    if layer.before is not None:
-        rows = inputs._replace(
-            queries=layer.before(inputs.queries), keys=layer.before(inputs.keys), values=layer.before(inputs.values)
-        )
+    rows = inputs if layer.before is None else inputs.map(layer.before)
     q, k, v = heads(stages, layer, rows, tap)
     if inputs.ends:
         return in_steps(stages, layer, [stages["take"](layer, (q, k, v), role) for role in "qkv"], inputs), None
@@ -273,11 +294,11 @@ def run(
     return attend_and_merge(stages, layer, (q, k, v), keep, inputs, tap), keep
 
 
-def heads(stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap) -> list[Tensor]:
+def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap) -> list[Tensor]:
     """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, and normalised."""
     made = []
     for role in "qkv":
-        rows = in_role(role, inputs)
+        rows = inputs.of(role)
         if layer.weights is not None:
             rows = stages["project"](layer, inputs, role)
             tap(f"{role}_proj", rows)
@@ -291,7 +312,7 @@ def attend_and_merge(
     layer: ReferenceLayer,
     qkv: Sequence[Tensor],
     keep: Tensor | None,
-    inputs: ReferenceInputs,
+    inputs: Inputs,
     tap: Tap = no_tap,
 ) -> Tensor:
     """The output from heads of queries, keys and values."""
@@ -317,7 +338,7 @@ def attend_and_merge(
     return out if layer.after is None else layer.after(out, inputs.queries)
 
 
-def in_steps(stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], inputs: ReferenceInputs) -> Tensor:
+def in_steps(stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], inputs: Inputs) -> Tensor:
     """The output of a causal layer for heads of a text that is read in steps. Raises if a mistake does not fit these steps."""
     q, k, v = qkv
     outs, cached = [], (k[:, :, :0], v[:, :, :0])
@@ -339,6 +360,12 @@ def in_steps(stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], input
 # ---------------------------------------------------------------------------------------------------------------- rotation
 
 
+def rates_of(layer: ReferenceLayer, heads: Tensor) -> Tensor:
+    """The radians per position by which the layer rotates each pair of columns of heads."""
+    given = rates(heads.shape[-1], layer.theta, heads.device) if layer.rates is None else layer.rates
+    return given.to(heads)
+
+
 def rotated(
     layer: ReferenceLayer,
     heads: Tensor,
@@ -357,12 +384,8 @@ def rotated(
     """
     require(layer.pairing is not None)
     pairing = pairing or layer.pairing
-    d = heads.shape[-1]
     position = torch.arange(start, start + heads.shape[2], dtype=heads.dtype, device=heads.device)
-    rates = layer.rates
-    if rates is None:
-        rates = layer.theta ** -(torch.arange(0, d, 2, dtype=heads.dtype, device=heads.device) / d)
-    angle = position[:, None] * rates.to(heads)
+    angle = position[:, None] * rates_of(layer, heads)
     is_half = (angles or pairing) == "half"
     angle_columns = torch.cat([angle, angle], dim=-1) if is_half else angle.repeat_interleave(2, dim=-1)
     rotary, rest = heads[..., : angle_columns.shape[-1]], heads[..., angle_columns.shape[-1] :]

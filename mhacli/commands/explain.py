@@ -28,7 +28,7 @@ _TERM = "A column, sign, head type, site, mistake or concept, or a group such as
 _FIELDS = ("name", "group", "explanation", "formula", "source", "wrong", "right", "also")
 _MOST_EXPLAINED = 26
 """The size up to which a group is explained in full; a larger group is listed."""
-_COUNTED = ("site", "probe", "mistake")
+_COUNTED = ("site", "mistake")
 """Groups that the list of all terms only counts, because they would fill the screen."""
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
 from mhacli.usercode.process import exception_text, source_line_of, user_code_error
@@ -41,7 +42,6 @@ from mhacli.usercode.user_attention import (
     ROW_AXES,
     AxisNames,
     CallSizes,
-    Inputs,
     MaskForm,
     MaskKind,
     MaskMeaning,

@@ -27,10 +27,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
 from mhacli.usercode.process import SourceLine, source_line
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.user_attention import Inputs, MaskForm, UserAttention
+from mhacli.usercode.user_attention import MaskForm, UserAttention
 
 MAX_OPERATIONS: Final = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""

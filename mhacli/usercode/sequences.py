@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import Built, copied, seeded
@@ -37,7 +38,6 @@ from mhacli.usercode.user_attention import (
     ROW_AXES,
     AxisNames,
     CallSizes,
-    Inputs,
     MaskForm,
     UserAttention,
     leaves,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.devices import environment
+from mhacli.attention.stages import Inputs
 from mhacli.attention.taps import step_of, summarise
 from mhacli.io.data import decode
 from mhacli.record.checks import SelfCheck
@@ -38,7 +39,7 @@ from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import stated
 from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.user_attention import Inputs, UserAttention
+from mhacli.usercode.user_attention import UserAttention
 
 _TOLERANCE = 1e-4
 """Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""

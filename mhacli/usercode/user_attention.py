@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
+from mhacli.attention.stages import Inputs
 from mhacli.usercode.build import Built, cast_dtype, copied, seeded
 from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, never_read, signature_of
 from mhacli.usercode.target import Mode
@@ -60,34 +60,6 @@ class MaskForm(NamedTuple):
     n_shared: int = 1
     is_padding: bool = False
     hides: bool = False
-
-
-class Inputs(NamedTuple):
-    """The inputs of a call.
-
-    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v, `[batch, head, query, d_head]`
-    and `[batch, kv_head, key, d_head]`. `keys` is None for self-attention; `values` is None if they are the keys. `allowed`,
-    bool `[batch or 1, 1, query, key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
-    tokens and False for padding.
-    """
-
-    queries: Float[Tensor, "..."]
-    keys: Float[Tensor, "..."] | None = None
-    values: Float[Tensor, "..."] | None = None
-    allowed: Bool[Tensor, "..."] | None = None
-    real: Bool[Tensor, "batch key"] | None = None
-
-    @property
-    def lengths(self) -> tuple[int, int, int]:
-        """The numbers of sequences, queries and keys."""
-        keys = self.queries if self.keys is None else self.keys
-        return self.queries.shape[0], self.queries.shape[-2], keys.shape[-2]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with `change` applied to queries, keys and values; the masks stay."""
-        keys = None if self.keys is None else change(self.keys)
-        values = None if self.values is None else change(self.values)
-        return self._replace(queries=change(self.queries), keys=keys, values=values)
 
 
 class CallSizes(NamedTuple):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.attention.stages import Inputs
 from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried, finding_of, words_of_code
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
@@ -29,7 +30,7 @@ from mhacli.settings import PaddingSide
 from mhacli.usercode.build import seeded
 from mhacli.usercode.process import SourceLine, Stage, exception_text
 from mhacli.usercode.sequences import Noted, Sequences
-from mhacli.usercode.user_attention import Inputs, MaskForm
+from mhacli.usercode.user_attention import MaskForm
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
 LEAST: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.attention.stages import Pairing, ReferenceInputs, ReferenceLayer
+from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import CheckRequest
 from mhacli.commands.check.subject import HIDDEN, TOLERANCE, Examined, make_case, plain
@@ -144,9 +144,10 @@ def causality(examined: Examined, run: Run) -> Iterator[Option]:
         return
     yield {"causal": expected}, ()
     yield {"causal": not expected}, ()
-    is_rule = seen is not None and examined.visible in ("other", "itself only")
     is_finite = bool(run.graph.out.isfinite().all())  # NaN would count as seeing nothing
-    if seen is not None and is_rule and is_finite and not (expected and bool(seen.triu(1).any())):
+    if seen is None or not is_finite or (expected and bool(seen.triu(1).any())):
+        return
+    if examined.visible in ("other", "itself only"):
         choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
         yield {"causal": False, "sees": seen}, (choice,)
 
@@ -214,13 +215,13 @@ def score_biases(examined: Examined, run: Run) -> Iterator[Option]:
     subject, seed, shown = examined.subject, examined.request.of.seed, biases_in(run)
 
     @functools.cache
-    def at_lengths(is_own: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
-        inputs = subject.drawer(seed).inputs(with_context=not is_own, q_len=q_len, k_len=k_len, batch=batch)
+    def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
+        inputs = subject.drawer(seed).inputs(with_context=with_context, q_len=q_len, k_len=k_len, batch=batch)
         biases = biases_in(run_of_case(subject, make_case("other lengths", subject, inputs)))
         return sum((each.values for each in biases), torch.zeros(())) if biases else None
 
-    def bias(rows: ReferenceInputs) -> Tensor | None:
-        return at_lengths(rows.keys is rows.queries, len(rows.queries), rows.queries.shape[-2], rows.keys.shape[-2])
+    def bias(inputs: Inputs) -> Tensor | None:
+        return at_lengths(inputs.keys is not None, *inputs.lengths)
 
     added = [Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(each.at)}") for each in shown[:1]]
     yield {"bias": bias if shown else None}, tuple(added)
@@ -265,7 +266,7 @@ def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
 
 def sinks(_: Examined, run: Run) -> Iterator[Option]:
     """The sink logit of each head, `[head]`, an extra score column that is equal for all queries."""
-    k_len = run.lengths[1]
+    k_len = run.inputs.lengths[2]
     for op, source in run.combined("cat"):
         column = source.output
         if column.shape[-1] != 1 or op.output.shape[-1] != k_len + 1:
@@ -412,7 +413,7 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
     if examined.subject.is_function or not run.operations:
         yield {}, ()
         return
-    module, x, out, last = examined.module, run.rows.queries, plain(run.graph.out), run.operations[-1]
+    module, x, out, last = examined.module, run.inputs.queries, plain(run.graph.out), run.operations[-1]
     made = [_as_rows(op.output) for op in run.operations if op.output.ndim > 2]
     made = [rows for each in made for rows in (each, each.transpose(0, 1), each.mT) if rows.shape == out.shape]
     name, activation = last.name.rstrip("_"), None
@@ -443,8 +444,7 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
         if op in run.behind and source.output.numel() in (1, out.shape[-1]) and _is_learned(source):
             gated = Choice("gate", "the output is multiplied by learned numbers")
             yield {"before": first, "after": partial(after, plain(source.output).flatten())}, (*choices, gated)
-    changes_output = is_residual or norm is not None or activation is not None
-    yield {"before": first, "after": partial(after, torch.ones(())) if changes_output else None}, choices
+    yield {"before": first, "after": partial(after, torch.ones(()))}, choices
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, sentinels
-from mhacli.attention.stages import SHOWN_BY_MASKS, Mistake, ReferenceInputs, ReferenceLayer, run, stages_with
+from mhacli.attention.stages import SHOWN_BY_MASKS, Inputs, Mistake, ReferenceLayer, run, stages_with
 from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import Behaviour
 from mhacli.commands.check.subject import (
+    RANDOM,
     Examined,
     InputCase,
     large_case,
@@ -155,7 +156,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
     for case in cases:
         try:
             with torch.no_grad():
-                out, keep = run(stages, layer, case.rows)
+                out, keep = run(stages, layer, case.inputs)
             if out.shape != case.output.shape:
                 return math.inf
             counted = case.counted(out, keep)
@@ -313,7 +314,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
     is_causal = takes_causal or (examined.influence is not None and not bool(examined.influence.triu(1).any()))
     length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
-    if attention.mode == "cross" or examined.is_random or not conventions:
+    if attention.mode == "cross" or RANDOM in examined.evidence or not conventions:
         return
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     whole = plain(replace(attention, is_forgetful=True)(causal_inputs(rows, 0, length, mask), mask=mask))
@@ -351,14 +352,12 @@ def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
             if is_first and max_error(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9:
                 return
             name = f"steps of {' + '.join(str(end - start) for start, end in pairwise((0, *ends)))} tokens"
-            yield InputCase(
-                name, ReferenceInputs(text, text, text, ends=ends), out, causal_inputs(rows, 0, length, None)
-            )
+            yield InputCase(name, Inputs(text, ends=ends), out)
 
 
 def _is_chunked(case: InputCase) -> bool:
     """Whether a step after the first has several tokens."""
-    return any(end - start > 1 for start, end in pairwise(case.rows.ends))
+    return any(end - start > 1 for start, end in pairwise(case.inputs.ends))
 
 
 def _judged(
@@ -375,8 +374,8 @@ def _judged(
     judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
     watcher = Watcher(convention.attention.built.file)
     with suppress(Exception), watcher:  # the call cannot be recorded
-        convention(differing[0].inputs.queries, differing[0].rows.ends)
-    run = Run(Graph(differing[0].output, {}, watcher.operations), differing[0].rows)
+        convention(differing[0].inputs.queries, differing[0].inputs.ends)
+    run = Run(Graph(differing[0].output, {}, watcher.operations), differing[0].inputs)
     is_of_torch = any("is_causal" in operation.at.source for operation in run.operations)
     pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
     is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, run, pool))

@@ -173,7 +173,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         example="" if subject.example else subject.example_text,
         findings=findings,
         choices=_choices(diagnosis, examined),
-        probes=tuple(examined.probes),
+        probes=examined.probes,
         comparison=comparison,
         reason=None,
         n_parameters=_n_parameters(examined.module),
@@ -272,8 +272,8 @@ def _weight_choices(layer: ReferenceLayer) -> Iterator[Choice]:
 
 
 def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) -> Examination:
-    """The report without a verdict, with the reason and with suggestions: it is no attention, its weights cannot be read, a site
-    differs, or a probe fails."""
+    """The report without a verdict, with the reason and with suggestions: it is no attention, its weights cannot be read, or a
+    site differs."""
     request, likeliest = examined.request, diagnosis.candidate or diagnosis.likeliest
     if examined.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))
@@ -294,14 +294,13 @@ def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) ->
         reason = f"it is not clear how it computes {departure.site}"
     else:
         reason = "no known mistake explains its output"
-    failed = next((f"; a probe fails, {each.name}: {each.message}" for each in report.probes if each.ok is False), "")
     steps = [
         "--against TARGET compares it with code that you trust",
         "--heads, --scale, --rope, --mask-means and --causal state what its code does not show",
     ]
     if departure is not None and departure.line is not None:
         steps.insert(0, "if the line above is a mistake, correct it and check again")
-    return replace(report, verdict="unknown", reason=f"{reason}{failed}", departure=departure, next_steps=tuple(steps))
+    return replace(report, verdict="unknown", reason=reason, departure=departure, next_steps=tuple(steps))
 
 
 # ---------------------------------------------------------------------------------------------- both modes as one report

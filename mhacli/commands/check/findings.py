@@ -17,7 +17,15 @@ from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
-from mhacli.commands.check.subject import Examined, InputCase, max_error, plain
+from mhacli.commands.check.subject import (
+    KEEPS_STATE,
+    NOT_RESCALED,
+    RANDOM,
+    Examined,
+    InputCase,
+    max_error,
+    plain,
+)
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
@@ -80,7 +88,7 @@ def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Findin
             line, actual, stated = run.line_of("q"), str(layer.n_heads), str(request.n_heads)
             what = f"{actual} heads"
         else:
-            scale = (layer.d_head or case.rows.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
+            scale = (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
             actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
             line, what, stated = run.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
         message = f"the code has {what}, and --{option} says {stated}"
@@ -121,15 +129,19 @@ def _user_names(
 # ----------------------------------------------------------------------------------------------- shown by measurements
 
 
-_DROPS = ("bernoulli", "rand", "dropout")
-_KEEPS = (r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",)
-"""Patterns of lines that drop weights, and of those that keep state."""
+_DROPS = ("bernoulli", "rand", "dropout"), "pattern"
+_LINES = {
+    RANDOM: _DROPS,
+    NOT_RESCALED: _DROPS,
+    KEEPS_STATE: ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), "k"),
+}
+"""Patterns of the lines of mistakes that need no reference, and the site whose line it is otherwise."""
 
 
 def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
     subject, run = examined.subject, diagnosis.run
-    built, messages = subject.built, {result.name: result.message for result in examined.probes}
+    built = subject.built
     if diagnosis.shown is not None and diagnosis.likeliest is not None:
         mistake = diagnosis.shown
         line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
@@ -148,15 +160,9 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         rows = f"{n_nan} rows of the output are NaN when padding stands on the left"
         evidence = f"{rows}: its own causal mask leaves them no key"
         yield finding_of("fully-masked-row", evidence, run.line_of("pattern"))
-    if examined.is_random:
-        line = _first_that_varies(examined) or run.line_of("pattern")
-        yield finding_of("dropout-in-eval", messages["determinism"], line)
-    if examined.is_rescaled is False:
-        line = run.line_for(_DROPS, "pattern", built)
-        yield finding_of("dropout-not-rescaled", messages["dropout in training"], line)
-    if examined.keeps_state:
-        line = run.line_for(_KEEPS, "k", built)
-        yield finding_of("state-kept-between-calls", messages["determinism"], line)
+    for code, evidence in examined.evidence.items():
+        varying = _first_that_varies(examined) if code == RANDOM else None
+        yield finding_of(code, evidence, varying or run.line_for(*_LINES[code], built))
     for name in diagnosis.ignored:
         evidence = f"the output is the same if {name} hides nothing"
         yield finding_of(

@@ -16,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from mhacli.attention.stages import Mistake, ReferenceInputs, ReferenceLayer, run, stages_with
+from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run, stages_with
 from mhacli.commands.check.result import FirstDifference
 from mhacli.commands.check.subject import HIDDEN, InputCase, plain
 from mhacli.usercode.build import Built
@@ -36,7 +36,7 @@ class Run:
     """A recorded call, its inputs, and a layer's tensors at each `site` for the same inputs."""
 
     graph: Graph
-    rows: ReferenceInputs
+    inputs: Inputs
     sites: Mapping[str, Tensor] = field(default_factory=dict)
 
     # --------------------------------------------------------------------------------------------- what the call computes
@@ -45,11 +45,6 @@ class Run:
     def operations(self) -> Sequence[Operation]:
         """The operations in order; none if the call cannot be recorded."""
         return self.graph.operations
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """The numbers of queries and keys."""
-        return self.rows.queries.shape[-2], self.rows.keys.shape[-2]
 
     def combined(self, *names: str) -> Iterator[tuple[Operation, Operation]]:
         """The operations of these names that combine what depends on the inputs with one tensor that does not, and its source."""
@@ -74,17 +69,17 @@ class Run:
         """What is made on the way to the queries or keys, `[batch, head, length, d]` or without heads."""
         found = []
         for tensor in [operation.output for operation in self.path(role)]:
-            axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.lengths]
+            axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.inputs.lengths[1:]]
             if tensor.is_floating_point() and tensor.ndim in (3, 4) and axes:
                 found.append(plain(tensor).movedim(axes[-1], -2))
         return found
 
     def as_scores(self, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
         """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
-        n_scores, n_numbers = self.rows.queries.shape[0] * math.prod(self.lengths), math.prod(shape)
-        if tuple(shape[-2:]) != self.lengths or tensor.ndim > len(shape) or n_numbers % n_scores:
+        batch, *lengths = self.inputs.lengths
+        if [*shape[-2:]] != lengths or tensor.ndim > len(shape) or math.prod(shape) % math.prod(self.inputs.lengths):
             return None
-        return plain(tensor).expand(shape).reshape(self.rows.queries.shape[0], -1, *self.lengths)
+        return plain(tensor).expand(shape).reshape(batch, -1, *lengths)
 
     def unpacks_in_order(self, order: str) -> bool | None:
         """Whether the line that splits a fused projection names its parts in order; None without such a line."""
@@ -117,9 +112,9 @@ class Run:
         """The same run with the sites of a layer with these mistakes, none if they are not possible in it."""
         made, sites = dict[str, Tensor](), dict[str, Tensor]()
         with contextlib.suppress(Exception), torch.no_grad():  # the mistake is not possible here, or a norm fails
-            run(stages_with(mistakes), layer, self.rows, tap=lambda site, tensor, **_: made.update({site: tensor}))
+            run(stages_with(mistakes), layer, self.inputs, tap=lambda site, tensor, **_: made.update({site: tensor}))
             sites = made
-        located = Run(self.graph, self.rows, sites)
+        located = Run(self.graph, self.inputs, sites)
         vars(located)["_numbers"] = self._numbers
         return located
 
@@ -225,6 +220,6 @@ def sorted_numbers(tensor: Tensor, width: int = 1) -> Tensor:
 def run_of_case(subject: UserAttention, case: InputCase) -> Run:
     """The recorded call of a case, without operations if it cannot be recorded."""
     try:
-        return Run(recorded(subject, case.inputs, 0, case.form), case.rows)
+        return Run(recorded(subject, case.inputs, 0, case.form), case.inputs)
     except Exception:  # user code may raise anything
-        return Run(Graph(case.output, {}), case.rows)
+        return Run(Graph(case.output, {}), case.inputs)

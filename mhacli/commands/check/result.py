@@ -167,8 +167,7 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of a probe: a measured `value`, and whether the probe passes. `ok` is None if the result is a matter of choice
-    or the probe did not run; the message says which."""
+    """What was measured without the reference, in words and as a number; `ok` is None, because it is a matter of choice."""
 
     name: str
     message: str

@@ -18,14 +18,13 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from mhacli.attention.stages import ReferenceInputs
+from mhacli.attention.stages import Inputs
 from mhacli.commands.check.result import CheckRequest, ProbeResult
-from mhacli.io.data import finite
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import cast, cast_copy, copied
 from mhacli.usercode.process import exception_text
 from mhacli.usercode.roles import called_function, role_of
-from mhacli.usercode.user_attention import InputDrawer, Inputs, MaskForm, UserAttention
+from mhacli.usercode.user_attention import InputDrawer, MaskForm, UserAttention
 
 P = 0.5
 """The dropout of copies, large enough to show in one call."""
@@ -37,28 +36,25 @@ _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
 _MOVES_16 = 2e-2
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
+RANDOM, KEEPS_STATE, NOT_RESCALED = "dropout-in-eval", "state-kept-between-calls", "dropout-not-rescaled"
+"""The codes of mistakes that need no reference."""
 
 
 @dataclass
 class Examined:
     """All that is known before the comparison: the subject without dropout and with random weights, its module in float64 for the
-    reference, the weights that a function is called with, the request, and what the `probes` found, None or False where nothing
-    was measured. If it keeps state, each call uses a fresh copy.
+    reference, the weights that a function is called with, and the request. If it keeps state, each call uses a fresh copy.
 
-    `is_random`: in eval mode the output varies, and seeding torch repeats it. `keeps_state`: earlier calls change the output.
-    `is_rescaled`: whether dropout divides by 1 − p. `changes` `[query, key]`: the largest relative change of the output at query
-    by another token at key, on the diagonal through its value, not its query.
+    `evidence` has that of each mistake that needs no reference. `influence`: whether another token at key changes the output at
+    query, on the diagonal through its value, not its query; None where nothing was measured.
     """
 
     subject: UserAttention
     request: CheckRequest
     module: nn.Module | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    probes: list[ProbeResult] = field(default_factory=list)
-    is_random: bool = False
-    keeps_state: bool = False
-    is_rescaled: bool | None = None
-    changes: Tensor | None = None
+    evidence: dict[str, str] = field(default_factory=dict)
+    influence: Bool[Tensor, "query key"] | None = None
 
     @property
     def expects_causal(self) -> bool:
@@ -71,15 +67,6 @@ class Examined:
         words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
         return request.causal or (not words.isdisjoint(_CAUSAL) and words.isdisjoint(_DENIALS))
 
-    def moves(self, change: Tensor | float) -> Bool[Tensor, "..."]:
-        """Whether a relative change is one."""
-        return torch.as_tensor(change) > _MOVES.get(self.subject.dtype, _MOVES_16)
-
-    @property
-    def influence(self) -> Bool[Tensor, "query key"] | None:
-        """Whether the token at key influences the output at query."""
-        return None if self.changes is None else self.moves(self.changes)
-
     @property
     def visible(self) -> str:
         """Which tokens influence an output, a name of `_KINDS`; empty where nothing was measured."""
@@ -89,6 +76,13 @@ class Examined:
         ones, inner = torch.ones_like(seen), slice(1, -1)
         kinds = (name for name, (shape, _) in _KINDS.items() if torch.equal(seen[inner], shape(ones)[inner]))
         return next(kinds, "other")
+
+    @property
+    def probes(self) -> tuple[ProbeResult, ...]:
+        """What was measured without the reference."""
+        if self.influence is None:
+            return ()
+        return (ProbeResult("visible keys", _KINDS[self.visible][1], self.influence.double().mean().item()),)
 
     @cached_property
     def twin(self) -> tuple[UserAttention, str]:
@@ -101,47 +95,38 @@ class Examined:
 
 
 def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> Examined:
-    """What all probes find, in eval mode; later ones use what earlier ones found; then with random weights and biases, because
-    initial ones hide mistakes, for example with zero biases. `stage` is called before each, which restarts the time limit."""
+    """What is measured without the reference, in eval mode; then with random weights and biases, because initial ones hide
+    mistakes, for example with zero biases. `stage` is called before each measurement, which restarts the time limit."""
     called = subject.of(copied(subject.built.call), subject.dtype)  # so that the subject keeps nothing of the calls
     examined, seed = Examined(called, request), request.of.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
-        for run in (determinism, visible_keys, dropout_in_training):
-            name = run.__name__.replace("_", " ")
-            stage(f"probing {subject.built.name} ({name})")
-            try:
-                message, value, ok = run(examined, subject.drawer(seed))
-            except Exception as fault:  # user code may raise anything
-                message, value, ok = f"could not run: the code raises {exception_text(fault):.200}", None, None
-            examined.probes.append(ProbeResult(name, message, finite(value), ok))
+        for measure in (repeat_calls, replace_tokens, average_training):
+            stage(f"probing {subject.built.name} ({measure.__name__.replace('_', ' ')})")
+            with suppress(Exception):  # user code may raise anything
+                measure(examined, subject.drawer(seed))
     module = subject.built.module
     if module is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
         floats = {name: plain(each) for name, each in tensors.items() if each.is_floating_point()}
         return replace(examined, subject=subject, tensors=floats)
-    if examined.is_random:
+    if RANDOM in examined.evidence:
         module, _ = with_dropout(module, 0.0)
     module = cast(randomised(module, request.of.seed), subject.dtype)
-    subject = replace(subject.of(module, subject.dtype), is_forgetful=examined.keeps_state)
+    subject = replace(subject.of(module, subject.dtype), is_forgetful=KEEPS_STATE in examined.evidence)
     return replace(examined, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
-Answer = tuple[str, float | None, bool | None]
-"""The message of a probe, the number that it measured, and whether it passes."""
+def moved(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
+    """Which numbers of an output differ by more than rounding, relative to the largest."""
+    a, b = plain(before), plain(after)
+    size = a.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() or 1.0
+    return ~torch.isclose(b, a, rtol=0.0, atol=_MOVES.get(before.dtype, _MOVES_16) * size, equal_nan=True)
 
 
-def _changes(before: Tensor, after: Tensor) -> Tensor:
-    """|after − before| in float64, relative to the size of `before`; ∞ where only one is NaN or infinite."""
-    a, b = (tensor.detach().to("cpu", torch.float64) for tensor in (before, after))
-    same = (a == b) | (a.isnan() & b.isnan())
-    size = float(a.abs().nan_to_num(nan=0.0, posinf=0.0).max()) or 1.0
-    return torch.where(same, 0.0, (b - a).abs().nan_to_num(nan=math.inf)) / size
-
-
-def determinism(examined: Examined, drawer: InputDrawer) -> Answer:
+def repeat_calls(examined: Examined, drawer: InputDrawer) -> None:
     """Whether the same input gives the same output in eval mode, at once and after another input, with more dropout if there is
     any."""
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
@@ -150,19 +135,16 @@ def determinism(examined: Examined, drawer: InputDrawer) -> Answer:
     first = twin(inputs)
     try:
         second, _, third = twin(inputs), twin(other), twin(inputs)
+        if not (moved(first, second) | moved(first, third)).any():
+            return
+        if not moved(twin(inputs, seed=0), twin(inputs, seed=0)).any():
+            again = "in eval mode, but the same one after torch.manual_seed: it is random"
+            examined.evidence[RANDOM] = f"{words}the same input gives another output {again}"
+            return
+        how = "the same input gives another output after other calls, with the same seed too: it keeps state"
     except Exception as fault:  # a later call fails
-        examined.keeps_state, examined.subject = True, unused
-        return f"the first call works, a later one with the same input raises {exception_text(fault):.200}", None, False
-    change = float(torch.stack([_changes(first, out) for out in (second, third)]).max())
-    if not examined.moves(change):
-        return f"{words}the same input always gives the same output", change, True
-    if not examined.moves(_changes(twin(inputs, seed=0), twin(inputs, seed=0))).any():
-        examined.is_random = True
-        again = "in eval mode, but the same one after torch.manual_seed: it is random"
-        return f"{words}the same input gives another output {again}", change, False
-    examined.keeps_state, examined.subject = True, unused
-    again = "after other calls, with the same seed too: it keeps state"
-    return f"the same input gives another output {again}", change, False
+        how = f"the first call works, a later one with the same input raises {exception_text(fault):.200}"
+    examined.evidence[KEEPS_STATE], examined.subject = how, unused
 
 
 # ------------------------------------------------------------------------------------------------------------ visible keys
@@ -181,7 +163,7 @@ _KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], str]] = {
 """Which tokens influence an output, as a matrix made from one that is True everywhere, and in words; at last any other."""
 
 
-def visible_keys(examined: Examined, drawer: InputDrawer) -> Answer:
+def replace_tokens(examined: Examined, drawer: InputDrawer) -> None:
     """Which tokens influence which outputs in self-attention, by replacing each token in turn.
 
     A token among equal ones cannot change its output through its query, so equal tokens show the diagonal.
@@ -190,54 +172,41 @@ def visible_keys(examined: Examined, drawer: InputDrawer) -> Answer:
     small = small.map(lambda rows: _SMALL_SCALE * rows[..., :1, :].expand_as(rows))
     by_random, by_equal = _by_token(examined, random, drawer), _by_token(examined, small, drawer, factor=_SMALL_SCALE)
     if random.keys is None:
-        by_random.fill_diagonal_(0.0)  # the token may act through its query only
-    examined.changes = by_random.maximum(by_equal)
-    ok = False if examined.visible in ("plus the next", "transposed", "later") else None
-    return _KINDS[examined.visible][1], float(examined.moves(examined.changes).float().mean()), ok
+        by_random.fill_diagonal_(False)  # the token may act through its query only
+    examined.influence = by_random | by_equal
 
 
 def _by_token(examined: Examined, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0) -> Tensor:
-    """The largest relative change of each output `[query, key]` by another token at key."""
+    """Whether another token at key changes each output, `[query, key]`."""
     before = examined.subject(base, seed=0)
-    changed = [drawer.replaced(base, key, factor=factor) for key in range(base.queries.shape[-2])]
-    changes = [_changes(before, examined.subject(inputs, seed=0)) for inputs in changed]
-    return torch.stack([each.movedim(-2, 0).flatten(1).amax(1) for each in changes], 1)
+    replaced = [drawer.replaced(base, key, factor=factor) for key in range(base.queries.shape[-2])]
+    changes = [moved(before, examined.subject(inputs, seed=0)) for inputs in replaced]
+    return torch.stack([each.movedim(-2, 0).flatten(1).any(1) for each in changes], 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- dropout
 
 
-def dropout_in_training(examined: Examined, drawer: InputDrawer) -> Answer:
-    """The mean output in training mode with dropout 0.5, over many copies of the input, compared with the output in eval mode.
+def average_training(examined: Examined, drawer: InputDrawer) -> None:
+    """Whether the mean output in training mode with dropout 0.5, over many copies of the input, is that in eval mode times 1 − p.
 
     Each output column contains a part without dropout, such as a bias, and a part that dropout scales. The slope of the
     training output over the eval output, within columns, is independent of the former. Every copy gives a slope, and their
     spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
     twin, words = examined.twin
-    if not words:
-        return "it has no dropout that could be raised", None, None
-    if examined.is_random or examined.keeps_state:
-        return "not run: the same input does not always give the same output", None, None
+    if not words or examined.evidence:
+        return
     inputs = drawer.inputs(with_context=False)
     eval_out = twin(inputs, seed=0).double()
     copies = inputs.map(lambda rows: rows.repeat(COPIES, *[1] * (rows.ndim - 1)))
     out = twin(copies, training=True, seed=0).double().unflatten(0, (COPIES, -1))
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
-    if not slopes.isfinite().all():
-        return "left out: its output does not vary or is not finite", None, None
-    if not examined.moves((slopes - 1).abs()).any():
-        return f"{words}training changes nothing", 1.0, None
     slope, error = slopes.mean().item(), slopes.std().item() / COPIES**0.5
-    message = f"{words}the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
-    margin = _SIGMAS * error
-    if 2 * margin < P and abs(slope - 1) <= margin:
-        examined.is_rescaled = True
-    elif 2 * margin < P and abs(slope - (1 - P)) <= margin:
-        examined.is_rescaled = False
-        message += ": what is kept is not divided by 1 − p"
-    return message, slope, examined.is_rescaled
+    if 2 * _SIGMAS * error < P and abs(slope - (1 - P)) <= _SIGMAS * error:
+        mean = f"the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
+        examined.evidence[NOT_RESCALED] = f"{words}{mean}: what is kept is not divided by 1 − p"
 
 
 def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...]]:
@@ -270,13 +239,12 @@ LARGE = 1000.0
 
 @dataclass(frozen=True, eq=False)
 class InputCase:
-    """One input and its output `[batch, query, d_out]`, both in float64. `rows` are the inputs of the reference, `form` is the
-    form of the mask or of the padding, and `rounding` the tolerance relative to the largest number of the output."""
+    """One input, rounded to the subject's dtype, and its output `[batch, query, d_out]`, both in float64. `form` is the form of
+    the mask or of the padding, and `rounding` the tolerance relative to the largest number of the output."""
 
     name: str
-    rows: ReferenceInputs
-    output: Tensor
     inputs: Inputs
+    output: Tensor
     form: MaskForm | None = None
     rounding: float = TOLERANCE
 
@@ -303,20 +271,12 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64)
 
 
-def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
-    """The inputs of the reference, rounded to the subject's dtype."""
-    queries, keys, values = (t if t is None else t.to(subject.dtype).to(torch.float64) for t in inputs[:3])
-    assert queries is not None
-    keys = queries if keys is None else keys
-    return ReferenceInputs(queries, keys, keys if values is None else values, inputs.allowed, inputs.real)
-
-
 def make_case(
     name: str, subject: UserAttention, inputs: Inputs, form: MaskForm | None = None, *, rounding: float = TOLERANCE
 ) -> InputCase:
     """The case with the subject's output. Raises what the subject raises."""
     output = plain(subject(inputs, mask=form))
-    return InputCase(name, rows_of(subject, inputs), output, inputs, form, rounding)
+    return InputCase(name, inputs.map(lambda rows: plain(rows.to(subject.dtype))), output, form, rounding)
 
 
 def max_error(left: Tensor, right: Tensor) -> float:

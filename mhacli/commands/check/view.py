@@ -16,7 +16,6 @@ from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
 _LABEL, _IN_FULL, _MOST_PRINTED = 9, 3, 3
-_NOT_RUN = ("could not run", "left out")
 _VERDICTS = {
     "right": ("✓ right", "bold green"),
     "consistent": ("✓ consistent", "bold green"),
@@ -101,14 +100,9 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
 
 
 def _answers(examination: Examination) -> Iterator[Line]:
-    """Each behaviour with what was seen or why it was not tried, and the probes that measured something or could not run; only
-    those that fail if every mistake is proven."""
-    is_proven = bool(examination.findings) and all(finding.proven for finding in examination.findings)
+    """Each behaviour with what was seen or why it was not tried, and the probes."""
     answers = [("behaves", one.ok, one.name, one.reason, one.tried) for one in examination.behaviour]
-    for one in examination.probes:
-        is_known = one.ok is not None or one.value is not None or one.message.startswith(_NOT_RUN)
-        if one.ok is False or (is_known and not is_proven):
-            answers.append(("probes", one.ok, one.name, one.message, None))
+    answers += [("probes", one.ok, one.name, one.message, None) for one in examination.probes]
     before, length = "", None
     for label, ok, name, text, tried in answers:
         sign, style = _SIGNS[ok]
