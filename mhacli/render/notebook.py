@@ -8,14 +8,13 @@ without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import RenderableType
 
 from mhacli.record.exports import Pattern, Shown
 from mhacli.record.record import Record
-from mhacli.render.base.colours import CHANGES, RGB, UNKNOWN, WEIGHTS, hex_of, ink_on
 from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
@@ -63,8 +62,7 @@ def record_html(record: Record) -> str:
     """What the terminal shows of a record, with its effects as coloured tables, or with the head of the largest excess."""
     parts = [("what mha show prints", terminal_part(record_views(record, _OPTIONS, _SCREEN)))]
     if record.effect is not None and record.effect.verified.ok:
-        pictures = effect_pictures(record, lambda level: _painted(CHANGES.colours[level]))
-        return fragment([("the pictures of effects", joined(pictures)), *parts])
+        return fragment([("the pictures of effects", joined(effect_pictures(record))), *parts])
     heads = drawable_heads(record, _OPTIONS)
     if heads:
         head = heads[most_certain(heads)]
@@ -97,15 +95,7 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
         meaning=of.meaning + " · 0 is masked" * (not of.allowed.all()),
         about=lambda row, key: f"{rows[row]} → {columns[key]} {shown(float(of.values[row, key]), 'weight', 3)}",
     )
-    return joined([tag("p", tag("b", text(title))), grid_table(of, _weight), legend([of], _weight)])
-
-
-def _weight(level: int) -> Mapping[str, str]:
-    return _painted(UNKNOWN if level < 0 else WEIGHTS.colours[level])
-
-
-def _painted(colour: RGB) -> Mapping[str, str]:
-    return {"style": f"background:{hex_of(colour)};color:{ink_on(colour)};padding:1px 6px"}
+    return joined([tag("p", tag("b", text(title))), grid_table(of), legend([of])])
 
 
 # -------------------------------------------------------------------------------------------------------------- the frame

@@ -31,7 +31,6 @@ from mhacli.render.page.elements import (
     lines_of,
     page_part,
     page_script,
-    page_style,
     preformatted,
     sentence,
     table,
@@ -64,8 +63,7 @@ def page(record: Record, options: ViewOptions) -> str:
     """
     heads = drawable_heads(record, options)
     sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
-    title, script, style = _title(record), page_script(), page_style(has_effects=record.effect is not None)
-    policy = content_policy(script, style)
+    title, script = _title(record), page_script()
     statistics, orders = head_statistics(record, options, heads)
     steps, others = walkthrough(record), [_documents(record, options), statistics]
     is_walk = "trace" in record.command[:2]  # the steps come first
@@ -76,19 +74,17 @@ def page(record: Record, options: ViewOptions) -> str:
         content = script_safe({**data, "begin": begin, "orders": orders})
         numbers = tag("script", content, type="application/json", id="record")
         parts = [*_top(record, title), tag("main", joined(sections)), numbers, tag("script", Html(script))]
-        return whole("".join(title), policy, style, joined(parts))
+        return whole("".join(title), content_policy(script), page_part(".css"), joined(parts))
 
     scale = scale_of(options, heads)
     beside = page_data((), sequences, scale, 0, hides_sinks=options.hide_sinks)
     fixed = len(whole_page(beside, [*answer, page_part("explore.html"), *tables, _provenance(record)]).encode())
     room = inf if options.full else max(LIMIT_BYTES - _RESERVE - fixed, _LEAST_ROOM)
     data = page_data(heads, sequences, scale, room, hides_sinks=options.hide_sinks)
-    first, sentences = page_part("explore.html"), [*notes(record, options, heads, data)]
-    if not heads:
-        first = tag("section", tag("p", sentence(sentences.pop(0)), class_="warning"), id="nothing")
-    noted = tag("ul", *(tag("li", sentence(line)) for line in sentences))
-    of_notes = [tag("section", tag("h2", text("how it was drawn")), noted, id="notes")] if sentences else []
-    return whole_page(data, [*answer, first, *tables, *of_notes, _provenance(record)])
+    drawn = [page_part("explore.html")] if heads else []
+    noted = tag("ul", *(tag("li", sentence(line)) for line in notes(record, options, heads, data)))
+    of_notes = tag("section", tag("h2", text("about the pictures")), noted, id="notes")
+    return whole_page(data, [*answer, *drawn, of_notes, *tables, _provenance(record)])
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
@@ -101,27 +97,27 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
     return min(named)[1] if named else 0
 
 
-def _title(record: Record) -> tuple[str, str, str]:
-    """The page's title, with the words of a text, which have a direction of their own, between what stands around them."""
+def _title(record: Record) -> tuple[str, str]:
+    """The page's title, and the words of a text in it, which have a direction of their own."""
     if record.module is not None:
-        return "shapes of ", visible(record.module.target), ""
+        return "shapes of ", visible(record.module.target)
     what = "decoding" if record.decoding is not None else "attention"
     if record.config.random is not None and record.model is None:
-        return f"{what} over random rows", "", ""
+        return f"{what} over random rows", ""
     model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
     if record.corpus is not None:
-        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document')}", "", ""
+        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document')}", ""
     words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
-    more = f" and {count_of(len(record.sequences) - 1, 'text')} more" if len(record.sequences) > 1 else ""
-    return f"{what}{model}: “", fitted(visible(words), _TITLE), f"”{more}"
+    over = f" over {len(record.sequences)} texts" if len(record.sequences) > 1 else ""
+    return f"{what}{model}{over}: ", f"“{fitted(visible(words), _TITLE)}”"
 
 
-def _top(record: Record, title: tuple[str, str, str]) -> list[Html]:
+def _top(record: Record, title: tuple[str, str]) -> list[Html]:
     """The head of the page: title, configuration, and controls."""
     origin = tag("div", *(tag("p", line) for line in lines_of(header(record, WIDE), WIDE.width)), id="origin")
     skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip scripted")
-    before, words, after = title
-    heading = tag("h1", text(before), tag("bdi", text(words)), text(after))
+    before, words = title
+    heading = tag("h1", text(before), tag("bdi", text(words)))
     return [
         skip,
         tag("header", heading, origin, page_part("controls.html"), id="top"),
@@ -155,20 +151,16 @@ def notes(
 ) -> Iterator[str]:
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
-        block, exact = max(each["block"] for each in data["maps"]), ", as the record holds it"
-        limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}"
+        block, kept = max(each["block"] for each in data["maps"]), "every cell"
+        exact = ", as the record holds it, in 32 bits"
         if data["factor"] > 1:
-            n_keys = data["n_keys"]
-            keys = (
-                f", and the {count_of(n_keys, 'strongest key')} of every query with weights to 3 digits"
-                if n_keys
-                else ""
+            kept = f"the mean of {block} × {block} tokens"
+            kept += f", and the {count_of(data['n_keys'], 'strongest key')} of every query with weights" * bool(
+                data["n_keys"]
             )
-            exact = f"; the page has the mean of {block} × {block} tokens{keys}, {limit}; --full stores every cell"
-        elif data["precision"] == "to 3 digits":
-            exact = f"; the page has every cell to 3 digits, {limit}; --full stores all digits"
-        elif data["precision"] != "exact":
-            exact += f", {data['precision']}"
+        if data["precision"] != "exact":
+            limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}; --full stores every weight with all digits"
+            exact = f"; the page has {kept} {data['precision']}, {limit}"
         yield cell_meaning(block) + exact
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"

@@ -19,7 +19,6 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 
-from mhacli.render.base.colours import CHANGES, hex_of, ink_on
 from mhacli.render.base.doc import Row, Table
 from mhacli.render.base.options import Screen
 
@@ -153,52 +152,26 @@ def _span(segment: Segment) -> Html:
 # ---------------------------------------------------------------------------------------------------- style and script
 
 
-_CHANGES = 32
-"""The number of colours of changes."""
-
-
 def page_script() -> str:
     """All scripts in order of file name, in one scope."""
-    return f'(() => {{\n"use strict";\n{_assets(".js")}}})();\n'
+    return f'(() => {{\n"use strict";\n{page_part(".js")}}})();\n'
 
 
-def page_style(*, has_effects: bool = False) -> str:
-    """All styles in order of file name; on request also those of changes (`c0` …)."""
-    changes = map(_change, range(_CHANGES + 1)) if has_effects else ()
-    return "".join([_assets(".css"), *changes])
-
-
-def page_part(name: str) -> Html:
-    """A part of pages, from an asset: a style sheet, or elements that the script fills."""
-    return Html(_assets(name))
-
-
-def change_class(level: int) -> str:
-    """The class of a change at a level of 0 … 510."""
-    return f"c{round(level * _CHANGES / 510)}"
-
-
-def _change(number: int) -> str:
-    colour = CHANGES.colours[round(510 * number / _CHANGES)]
-    return f".c{number} {{ background: {hex_of(colour)}; color: {ink_on(colour)}; }}\n"
-
-
-def content_policy(script: str, style: str) -> str:
-    """The content security policy: this script and this style only, and no network. It names them by the digests of their texts.
+def content_policy(script: str) -> str:
+    """The content security policy: this script only, which it names by the digest of its text, and no network.
     Source: Content Security Policy Level 3, section 6.7.3.3."""
-    digests = (hashlib.sha256(content.encode("utf-8")).digest() for content in (style, script))
-    of_style, of_script = (f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests)
-    return f"default-src 'none'; style-src {of_style}; script-src {of_script}; base-uri 'none'; form-action 'none'"
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    return f"{STATIC}; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
-def _assets(ending: str) -> str:
-    """The assets whose names end so, in the order of their names."""
+def page_part(ending: str) -> Html:
+    """The assets whose names end so, in the order of their names: style sheets, scripts, or elements that the script fills."""
     folder = files("mhacli.render.page").joinpath("assets")
     named = sorted((file for file in folder.iterdir() if file.name.endswith(ending)), key=lambda file: file.name)
-    return "".join(_compact(file.read_text(encoding="utf-8")) for file in named)
+    return joined((_compact(file.read_text(encoding="utf-8")) for file in named), "")
 
 
-def _compact(source: str) -> str:
+def _compact(source: str) -> Html:
     """The source without indentation, blank lines, and comments on lines of their own."""
     without = re.sub(r"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$", "", source, flags=re.MULTILINE | re.DOTALL)
-    return "".join(f"{line.strip()}\n" for line in without.splitlines() if line.strip())
+    return Html("".join(f"{line.strip()}\n" for line in without.splitlines() if line.strip()))

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mhacli.record.heads import in_order
 from mhacli.record.record import Record
+from mhacli.render.base.colours import UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Column, Grid, Table
-from mhacli.render.base.grids import levels, scale_words, swatch_levels
+from mhacli.render.base.grids import levels, ramp_of, scale_words, swatch_levels
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, chosen_heads, chosen_layers
 from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_words
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
-from mhacli.render.page.elements import WIDE, Html, change_class, lines_of, preformatted, table, tag, text
+from mhacli.render.page.elements import WIDE, Html, lines_of, preformatted, table, tag, text
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, step_table
 from mhacli.render.run.view import self_check_line
 
-Paint = Callable[[int], Mapping[str, str]]
-"""The attributes that colour an element by its level."""
 
-
-def grid(of: Grid, paint: Paint) -> Html:
+def grid(of: Grid) -> Html:
     """The table of a grid. A masked cell is 0, or blank among changes."""
     shades = levels(of.values, of.allowed, of.scale, of.top).tolist()
 
@@ -35,7 +33,7 @@ def grid(of: Grid, paint: Paint) -> Html:
         return of.about(row, column) if of.about and of.allowed[row, column] else ""
 
     def of_cell(row: int, column: int) -> Mapping[str, str]:
-        return paint(shades[row][column - 1]) if of.allowed[row, column - 1] else {"class_": "dim"}
+        return _painted(of, shades[row][column - 1]) if of.allowed[row, column - 1] else {"class_": "dim"}
 
     how: Mapping[str, Any] = {"unit": of.unit, "digits": of.digits, "none": "" if of.scale == "change" else "0"}
     names: Column[int] = Column(heading=of.corner, value=lambda row: of.rows[row], unit="id")
@@ -46,9 +44,15 @@ def grid(of: Grid, paint: Paint) -> Html:
     return table(Table(columns=[names, *columns], rows=range(len(of.rows))), kind="changes", of_cell=of_cell)
 
 
-def legend(every: Sequence[Grid], paint: Paint) -> Html:
+def _painted(of: Grid, level: int) -> Mapping[str, str]:
+    """The attributes of an element in the colour of a level."""
+    colour = UNKNOWN if level < 0 else ramp_of(of).colours[level]
+    return {"style": f"background:{hex_of(colour)};color:{ink_on(colour)};padding:1px 6px"}
+
+
+def legend(every: Sequence[Grid]) -> Html:
     """The shades of the common scale of some grids, its range, and what a cell means."""
-    ramp = [tag("span", text("\u00a0"), **paint(level)) for level in swatch_levels(every)]
+    ramp = [tag("span", text("\u00a0"), **_painted(every[0], level)) for level in swatch_levels(every)]
     words = f" {scale_words(every, every[0].unit, every[0].digits)} · {every[0].meaning}"
     return tag("p", *ramp, text(words), class_="dim")
 
@@ -63,18 +67,18 @@ def effects(record: Record) -> Html:
     words = [tag("p", line) for part in effect_words(record, WIDE) for line in lines_of(part, WIDE.width)]
     body = []
     if record.effect.verified.ok:
-        body = [*effect_pictures(record, lambda level: {"class_": change_class(level)})]
+        body = [*effect_pictures(record)]
         title = "what each removal changes, the largest change first"
         body += [table(replace(effect_table(record, record.effect), title=title))]
     return tag("section", tag("h2", text("effects")), *words, *body, id="effects")
 
 
-def effect_pictures(record: Record, paint: Paint) -> Iterator[Html]:
+def effect_pictures(record: Record) -> Iterator[Html]:
     """The table of heads, those of texts, and their scale."""
     drawn = effect_grids(record)
-    yield from (grid(of, paint) for of in drawn)
+    yield from map(grid, drawn)
     if drawn:
-        yield legend(drawn, paint)
+        yield legend(drawn)
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
