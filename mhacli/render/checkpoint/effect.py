@@ -16,7 +16,7 @@ from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
 from mhacli.render.base.format import count_of, flowing, type_text
-from mhacli.render.base.grids import grids
+from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import short_name
 from mhacli.render.base.terminal import table
@@ -27,7 +27,7 @@ _KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
 """What a target is that is no token."""
 _MOST = 5
 """The most rows of the table."""
-_ACROSS = 24
+_ACROSS = 12
 """The most tokens of a text in a row of a picture."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
@@ -40,10 +40,11 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
     words, summary = effect_words(record, screen), record.effect
     yield from words[:2]
     if summary is not None and summary.verified.ok:
-        of_heads, texts = head_grids(record), [row for row in effect_rows(record) if row.tokens]
-        yield from grids(of_heads, screen) if of_heads else ()
-        yield from grids([_grid(record, [row], row.tokens) for row in texts], screen, form="numbers", everything=True)
-        yield from [Text("")] if of_heads or texts else ()
+        drawn = effect_grids(record)
+        if drawn:
+            form: Form = "numbers" if len(drawn[0].rows) == 1 else "auto"
+            yield from grids(drawn, screen, form=form, everything=True)
+            yield Text("")
         listed = effect_table(record, summary, digits_of(record))
         yield from table(replace(listed, most=None if options.everything else _MOST), screen.width)
     yield from words[2:]
@@ -215,21 +216,19 @@ def meaning_of(summary: EffectSummary) -> str:
 
 
 def effect_grids(record: Record) -> list[Grid]:
-    """The map of heads, and the texts that queries read in parts of a few tokens."""
-    drawn = head_grids(record)
-    for row in effect_rows(record):
+    """The map with a row per layer and a column per head, where a head that was not removed is blank, if there are heads; and the
+    texts that queries read in parts of a few tokens."""
+    every, drawn = [*effect_rows(record)], list[Grid]()
+    of_heads = [row for row in every if not row.tokens]
+    if of_heads:
+        corner = "layer ↓ head →" if record.layers else "head"
+        n_heads = max(len(row.effects) for row in of_heads)
+        drawn.append(_grid(record, of_heads, [*map(str, range(n_heads))], corner))
+    for row in every:
         for start in range(0, len(row.tokens), _ACROSS):
             part = slice(start, start + _ACROSS)
             drawn.append(_grid(record, [EffectRow(row.name, row.effects[part])], row.tokens[part]))
     return drawn
-
-
-def head_grids(record: Record) -> list[Grid]:
-    """The grid with a row per layer and a column per head, where a head that was not removed is blank; none without heads."""
-    rows = [row for row in effect_rows(record) if not row.tokens]
-    corner = "layer ↓ head →" if record.layers else "head"
-    n_columns = max((len(row.effects) for row in rows), default=0)
-    return [_grid(record, rows, [*map(str, range(n_columns))], corner)] if rows else []
 
 
 def _grid(record: Record, rows: Sequence[EffectRow], columns: Sequence[str], corner: str = "") -> Grid:
