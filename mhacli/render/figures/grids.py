@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,49 +28,38 @@ from mhacli.text.numbers import shown
 
 ROOMY = 9.5
 """The least size of cells at which every row and column has its name."""
-_SHAPES = 2500
-"""The most cells of a picture that are rectangles with a tooltip; more are images."""
-_LARGEST, _LEAST_NUMBERED, _WIDEST, _LEAST_HEIGHT = 42.0, 15.0, 64.0, 14.0
-"""The largest cell, the least one with a number, and the widest; and the least height of few rows with many columns."""
+_LARGEST, _LEAST_SHAPE, _WIDEST, _LEAST_HEIGHT = 42.0, 14.0, 64.0, 14.0
+"""The largest cell, the least one that is a rectangle with a number and a tooltip, and the widest; smaller ones are pixels of an
+image. And the least height of few rows with many columns."""
 _GAP, _SIZE, _LONGEST = 10.0, 10.0, 18
 """The gap between grids, the size of titles, and the most characters of a name."""
 _MASKED, _BLANK = (228, 228, 228), (255, 255, 255)
 """Masked cells are lighter than most of the ramp, without a hue; among changes they are blank."""
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """The size of the cells of all grids, the size of numbers in them (0: none), and whether they are an image."""
-
-    width: float
-    height: float
-    number: float
-    is_image: bool
-
-
 def grids(rows: Sequence[tuple[str, Sequence[Grid]]], side: float) -> Piece:
     """Rows of grids, each row with its name, and each grid at most about `side` large."""
     every = [of for _, row in rows for of in row]
-    first, cells = every[0], _cells_of(every, side)
+    first, (wide, high, number) = every[0], _cells_of(every, side)
     is_alike = all((of.rows, of.columns) == (first.rows, first.columns) for of in every)
-    has_names = len(every) == 1 or (is_alike and min(cells.width, cells.height) >= ROOMY)
-    left = _row_names(first.rows, cells.height) if has_names else Piece()
-    top = _column_names(first.columns, cells.width) if has_names else Piece()
+    has_names = len(every) == 1 or (is_alike and min(wide, high) >= ROOMY)
+    left = _row_names(first.rows, high) if has_names else Piece()
+    top = _column_names(first.columns, wide) if has_names else Piece()
     above = top.height + (_SIZE + 5 if any(of.title for of in every) else 0.0)
     of_rows = max(mono_width(f"{name}  ", _SIZE) if name else 0.0 for name, _ in rows)
     start = max(of_rows + left.width, mono_width(f"{first.corner} ", _SIZE))
-    step = max(max(len(of.columns) * cells.width, top.width, mono_width(of.title, _SIZE)) for of in every) + _GAP
+    step = max(max(len(of.columns) * wide, top.width, mono_width(of.title, _SIZE)) for of in every) + _GAP
 
     y = above
     content = written(start - 6, y - 6, first.corner, _SIZE, fill=SOFT, text_anchor="end") if first.corner else ""
     for name, row in rows:
-        height = max(len(of.rows) for of in row) * cells.height
+        height = max(len(of.rows) for of in row) * high
         if name:
             content += written(of_rows - 8, y + height / 2 + 0.35 * _SIZE, name, _SIZE, text_anchor="end")
         content += placed(left, start - left.width, y)
         for place, of in enumerate(row):
             title = written(0, -top.height - 5, of.title, _SIZE) if of.title else ""
-            parts = title + placed(top, 0, -top.height) + _drawn(of, cells)
+            parts = title + placed(top, 0, -top.height) + _drawn(of, wide, high, number)
             at = f"translate({value_text(start + place * step)} {value_text(y)})"
             content += element("g", parts, tooltip=of.meaning, transform=at)
         y += height + _GAP + above
@@ -79,22 +67,21 @@ def grids(rows: Sequence[tuple[str, Sequence[Grid]]], side: float) -> Piece:
     return Piece(content, width, y - _GAP - above)
 
 
-def _cells_of(every: Sequence[Grid], side: float) -> _Cells:
-    """The common size of cells: with numbers if all have room."""
+def _cells_of(every: Sequence[Grid], side: float) -> tuple[float, float, float]:
+    """The common width and height of cells, and the size of numbers in them: 0 if not all have room."""
     n_rows, n_columns = (max(of.values.shape[axis] for of in every) for axis in (0, 1))
     width = height = max(1.0, min(_LARGEST, side // max(n_rows, n_columns)))
     if 4 * n_rows < n_columns:
         height = max(height, _LEAST_HEIGHT)
-    is_image = sum(of.values.size for of in every) > _SHAPES
-    if is_image or width < _LEAST_NUMBERED:
-        return _Cells(width, height, 0.0, is_image)
     number = min(11.0, 3 + width / 5)
+    if width < _LEAST_SHAPE:
+        return width, height, 0.0
     widest = max(len(_words(of, *at)[0]) for of in every for at in np.ndindex(of.values.shape))
     needed = mono_width("0" * widest, number) + 5
-    return _Cells(max(width, needed), height, number, False) if needed <= _WIDEST else _Cells(width, height, 0.0, False)
+    return (max(width, needed), height, number) if needed <= _WIDEST else (width, height, 0.0)
 
 
-def _drawn(of: Grid, cells: _Cells) -> str:
+def _drawn(of: Grid, wide: float, high: float, size: float) -> str:
     """The cells of a grid in a frame, each with its tooltip, and its number if it fits."""
     shades = levels(of.values, of.allowed, of.scale, of.top)
     colours: Array = np.array(ramp_of(of).colours, np.uint8)[np.clip(shades, 0, None)]
@@ -103,22 +90,19 @@ def _drawn(of: Grid, cells: _Cells) -> str:
         colours[of.taken] = SINK
     colours[shades == FORBIDDEN] = _BLANK if of.scale == "change" else _MASKED
     n_rows, n_columns = shades.shape
-    content = image(colours, (cells.width, cells.height)) if cells.is_image else ""
-    for row, column in np.ndindex(shades.shape) if not cells.is_image else ():
+    is_image = wide < _LEAST_SHAPE
+    content = image(colours, (wide, high)) if is_image else ""
+    for row, column in np.ndindex(shades.shape) if not is_image else ():
         number, words = _words(of, row, column)
         tooltip = of.about(row, column) if of.about else f"{of.rows[row]} → {of.columns[column]}: {words}"
         if not tooltip:
             continue
-        x, y, colour = column * cells.width, row * cells.height, colours[row, column].tolist()
-        crisp = {"tooltip": tooltip, "shape_rendering": "crispEdges"}
-        content += rectangle(x, y, cells.width, cells.height, hex_of(colour), **crisp)
-        if cells.number:  # it ignores the pointer, so that the tooltip shows
-            ink, at = ink_on(colour) if of.allowed[row, column] else SOFT, x + cells.width / 2
-            y += cells.height / 2 + 0.35 * cells.number
-            content += written(at, y, number, cells.number, fill=ink, text_anchor="middle", pointer_events="none")
-    return content + rectangle(
-        0, 0, n_columns * cells.width, n_rows * cells.height, "none", stroke=FAINT, stroke_width=0.8
-    )
+        x, y, colour = column * wide, row * high, colours[row, column].tolist()
+        content += rectangle(x, y, wide, high, hex_of(colour), tooltip=tooltip, shape_rendering="crispEdges")
+        if size:  # it ignores the pointer, so that the tooltip shows
+            ink, y = ink_on(colour) if of.allowed[row, column] else SOFT, y + high / 2 + 0.35 * size
+            content += written(x + wide / 2, y, number, size, fill=ink, text_anchor="middle", pointer_events="none")
+    return content + rectangle(0, 0, n_columns * wide, n_rows * high, "none", stroke=FAINT, stroke_width=0.8)
 
 
 def _words(of: Grid, row: int, column: int) -> tuple[str, str]:

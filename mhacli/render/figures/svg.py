@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mhacli.io.data import Array
-from mhacli.render.page.elements import Html, classes_of, segments_of, tag
+from mhacli.render.page.elements import Html, segments_of, styled, tag
 from mhacli.render.page.elements import text as escaped
 
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
@@ -27,8 +27,11 @@ INK, SOFT, FAINT, PAPER = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff"
 MONO_EM = 0.602
 """The width of a monospaced character in ems. Source: advance 1233 of 2048 units, DejaVu Sans Mono."""
 _KEPT = {"xml:space": "preserve"}
-_INKS = {"failed": "#b3261e", "warning": "#8a5a00", "ok": "#1d6b3a", "sink": "#a8127d", "name": "#0d6270", "dim": SOFT}
-"""The colours of text, which are those of pages on a light ground."""
+STYLE = (
+    ".failed { fill: #b3261e } .warning { fill: #8a5a00 } .ok { fill: #1d6b3a } .sink { fill: #a8127d } "
+    ".name { fill: #0d6270 } .dim { fill: #555555 } .bold { font-weight: bold }"
+)
+"""The looks of text, which are those of pages on a light ground."""
 _LINE = 1.35
 """The line height in ems."""
 
@@ -104,22 +107,12 @@ def paragraph(text: str, width: float, *, size: float = 10.0, fill: str = INK) -
 
 def printed(view: RenderableType, columns: int, size: float = 10.0) -> Piece:
     """The lines of a terminal view in its colours."""
-    content, widest = "", 0
-    rows = segments_of(view, columns)
+    content, rows = "", segments_of(view, columns)
+    widest, n_lines = Segment.get_shape(rows)
     for place, row in enumerate(rows, 1):
-        spans = [Html(_span(segment)) for segment in row]
-        y = place * _LINE * size - 0.3 * size
-        content += tag("text", *spans, x="0", y=value_text(y), font_size=value_text(size), fill=INK, **_KEPT)
-        widest = max(widest, sum(cell_len(segment.text) for segment in row))
-    return Piece(content, widest * MONO_EM * size, len(rows) * _LINE * size)
-
-
-def _span(segment: Segment) -> str:
-    """A part of a line in its colour; dim text is soft."""
-    kinds = classes_of(segment)
-    fill = next((ink for kind, ink in _INKS.items() if kind in kinds), None)
-    words = escaped(segment.text)
-    return element("tspan", words, fill=fill, font_weight="bold" if "bold" in kinds else None) if kinds else words
+        spans = (styled(segment, "tspan") for segment in row)
+        content += element("text", *spans, x=0, y=place * _LINE * size - 0.3 * size, font_size=size, fill=INK, **_KEPT)
+    return Piece(content, widest * MONO_EM * size, n_lines * _LINE * size)
 
 
 @dataclass(frozen=True, kw_only=True)

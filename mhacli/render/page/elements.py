@@ -128,7 +128,7 @@ def segments_of(view: RenderableType, width: int) -> list[list[Segment]]:
 def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
     """The lines of a terminal view at this width, with styles as classes."""
     for line in segments_of(view, width):
-        yield Html("".join(map(_span, line)).rstrip())
+        yield Html("".join(map(styled, line)).rstrip())
 
 
 def preformatted(view: RenderableType, width: int) -> Html:
@@ -136,17 +136,13 @@ def preformatted(view: RenderableType, width: int) -> Html:
     return tag("div", tag("pre", Html(joined(lines_of(view, width)).strip("\n"))), class_="scroll")
 
 
-def classes_of(segment: Segment) -> list[str]:
-    """The classes of a part of a line; none of blanks."""
-    style = segment.style or Style.null()
+def styled(segment: Segment, element: str = "span") -> Html:
+    """A part of a line, with its style as the classes of an element, which blanks and plain text need not have."""
+    style, words = segment.style or Style.null(), text(segment.text)
     colour = "" if style.color is None else style.color.name.removeprefix("bright_")
     has = {_CLASSES.get(colour, ""): colour in _CLASSES, "bold": style.bold, "dim": style.dim}
-    return [name for name, is_so in has.items() if is_so and segment.text.strip()]
-
-
-def _span(segment: Segment) -> Html:
-    names, words = " ".join(classes_of(segment)), text(segment.text)
-    return tag("span", words, class_=names) if names else words
+    classes = " ".join(name for name, is_so in has.items() if is_so and segment.text.strip())
+    return tag(element, words, class_=classes) if classes else words
 
 
 # ---------------------------------------------------------------------------------------------------- style and script
