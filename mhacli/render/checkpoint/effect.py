@@ -27,7 +27,7 @@ _KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
 """What a target is that is no token."""
 _MOST = 5
 """The most rows of the table."""
-_ACROSS = 12
+_ACROSS = 24
 """The most tokens of a text in a row of a picture."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
