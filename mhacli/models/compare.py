@@ -426,11 +426,8 @@ def compare(a: Computed, b: Computed) -> Comparison:
 
 def _notes(a: Computed, b: Computed) -> list[str]:
     """Other numbers of layers and heads, and attentions that could not be seen inside."""
-    notes, parts, heads = list[str](), list[dict[tuple[Any, ...], None]](), list[str]()
+    notes, heads = list[str](), list[str]()
     for letter, side in zip("AB", (a, b), strict=True):
-        of_side = dict.fromkeys(
-            (place.stack, place.layer, place.part) for place in side.entries if place.layer is not None
-        )
         seen = {(place.stack, place.layer) for place in side.entries if place.site in OF_CALLS}
         outputs = [place for place in side.entries if (place.part, place.site) == ("attention", "output")]
         if hidden := [place.name for place in outputs if (place.stack, place.layer) not in seen]:
@@ -438,16 +435,10 @@ def _notes(a: Computed, b: Computed) -> list[str]:
             notes.append(
                 f"of {names} of {letter} the output is compared, but no head: mha could not capture its attention"
             )
-        bare = sorted({str(layer) for stack, layer, _ in of_side if (stack, layer, "attention") not in of_side})
-        if bare:
-            notes.append(
-                f"no attention was captured in layers {first_names(bare, 3)} of {letter}: all in them counts as MLP"
-            )
         tensors = [tensors.get("q") or tensors["scores"] for call, tensors in side.entries.values() if call is not None]
         heads.append(" or ".join(map(str, sorted({tensor.shape[1] for tensor in tensors}))) or "no captured")
-        parts.append(of_side)
-    for stack in dict.fromkeys(stack for of_side in parts for stack, *_ in of_side):
-        counts = [len({layer for of, layer, _ in of_side if of == stack}) for of_side in parts]
+    for stack in dict.fromkeys(place.stack for place in (*a.entries, *b.entries) if place.layer is not None):
+        counts = [len({place.layer for place in side.entries if place.stack == stack} - {None}) for side in (a, b)]
         if counts[0] != counts[1]:
             notes.append(f"A has {counts[0]} {stack or ''} layers and B {counts[1]}".replace("  ", " "))
     if heads[0] != heads[1]:

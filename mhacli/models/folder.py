@@ -159,11 +159,11 @@ def is_hub_id(path: str) -> bool:
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "n_layers": (
-        "num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "num_encoder_layers", "decoder_layers",
+        "encoder_layers", "num_encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers",
         "num_decoder_layers",
     ),
     "n_heads": (
-        "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
+        "encoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads",
     ),
     "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads"),
     "d_head": ("head_dim", "d_kv", "d_head"),
@@ -171,23 +171,12 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
     "vocabulary": ("vocab_size",),
     "positions": (
-        "max_position_embeddings", "n_positions", "max_seq_len", "max_source_positions", "max_target_positions",
+        "max_source_positions", "max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions",
     ),
 }  # fmt: skip
-_ENCODER, _DECODER = re.compile("encoder|source"), re.compile("decoder|target")
-"""What the names for one half of an encoder-decoder contain."""
-_HALVES = {"encoder": _ENCODER, "decoder": _DECODER, "cross": _DECODER}
+"""The names of each size, those of an encoder first and those of a decoder last."""
 _LARGEST = {"vocabulary": 1 << 31, "positions": 1 << 53}
 _NESTED = ("text_config", "vision_config", "audio_config", "attn_config", "encoder", "decoder")
-
-
-def _names(name: str, stack: str) -> list[str]:
-    """The names of a size in the config of a stack, in the order in which they are looked up."""
-    names, half_of_stack = _NAMES[name], _HALVES.get(stack)
-    if stack == "self":
-        return [*names]
-    common = [each for each in names if not _ENCODER.search(each) and not _DECODER.search(each)]
-    return [*(each for each in names if half_of_stack and half_of_stack.search(each)), *common]
 
 
 def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | None:
@@ -197,11 +186,10 @@ def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | 
     Defaults: `n_kv_heads` is `n_heads`, `d_head` is `d_model / n_heads`, and `d_v` is `d_head`.
     """
     part, nested = config, config.get("text_config" if stack == "self" else f"{stack}_config")
-    if isinstance(nested, Mapping) and (
-        stack != "self" or not any(config.get(each) for each in _names("n_heads", "text"))
-    ):
+    if isinstance(nested, Mapping) and (stack != "self" or not any(map(config.get, _NAMES["n_heads"]))):
         part = nested
-    value = next((part[each] for each in _names(name, stack) if part.get(each) is not None), None)
+    names = _NAMES[name][::-1] if stack in ("decoder", "cross") else _NAMES[name]
+    value = next((part[each] for each in names if part.get(each) is not None), None)
     size = value if isinstance(value, int) else None
     if name == "n_kv_heads":  # source of the flags: transformers, FalconAttention and GPTBigCodeAttention
         n_heads, family = size_of(config, "n_heads", stack), part.get("model_type")

@@ -393,16 +393,13 @@ def axes_of(
 def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
     """The entry of a layer in the record, without its heads. It is verified unless there is a reason why not."""
     assert attention.z is not None, "the model made it"
-    reasons = [
-        f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
-        for check in survey.checks
-        if not check.ok
-    ]
-    reasons += [
-        f"scores are so large that rounding alone may change z by {check.rounding:.3g}"
-        for check in survey.checks
-        if check.rounding
-    ]
+    reasons = list[str]()
+    for check in survey.checks:
+        if not check.ok:
+            fault = "gives NaN or Inf" if check.error is None else f"differs by {check.error}"
+            reasons.append(f"the check '{check.name}' {fault}")
+        if check.rounding:
+            reasons.append(f"scores are so large that rounding alone may change z by {check.rounding:.3g}")
     reasons += [f"the keyword {name} is not understood" for name in call.unknown if name != "dropout"]
     if call.has_dropout:
         reasons.append(

@@ -17,6 +17,7 @@ import msgspec
 import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_numbered
@@ -85,6 +86,12 @@ class _Span:
             if isinstance(item, _Span):
                 yield from item.within()
 
+    def end(self) -> None:
+        """Forgets the outputs of what ran within it."""
+        for item in self.items:
+            if isinstance(item, _Span):
+                item.output = None
+
     @property
     def calls(self) -> list[int]:
         """The attentions within it."""
@@ -120,16 +127,10 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
     names = {id(module): name for name, module in modules.items()}
     running, runs, calls = [_Span("", 0, nn.Module())], Counter[str](), list[Call]()
 
-    def close() -> _Span:
-        for item in running[-1].items:
-            if isinstance(item, _Span):
-                item.output = None
-        return running.pop()
-
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         name, tensor = names[id(module)], first_tensor((args, kwargs))
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
-            close()
+            running.pop().end()
         around = len(running[-1].name)
         elements = [name[: number.end()] for number in _ELEMENT.finditer(name) if number.end() > around]
         for each, run in (*((element, -1) for element in elements), (name, runs[name])):
@@ -141,8 +142,9 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
 
     def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
         while running[-1].run < 0:
-            close()
-        span = close()
+            running.pop().end()
+        span = running.pop()
+        span.end()
         tensor = first_tensor(output)
         if tensor is None:
             return
@@ -166,8 +168,7 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
             hooks.callback(setattr, module, "training", module.training)
         model.eval()
         forward()
-    root = next((item for item in running[0].items if isinstance(item, _Span) and item.name == ""), running[0])
-    return Pass(root, calls, tuple(watch.silent))
+    return Pass(running[0], calls, tuple(watch.silent))
 
 
 # ------------------------------------------------------------------------------------------------------- what is for what
@@ -189,8 +190,9 @@ class Pass:
     """A pass of a model: its modules and attentions as they ran, these without tensors, the `silent` modules that hide their
     attention, and the places that follow from all that, once they are found."""
 
-    def __init__(self, root: _Span, calls: Sequence[Call], silent: tuple[str, ...]) -> None:
-        self.root, self.all_calls, self.silent = root, calls, silent
+    def __init__(self, ran: _Span, calls: Sequence[Call], silent: tuple[str, ...]) -> None:
+        self.root = next((item for item in ran.items if isinstance(item, _Span) and item.name == ""), ran)
+        self.all_calls, self.silent = calls, silent
         self.known = dict[Source, Place]()
         self._taken, self._n_layers = Counter[tuple[Any, ...]](), Counter[Stack | None]()
         self.blocks = self._blocks()
@@ -390,12 +392,8 @@ class Pass:
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor of real numbers in an output, the logits if it names them."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if getattr(value, "logits", None) is not None:
-        return first_tensor(value.logits)
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((tensor for each in values if (tensor := first_tensor(each)) is not None), None)
+    leaves = tree_leaves(value if getattr(value, "logits", None) is None else value.logits)
+    return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
 
 
 def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Tensor | Call]]:

@@ -126,28 +126,15 @@ def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: 
     if module is None:
         formula, meaning = "the input of the attention", "a row of numbers per token"
         return step_of(name, tensor, axes=axes, formula=formula, meaning=meaning, flops=0)
-    named = dict(module.named_parameters())
+    named, kind, product = dict(module.named_parameters()), type(module).__name__, f"{type(module).__name__}(x)"
     flops, matrix = tensor.numel(), next((p for p in named.values() if p.ndim == 2), None)
     if matrix is not None:
         flops = 2 * tensor.numel() // tensor.shape[-1] * matrix.numel() + (len(named) - 1) * tensor.numel()
+    if kind == "Conv1D" or isinstance(module, nn.Linear):
+        product = ("x W, W [d_in, d_out]" if kind == "Conv1D" else "x Wᵀ") + (" + b" if "bias" in named else "")
     weights = tuple(WeightShape(f"{name}.{parameter}", tuple(p.shape)) for parameter, p in named.items())
-    described: dict[str, Any] = {"formula": _formula(name, module), "meaning": type(module).__name__}
-    return step_of(name, tensor, axes=axes, flops=flops, parameters=weights, **described)
-
-
-def _formula(name: str, module: nn.Module) -> str:
-    """The formula of a module's output, for the kinds of modules in attention."""
-    kind, short = type(module).__name__, name.rpartition(".")[2]
-    added = " + b" if getattr(module, "bias", None) is not None else ""
-    if kind == "Conv1D":
-        return f"{short} = x W{added}, W [d_in, d_out]"
-    if isinstance(module, nn.Linear) or kind.endswith("Linear"):
-        return f"{short} = x Wᵀ{added}"
-    if "RMSNorm" in kind or kind == "T5LayerNorm":
-        return f"{short} = x / √(mean x² + ε) · {'(1 + g)' if kind.startswith('Gemma') else 'g'}"
-    if isinstance(module, nn.LayerNorm):
-        return f"{short} = (x − mean) / √(var + ε) · g{added}"
-    return f"{short} = {kind}(x)"
+    formula = f"{name.rpartition('.')[2]} = {product}"
+    return step_of(name, tensor, axes=axes, flops=flops, parameters=weights, formula=formula, meaning=kind)
 
 
 def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
