@@ -270,32 +270,25 @@ def as_attention(
 ) -> Attention:
     """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding, None if none is,
     and a `masking` is that of another call with the same mask. The output of a query that sees no key is zeros, whatever the
-    model's code makes of it."""
+    model's code makes of it. A cell of a captured pattern is masked if its weight is 0 because of a very low score; weights in
+    16 bits, whose rows do not sum to 1, are computed again from the scores."""
     if real is None:
         real = torch.ones(call.shape[0], call.shape[2], dtype=torch.bool, device=call.device)
-    if call.q is None:
-        return _of_softmax(call, real)
-    (q, k, v), (allowed, bias, sees) = call.qkv, masking or masking_of(call, real)
-    is_of_heads = call.sinks is not None and call.sinks.ndim == 1
-    return ScoredAttention(
-        q=q.contiguous(),  # each is read many times
-        k=k.contiguous(),
-        v=v,
-        z=call.z if call.z is None or sees is None else call.z.masked_fill(~sees[..., None], 0.0),
-        scale=call.scale,
-        softcap=call.softcap,
-        bias=None if bias is None else tensor_bias(bias),
-        allowed=allowed,
-        kernel=call.kernel,
-        sink_logits=call.sinks.reshape(1, -1, 1) if call.sinks is not None and is_of_heads else call.sinks,
-    )
-
-
-def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> GivenAttention:
-    """An attention with a fully captured pattern. A cell is masked if its weight is 0 because of a very low score.
-
-    Weights in 16 bits, whose rows do not sum to 1, are recomputed from the scores.
-    """
+    if call.q is not None:
+        (q, k, v), (allowed, bias, sees) = call.qkv, masking or masking_of(call, real)
+        is_of_heads = call.sinks is not None and call.sinks.ndim == 1
+        return ScoredAttention(
+            q=q.contiguous(),  # each is read many times
+            k=k.contiguous(),
+            v=v,
+            z=call.z if call.z is None or sees is None else call.z.masked_fill(~sees[..., None], 0.0),
+            scale=call.scale,
+            softcap=call.softcap,
+            bias=None if bias is None else tensor_bias(bias),
+            allowed=allowed,
+            kernel=call.kernel,
+            sink_logits=call.sinks.reshape(1, -1, 1) if call.sinks is not None and is_of_heads else call.sinks,
+        )
     pattern, scores = call.pattern, call.scores
     assert pattern is not None
     assert scores is not None
@@ -303,13 +296,13 @@ def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> GivenAttention
     keep = _alike(~hidden) & real[:, None, :, None]
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
     weights = pattern if pattern.dtype in (torch.float32, torch.float64) else wide.softmax(dim=-1)
-    v, z = (None, wide.new_zeros(*wide.shape[:3], 1)) if call.v is None or call.z is None else (call.v, call.z)
+    has_values = call.v is not None and call.z is not None
     return GivenAttention(
         weights=weights.masked_fill(~keep, 0.0),
         scores=scores,
         allowed=masks.from_tensor(keep),
-        v=v,
-        z=z,
+        v=call.v if has_values else None,
+        z=call.z if has_values else wide.new_zeros(*wide.shape[:3], 1),
         kernel="softmax",
     )
 

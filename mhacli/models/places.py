@@ -233,14 +233,13 @@ class Pass:
             self._put(span, None, stack, "norm", "norm")
         for span in head[n_norms:-1]:
             self._put(span, None, None, "logits", "norm" if span.is_norm else "head")
-        self._put(self.root, None, None, "logits", "logits", name=head[-1].name if head[n_norms:] else None)
+        of_logits = Place(None, None, "logits", "logits", head[-1].name if head[n_norms:] else "")
+        self._add(("out", self.root.name, self.root.run), of_logits)
 
-    def _put(
-        self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str, *, name: str | None = None
-    ) -> None:
-        place = Place(layer, stack, part, site, span.name if name is None else name)
+    def _put(self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str) -> None:
+        """Adds the place of what a module gives."""
         if span.run >= 0:
-            self._add(("out", span.name, span.run), place)
+            self._add(("out", span.name, span.run), Place(layer, stack, part, site, span.name))
 
     def _add(self, source: Source, place: Place) -> None:
         """Adds a place, with its number."""
@@ -329,29 +328,8 @@ class Pass:
                 break
             content = only
         items = self._flat(content, None)
-        self._assign(items)
-        for at, item in enumerate(items):
-            if item.kind == "norm":
-                self._norm(items, at, layer, stack)
-            elif item.kind == "silent":
-                self._put(item.span, layer, stack, "attention", "output")
-            elif isinstance(item.of, int) and item.kind == "call":
-                place = Place(layer, self._stack_of(item.of), "attention", "scores", self.all_calls[item.of].name)
-                self._add(("call", "", item.of), place)
-                after = (unit.span for unit in items[at:] if unit.kind == "unit" and unit.of == item.of)
-                output = next(after, item.owner)
-                if output is not None:
-                    self._put(output, layer, place.stack, "attention", "output")
-        of_mlp = [item.span for item in items if item.kind == "unit" and item.of == "mlp"]
-        if of_mlp:
-            self._put(of_mlp[-1], layer, stack, "mlp", "output")
-        if span is not self.root:
-            self._put(span, layer, stack, "mlp", "residual")
-
-    def _assign(self, items: Sequence[_Item]) -> None:
-        """Says to which attention each unit belongs: those before it, and the first one after it; the others are of the MLP."""
         has_output = set[object]()
-        for at, item in enumerate(items):
+        for at, item in enumerate(items):  # the units before an attention are of it, and the first one after it
             if item.kind != "unit":
                 continue
             before, after = (
@@ -365,6 +343,23 @@ class Pass:
                 has_output.add(item.of)
             else:
                 item.of = "mlp"
+        for at, item in enumerate(items):
+            if item.kind == "norm":
+                self._norm(items, at, layer, stack)
+            elif item.kind == "silent":
+                self._put(item.span, layer, stack, "attention", "output")
+            elif isinstance(item.of, int) and item.kind == "call":
+                place = Place(layer, self._stack_of(item.of), "attention", "scores", self.all_calls[item.of].name)
+                self._add(("call", "", item.of), place)
+                units = (unit.span for unit in items[at:] if unit.kind == "unit" and unit.of == item.of)
+                output = next(units, item.owner)
+                if output is not None:
+                    self._put(output, layer, place.stack, "attention", "output")
+        of_mlp = [item.span for item in items if item.kind == "unit" and item.of == "mlp"]
+        if of_mlp:
+            self._put(of_mlp[-1], layer, stack, "mlp", "output")
+        if span is not self.root:
+            self._put(span, layer, stack, "mlp", "residual")
 
     def _norm(self, items: Sequence[_Item], at: int, layer: int, stack: Stack | None) -> None:
         """Adds a norm, with the part that it precedes or follows: in a block that begins with a norm, the last norm between two

@@ -26,6 +26,7 @@ from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, sp
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.models.layers import as_attention
+from mhacli.models.places import first_tensor
 from mhacli.models.run import CheckpointRun, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
@@ -126,12 +127,15 @@ def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: 
     if module is None:
         formula, meaning = "the input of the attention", "a row of numbers per token"
         return step_of(name, tensor, axes=axes, formula=formula, meaning=meaning, flops=0)
-    named, kind, product = dict(module.named_parameters()), type(module).__name__, f"{type(module).__name__}(x)"
+    named, kind = dict(module.named_parameters()), type(module).__name__
     flops, matrix = tensor.numel(), next((p for p in named.values() if p.ndim == 2), None)
     if matrix is not None:
         flops = 2 * tensor.numel() // tensor.shape[-1] * matrix.numel() + (len(named) - 1) * tensor.numel()
-    if kind == "Conv1D" or isinstance(module, nn.Linear):
-        product = ("x W, W [d_in, d_out]" if kind == "Conv1D" else "x Wᵀ") + (" + b" if "bias" in named else "")
+    product, added = f"{kind}(x)", " + b" if "bias" in named else ""
+    if kind == "Conv1D":
+        product = f"x W{added}, W [d_in, d_out]"
+    elif isinstance(module, nn.Linear):
+        product = f"x Wᵀ{added}"
     weights = tuple(WeightShape(f"{name}.{parameter}", tuple(p.shape)) for parameter, p in named.items())
     formula = f"{name.rpartition('.')[2]} = {product}"
     return step_of(name, tensor, axes=axes, flops=flops, parameters=weights, formula=formula, meaning=kind)
@@ -182,10 +186,6 @@ def _inside(
             formula, meaning = f"a score per {axes[-1]}", "takes part in the softmax and gives nothing"
             tensors["sinks"] = call.sinks
             others["sinks"] = {"axes": axes, "formula": formula, "meaning": meaning, "flops": 0}
-            others["pattern"]["formula"] = "pattern = softmax(scores and the sink) over keys"
-            others["pattern"]["meaning"] = (
-                "the attention weights: a row sums to less than 1, the sink logit takes the rest"
-            )
     others["scores"]["meaning"] = f"what a query sees: {layer.mask}"
     if not isinstance(attention, ScoredAttention):
         others["scores"]["formula"] = "scores as softmax reads them"
@@ -232,11 +232,12 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     record = _recorded(run, prompt_len)
     assert record.model is not None
     began, model, layer, config = perf_counter(), run.model, record.layers[0], record.of_layer(0).config
-    full = _last(outputs_of(model, run.inputs.keywords))
+    full: Any = first_tensor(outputs_of(model, run.inputs.keywords))
+    out: Any
     pattern = torch.zeros(full.shape[0], layer.n_heads, full.shape[1], full.shape[1])
     steps, cache = list[Step](), ""
     for (start, end), call, outputs, seconds in _passes(run, layer, spans_of(prompt_len, full.shape[1])):
-        out, cache = _last(outputs), type(outputs["past_key_values"]).__name__
+        out, cache = first_tensor(outputs), type(outputs["past_key_values"]).__name__
         rows = as_attention(call).matrices()["pattern"].float().cpu()
         pattern[:, :, start:end, end - rows.shape[3] : end] = rows  # a cache with a window has dropped earlier keys
         step = decode_step(
@@ -317,8 +318,3 @@ def _passes(
             message = f"mha decode needs a model with a KV cache, which {type(model).__name__} does not return"
             raise MhaError(message, code="no-cache")
         yield (start, end), taken[0], outputs, seconds
-
-
-def _last(outputs: Mapping[str, Any]) -> Tensor:
-    """The output of the last layer; in an encoder-decoder, of the decoder."""
-    return next(tensor for tensor in outputs.values() if isinstance(tensor, Tensor))

@@ -15,7 +15,6 @@ from rich.text import Text
 from mhacli.commands.diff.compare import Difference, LayerDifference, change_of, changed_effects, heads_of
 from mhacli.commands.diff.result import CAUSES, Diff, Row, where
 from mhacli.errors import UsageError, first_names
-from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.render.base.doc import Column, Grid, Table, column, fields
@@ -169,9 +168,8 @@ def _place(layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_
             continue
         name = ""
         if axis in ("query", "key"):
-            texts = [(each.sequences if axis == "query" else each.keys)[sequence] for each in (layer.a, layer.b)]
-            tokens = [f"“{fitted(token_text(text.tokens, n), 16)}”" for text, n in zip(texts, (i, j), strict=True)]
-            name = f" {' → '.join(dict.fromkeys(tokens))}"
+            text = (layer.a.sequences if axis == "query" else layer.a.keys)[sequence]
+            name = f" “{fitted(token_text(text.tokens, i), 16)}”"
         yield f"{axis} {i}{name}" + (f" ({j} in B)" if i != j else "")
 
 
@@ -253,9 +251,7 @@ def _map(
     is_other = (a.block, a.first) != (b.block, b.first) or not layer.has_same_tokens
     if a.block == b.block == 1:
         rows, columns, is_other = layer.places["query"][sequence], layer.places["key"][sequence], False
-        queries, keys = _common(a.queries, b.queries, rows), _common(a.keys, b.keys, columns)
-        of_common = [each.part(rows[side]).part(slice(None), columns[side]) for side, each in enumerate((a, b))]
-        a, b = (replace(each, queries=queries, keys=keys) for each in of_common)
+        a, b = (each.part(rows[side]).part(slice(None), columns[side]) for side, each in enumerate((a, b)))
     if is_other or not a.weights.size:
         yield Text(f"{title}: not drawn side by side: the records hold maps of other tokens", style="dim")
         return
@@ -278,11 +274,6 @@ def _change(of_a: Grid, of_b: Grid) -> Grid:
     change = of_b.values - of_a.values
     top = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
     return replace(of_a, values=change, allowed=of_a.allowed | of_b.allowed, title="B − A", scale="change", top=top)
-
-
-def _common(x: Sequence[str], y: Sequence[str], places: Array) -> tuple[str, ...]:
-    """The tokens that correspond, where they differ as `cat|dog`."""
-    return tuple("|".join(dict.fromkeys((x[i], y[j]))) for i, j in places.T.tolist())
 
 
 # --------------------------------------------------------------------------------------------------------- two models
