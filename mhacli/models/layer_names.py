@@ -50,7 +50,6 @@ class LayerNumbers:
 
     def __init__(self, model: nn.Module) -> None:
         self._is_pair = is_pair(model)
-        self._counts_runs = quirks_of(getattr(model, "config", None)) == "layers by run"
         lists: dict[str, int] = {}
         for name, module in model.named_modules():
             if is_attention(name, module) and (place := _place(name)) is not None:
@@ -90,7 +89,7 @@ class LayerNumbers:
         kind, (stack, index) = self.kind_of(name), _place(block) or ("", 0)
         key = (kind == "encoder", run)
         taken = {layer for (is_encoder, _), layer in self._layers.items() if is_encoder == key[0]}
-        layer = 0 if self._counts_runs else self._before.get(stack, 0) + index
+        layer = self._before.get(stack, 0) + index
         layer = self._layers.setdefault(key, 1 + max(taken) if layer in taken else layer)
         part = self._parts[name, run]
         self._parts[name, run] += 1
@@ -118,10 +117,9 @@ QUIRKS: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "mpt"), "alibi"),
     **dict.fromkeys(("codegen", "cohere", "gptj"), "rope-interleaved"),
     **dict.fromkeys(_AFTER_PADDING, "positions after padding"),
-    "hrm_text": "layers by run",
 }
 """What a family does that neither its config nor the names of its modules say: how it encodes positions; that positions count
-from after the row for padding; that layers of two lists run in turns and are numbered by their runs, as in its own cache."""
+from after the row for padding."""
 
 
 def config_of(model: Any) -> Any:

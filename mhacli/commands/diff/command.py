@@ -117,7 +117,7 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
         raise UsageError(message, hint="put quotation marks around the text")
     for side in request.sides:
         if side.kind == "checkpoint":
-            local_checkpoint(side.settings)
+            local_checkpoint(side)
     job, sent = "mhacli.commands.diff.models:diff_request", asdict(replace(request, text="".join(texts)))
     with show_activity() as stage:
         if "code" in kinds:

@@ -51,7 +51,7 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     """The document of two models that are named, as JSON; with `save`, the first model alone is saved. Raises `MhaError`."""
     wanted = decode(DiffRequest, request, "the request")
     sides, names = wanted.sides, (wanted.a, wanted.b or "")
-    found = [find(side.settings, needs_tokenizer=False) if side.kind == "checkpoint" else None for side in sides]
+    found = [find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None for side in sides]
     inputs = [each for pair in zip(sides, found, strict=True) if (each := _inputs(*pair, found, wanted)) is not None]
     if not inputs:
         hint = "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another tokenizer; --ids 3,7,5 gives ids"
@@ -88,7 +88,7 @@ def _inputs(side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], w
         is_pair = any(each is not None and each.config.is_encoder_decoder for each in found)
         return {name: [[*wanted.ids]] for name in _KEYWORDS[: 1 + is_pair]}
     if loaded is not None and loaded.tokenizer is not None and wanted.text:
-        texts = make_texts(Run(model=side.settings, texts=(wanted.text,), max_tokens=wanted.max_tokens), loaded)
+        texts = make_texts(Run(model=side, texts=(wanted.text,), max_tokens=wanted.max_tokens), loaded)
         rows = [*(texts.context or ()), *texts.sequences]
     elif wanted.tokenizer is not None and wanted.text and not any(found):
         rows = [load_tokenizer(Checkpoint(""), wanted.tokenizer).beginning(wanted.text, wanted.max_tokens)[0]]
@@ -115,7 +115,7 @@ def _computed(
     if found is not None:
         _require_room(found, max(len(rows[0]) for rows in inputs.values()))
         stage(f"loading {side.word}", limited=False)
-        model = load_model(found, side.settings, "predict", allow_nonfinite=True).model
+        model = load_model(found, side, "predict", allow_nonfinite=True).model
         try:
             if side.attn is not None:
                 model.set_attn_implementation(side.attn)
@@ -160,11 +160,11 @@ def _require_room(found: Loaded, length: int) -> None:
 
 def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.Module, Forward]:
     """A model that code builds, and its call."""
-    settings, device = side.settings, "cpu" if side.settings.device == "auto" else side.settings.device
+    device = "cpu" if side.device == "auto" else side.device
     made = load_built(TargetRequest(side.word, arguments=pairs(side.arg, "arg"), device=device), stage)
     if made.module is None:
         raise MhaError(f"{side.word} gives no torch.nn.Module", code="no-target")
-    module = made.module if settings.dtype is None else made.module.to(getattr(torch, settings.dtype))
+    module = made.module if side.dtype is None else made.module.to(getattr(torch, side.dtype))
     require_open(module, "mha diff")
     if side.example is None:
         return module, forward_of(module, tensors)

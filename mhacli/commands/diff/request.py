@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -28,12 +28,10 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 _call: Any = partial(setting, parse=example_call, metavar="LAMBDA", default="")
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two things: its settings, which say where it is; the implementation of attention of a checkpoint; and of code
-    the arguments and the call."""
+@dataclass(frozen=True, kw_only=True)
+class Side(ModelSettings):
+    """One of the two things, with the implementation of attention of a checkpoint, and of code the arguments and the call."""
 
-    settings: ModelSettings
     attn: str | None
     arg: tuple[str, ...]
     example: str | None
@@ -41,7 +39,7 @@ class Side:
     @property
     def word(self) -> str:
         """Its path, its name, or its id on a hub."""
-        return self.settings.path or ""
+        return self.path or ""
 
     @cached_property
     def kind(self) -> Literal["checkpoint", "code", "places", "record"]:
@@ -93,18 +91,9 @@ class DiffRequest:
     @cached_property
     def sides(self) -> tuple[Side, ...]:
         """A, and B if there is one."""
-        a = ModelSettings(
-            path=self.a, device=self.device, dtype=self.dtype, revision=self.revision, tokenizer=self.tokenizer
-        )
-        b = replace(
-            a,
-            path=self.b,
-            device=self.device_b or self.device,
-            dtype=self.dtype_b or self.dtype,
-            revision=self.revision_b or self.revision,
-        )
-        sides = (
-            Side(a, self.attn, self.arg_a, self.example_a),
-            Side(b, self.attn_b or self.attn, self.arg_b, self.example_b),
-        )
-        return sides if self.b is not None else sides[:1]
+        common = ("device", "dtype", "revision", "attn")
+        of_a = {name: getattr(self, name) for name in common}
+        of_b = {name: getattr(self, f"{name}_b") or of_a[name] for name in common}
+        a = Side(path=self.a, tokenizer=self.tokenizer, arg=self.arg_a, example=self.example_a, **of_a)
+        b = Side(path=self.b, tokenizer=self.tokenizer, arg=self.arg_b, example=self.example_b, **of_b)
+        return (a,) if self.b is None else (a, b)
