@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -47,8 +46,6 @@ def explain(
         names = {_plain(name): name for each_term in terms() for name in (*each_term.also, each_term.name)}
         near = [names[name] for name in get_close_matches(_plain(" ".join(term)), names, n=3)]
         hint = f"try mha explain {', or '.join(near)}" if near else "mha explain lists every term"
-        if len(term) > 1 and all(map(os.path.lexists, term)):
-            hint = "the shell puts file names in place of *: mha explain star"
         raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=hint)
     is_list = not term or len(matching) > _MOST_EXPLAINED
     listed = [{name: getattr(each, name) for name in _FIELDS} for each in matching]
@@ -125,13 +122,12 @@ def _list_view(matching: Sequence[Word], width: int) -> RenderableType:
 
     from mhacli.render.base.format import flowing
 
-    parts, counted = [], []
+    parts = []
     for group, word in words_of("glossary", "group").items():
         names = [term.name for term in matching if term.group == group]
         if group in _COUNTED and 0 < len(names) < len(matching):
-            counted.append(f"mha explain {group}s ({len(names)} names)")
-        elif names:
+            names = [f"mha explain {group}s ({len(names)} names)"]
+        if names:
             parts.append(flowing([f"{word.explanation}: {names[0]}", *names[1:]], width))
             parts[-1].stylize("bold", 0, len(word.explanation))
-    more = [flowing([f"more: {counted[0]}", *counted[1:]], width)] if counted else []
-    return Lines(*parts, *more, Text("mha explain TERM says what one of them means", style="dim"))
+    return Lines(*parts, Text("mha explain TERM says what one of them means", style="dim"))

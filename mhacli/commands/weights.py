@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from math import prod
 from os.path import getsize
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -148,7 +147,7 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from mhacli.render.base.doc import Column, Table
+    from mhacli.render.base.doc import Table, fields
     from mhacli.render.base.format import count_of, flowing
     from mhacli.render.base.terminal import table
 
@@ -161,36 +160,27 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     ]
     known = [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
     body: list[RenderableType] = [flowing(words, on.width) for words in ([*map(visible, parts)], known) if words]
-    for part, headings in _COLUMNS.items():
-        columns = [
-            Column(heading=heading, value=partial(_value, name), unit=_UNITS.get(name, "integer"))
-            for name, heading in headings.items()
-        ]
-        rows = contents.get(part)
+    for part, units in _COLUMNS.items():
+        rows = [{name: _cell(row[name]) for name in units} for row in contents.get(part, ())]
         if rows:
-            body += [Text(), *table(Table(columns=columns, rows=rows), on.width)]
+            body += [Text(), *table(Table(columns=fields(units), rows=rows), on.width)]
     return Group(Text(visible(contents["path"]), style="bold"), *body)
 
 
-_COLUMNS: Mapping[str, Mapping[str, str]] = {
+_COLUMNS: Mapping[str, Mapping[str, Unit]] = {
     "attentions": {
-        "stack": "attention", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv heads", "d_head": "d_head",
-        "d_model": "d_model", "biases": "biases", "cache_bytes": "KV cache per token",
+        "stack": "word", "n_layers": "integer", "n_heads": "integer", "n_kv_heads": "integer", "d_head": "integer",
+        "d_model": "integer", "biases": "id", "cache_bytes": "bytes",
     },
-    "dtypes": {"dtype": "dtype", "n_tensors": "tensors", "n_parameters": "parameters", "n_bytes": "bytes"},
-    "files": {"name": "file", "n_bytes": "bytes"},
-    "tensors": {"name": "tensor", "dtype": "dtype", "shape": "shape", "n_bytes": "bytes"},
+    "dtypes": {"dtype": "word", "n_tensors": "integer", "n_parameters": "integer", "n_bytes": "bytes"},
+    "files": {"name": "word", "n_bytes": "bytes"},
+    "tensors": {"name": "word", "dtype": "word", "shape": "word", "n_bytes": "bytes"},
 }  # fmt: skip
-"""The heading of each field in the tables of the parts of a document."""
-_UNITS: Mapping[str, Unit] = {
-    "stack": "word", "name": "word", "dtype": "word", "shape": "word", "biases": "id", "cache_bytes": "bytes", "n_bytes": "bytes",
-}  # fmt: skip
-"""What a field is, if it is not a whole number."""
+"""The fields in the tables of the parts of a document, and their units."""
 
 
-def _value(name: str, row: Mapping[str, Any]) -> Any:
+def _cell(value: Any) -> Any:
     """What the cell of a field shows."""
-    value = row[name]
-    if name == "shape":
+    if isinstance(value, tuple):
         return " × ".join(map(str, value)) or "scalar"
     return (visible(value) or "none") if isinstance(value, str) else value
