@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from mhacli.text.tokenizers import Entry
 
-DEFAULT_MAX_BYTES = 100 << 20
 MAX_ROWS = 24
 _TOP = "Show only the K most frequent tokens, most frequent first."
 _SAVE = "Save the whole vocabulary in this file, for --vocab."
@@ -44,7 +42,6 @@ def vocab(
 
     require_writable(output.files, force=output.force)
     tokenizer = make_tokenizer(config, source.max_token_len)
-    source = replace(source, max_bytes=source.max_bytes or DEFAULT_MAX_BYTES)
     texts = texts_of(source)
     counts: Counter[str] = Counter()
     with show_activity("counting"):
