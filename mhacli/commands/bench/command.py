@@ -87,16 +87,13 @@ def bench(
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
-    if benchmark.comparison is not None:
-        _conclude(benchmark.comparison, output, is_judged=fail_if is not None, strict=strict)
-
-
-def _conclude(comparison: Mapping[str, Any], output: Output, *, is_judged: bool, strict: bool) -> None:
-    """Ends with exit code 3 if the rule is broken. Raises `MhaError` if there is a rule and nothing to compare."""
+    comparison = benchmark.comparison
+    if comparison is None:
+        return
     if output.csv:  # it has no place for warnings and the result
         note("; ".join([*comparison["warnings"], comparison["summary"]]))
     outcome = comparison["rule"] and comparison["rule"]["outcome"]
-    if is_judged and outcome is None:
+    if fail_if is not None and outcome is None:
         raise MhaError(f"no row of {comparison['baseline']} was measured in this run", code="nothing-compared")
     if outcome == "slower" or (strict and outcome == "inconclusive"):
         raise typer.Exit(EXIT_CHECK)

@@ -127,16 +127,13 @@ def _kernels(backend: str, rows: Sequence[BenchRow]) -> str:
     return f"{backend} → {', '.join(map(str, ran))}" if ran and backend != "torch-mha-weights" else backend
 
 
-def _why(row: BenchRow) -> str:
-    return ": ".join(word for word in (row.status, row.reason) if word not in ("ok", None))
-
-
 def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
     """Why rows have no time, or no error, with the sizes."""
     sizes: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:
-            sizes.setdefault(f"{row.backend}: {_why(row)}", []).append(_size(row))
+            words = (row.backend, row.status, row.reason)
+            sizes.setdefault(": ".join(word for word in words if word != "ok"), []).append(_size(row))
     for why, of_why in sizes.items():
         yield Text(visible(f"{why} (at {', '.join(of_why)})"), style="dim")
 
@@ -160,8 +157,6 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
     yield f"mha {e['mha']} bench"
     yield f"{e['device']}{' (auto)' * (e['device_asked'] == 'auto')}"
     yield visible(e["device_name"])
-    if e["driver"] is not None:
-        yield f"driver {e['driver']}"
     yield f"{count_of(e['threads'], 'thread')} of {count_of(e['n_cpus'], 'core')}"
     yield f"torch {e['torch']}"
     yield f"load {e['load_average'] or 0:.1f} at the start"
@@ -170,16 +165,12 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
 
 def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The ratio of each time to that of the baseline, the rows that cannot be compared, and the outcome."""
-
-    def interval(row: Mapping[str, Any]) -> str | None:
-        return _ends(row["ratio_low"], row["ratio_high"], "short")
-
     columns: list[Column[Mapping[str, Any]]] = [
         Column(heading="backend", value=itemgetter("backend")),
         Column(heading="then", value=itemgetter("baseline_s"), unit="seconds"),
         Column(heading="now", value=itemgetter("median_s"), unit="seconds"),
         Column(heading="now/then", value=itemgetter("ratio"), unit="short"),
-        Column(heading="95 %", value=interval, unit="id"),
+        Column(heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], "short"), unit="id"),
         Column(heading="", value=itemgetter("verdict"), style=lambda row: _VERDICTS[row["verdict"]]),
     ]
     yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
@@ -227,9 +218,6 @@ def _chart(
     rows: Sequence[BenchRow], label: str, number: Callable[[BenchRow], float], colours: Mapping[str, str]
 ) -> Piece:
     """A line per backend of a number against length, on logarithmic axes."""
-    rows = [row for row in rows if number(row) > 0]
-    if not rows:
-        return Piece()
     powers, lengths = [math.log10(number(row)) for row in rows], {row.k_len for row in rows}
     ticks = [10.0**power for power in range(math.floor(min(powers)), math.floor(max(powers)) + 2)]
 

@@ -222,11 +222,7 @@ def _table(checks: Sequence[HealthCheck]) -> Table[HealthCheck]:
 
     columns: list[Column[HealthCheck]] = [
         Column(heading="check", value=lambda check: visible(check.name)),
-        Column(
-            heading="",
-            value=lambda check: "warning" if check.status == "care" else check.status,
-            style=lambda check: _STYLES[check.status],
-        ),
+        Column(heading="", value=lambda check: check.status, style=lambda check: _STYLES[check.status]),
         column("doctor", "found", lambda check: shown(check.value, "error", 2), "id"),
         column("doctor", "tolerance", lambda check: shown(check.tolerance, "error", 2), "id"),
         Column(heading="", value=message, least=20, wraps=True),
