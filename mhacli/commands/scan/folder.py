@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -63,9 +62,6 @@ _MAX_MANIFEST_BYTES = 1 << 30
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
 _OF_DEVICE = {"device", "reducer", "build"}
 """The settings in which results of several devices may differ."""
-_TEMPORARY_NAME = f".*{TEMPORARY}"
-_TEMPORARY_S = 3600.0
-"""Seconds that no write of a file takes; older temporary files belong to killed processes."""
 
 
 class Unit(NamedTuple):
@@ -173,8 +169,7 @@ class ScanFolder:
 
     def record(self, names: Sequence[str], *, spans: Sequence[str], command: tuple[str, ...]) -> Record:
         """The record of all units, which is also written, and in the manifest its sums. Raises `MhaError` if no document is good.
-        Removes unneeded examples, and temporary files of killed processes. Recent ones are kept, because
-        another rank may be writing them."""
+        Removes unneeded examples."""
         paths, totals = [self.paths(name)[-1] for name in names], Totals()
         for path in paths:
             totals.merge(read_totals(path))
@@ -187,10 +182,6 @@ class ScanFolder:
         _write_manifest(self.path, self.settings, **facts, documents=json_checksum(totals.documents), units=names)
         for path in self.examples()[1:]:
             Path(path).unlink(missing_ok=True)
-        for temporary in [*self.path.rglob(_TEMPORARY_NAME)]:
-            with suppress(FileNotFoundError):
-                if time.time() - temporary.stat().st_mtime > _TEMPORARY_S:
-                    temporary.unlink()
         return record
 
 
@@ -212,7 +203,7 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
             raise
     else:  # another rank may make the folder too
         names = path.iterdir() if path.is_dir() else ()
-        if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
+        if any(entry.name not in (_ROWS, _UNITS) and entry.suffix != TEMPORARY for entry in names):
             raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
         with suppress(OSError):  # the first file that is written says why it cannot be
             for part in (_ROWS, _UNITS):
@@ -494,14 +485,13 @@ def spreads(columns: Mapping[str, Array]) -> Iterator[Spread]:
     known = {name: values for name, values in columns.items() if np.isfinite(values).any()}
     intervals = _intervals(np.stack([*known.values()], axis=1)).T.tolist()
     for (statistic, values), (low, high) in zip(known.items(), intervals, strict=True):
-        ordered = np.sort(values[np.isfinite(values)])
-        n, mean, std = len(ordered), _mean(ordered), None
-        if n > 1:
-            std = math.sqrt(math.fsum(((ordered - mean) ** 2).tolist()) / (n - 1))
+        finite, std = values[np.isfinite(values)], None
+        if len(finite) > 1:
+            std = float(finite.std(ddof=1))
         else:
             low = high = None
-        places = [math.ceil(quantile * n) - 1 for quantile in QUANTILES]
-        yield Spread(statistic, n, mean, std, low, high, tuple(ordered[places].tolist()))
+        quantiles = np.quantile(finite, QUANTILES, method="inverted_cdf")
+        yield Spread(statistic, len(finite), _mean(finite), std, low, high, tuple(quantiles.tolist()))
 
 
 def _mean(values: Array) -> float:
