@@ -120,10 +120,15 @@ def effect(
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     require_output(options, output)
     run, texts = make_run(what, reading=reading, keep=())
+    of_layer = run.model.path is None
+    n_texts = run.dims.batch if of_layer else len(run.texts)
+    if n_texts > 1:
+        raise UsageError(
+            f"mha effect takes one text, and {n_texts} are given", hint="give each text in a run of its own"
+        )
     with loading_torch():
         from mhacli.commands.effect.study import checkpoint_study, layer_study
-    with show_activity("computing" if run.model.path is None else "inspecting the checkpoint"), gc_paused():
-        of_layer = run.model.path is None
+    with show_activity("computing" if of_layer else "inspecting the checkpoint"), gc_paused():
         study, notes = layer_study(run, texts, effect) if of_layer else checkpoint_study(run, effect)
     with progress() as report_progress:
         record = study.run(report_progress)

@@ -248,13 +248,13 @@ class _Removing:
         for removal in (removal for each in together for removal in each._removals if removal.layer == key):
             if any(head >= n_heads for head in removal.heads):
                 raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], n_heads)}")
-            if call.z is None or (call.has_dropout and removal.keys is not None):
+            if call.z is None or (call.has_dropout and removal.keys):
                 reason = (
                     "drops weights by chance" if call.z is not None else "gives no head outputs that could be replaced"
                 )
                 raise MhaError(f"{call.name} {reason}: nothing can be removed", code="no-attention")
-            is_here = removal.keys is None or first <= removal.queries[0] < first + n_queries
-            if is_here and (removal.keys is None or removal.keys[0] < last_key):
+            is_here = not removal.keys or first <= removal.queries[0] < first + n_queries
+            if is_here and (not removal.keys or removal.keys[0] < last_key):
                 here.append(removal)
         for each in together:
             each._layers.setdefault(key)

@@ -38,7 +38,7 @@ class Removal:
     layer: LayerKey
     heads: tuple[int, ...] = ()
     queries: tuple[int, ...] = ()
-    keys: tuple[int, ...] | None = None
+    keys: tuple[int, ...] = ()
     replace: Replacement = "zero"
 
 
@@ -67,7 +67,7 @@ def without(
     placed = _placed(call, here, start, width)
     z, edges, emptied = call.z.clone(), defaultdict[int, list[Placed]](list), set[int]()
     for each in placed:
-        for query in each[2].queries if each[2].keys is not None else ():
+        for query in each[2].queries if each[2].keys else ():
             edges[query].append(each)
     seen = {row for row, removals in here.items() if removals} - {row for some in edges.values() for row, *_ in some}
     for query, some in edges.items():
@@ -75,7 +75,7 @@ def without(
         seen.update(row for row, sequence, _ in some if was_visible[sequence].any())
         emptied.update(row for row, sequence, _ in some if is_empty[sequence].any())
     for row, sequence, removal in placed:  # after the edges, which bring no head back
-        for head in () if removal.keys is not None else removal.heads or range(z.shape[1]):
+        for head in () if removal.keys else removal.heads or range(z.shape[1]):
             own = call.z[sequence, head] if of_text is None else of_text[0, head]
             value = stand_in(own, removal.replace, None if real is None else real[row])
             z[sequence, head, [*removal.queries] or slice(None)] = value
@@ -92,8 +92,8 @@ def _placed(call: Call, rows: Mapping[int, Sequence[Removal]], start: int, width
         shift = row * width
         for removal in removals:
             queries = tuple(query - start + shift for query in removal.queries if query in running)
-            keys = [key - first_key + (shift if key >= start else 0) for key in removal.keys or ()]
-            moved = replace(removal, queries=queries, keys=None if removal.keys is None else tuple(keys))
+            keys = tuple(key - first_key + (shift if key >= start else 0) for key in removal.keys)
+            moved = replace(removal, queries=queries, keys=keys)
             if queries or not removal.queries:
                 placed.append((row, 0 if width else row, moved))
     return placed
@@ -118,7 +118,7 @@ def _cut_edges(z: Tensor, call: Call, query: int, edges: Sequence[Placed]) -> tu
     is_cut = torch.zeros(scores.shape, dtype=torch.bool, device=z.device)
     for _, sequence, removal in edges:
         heads = torch.tensor([*removal.heads] or [*range(n_heads)])
-        columns = torch.tensor([key for key in removal.keys or () if 0 <= key < n_keys], dtype=torch.long)
+        columns = torch.tensor([key for key in removal.keys if 0 <= key < n_keys], dtype=torch.long)
         is_cut[sequence, heads[:, None], 0, columns] = True
     was_visible = (is_cut & scores.isfinite()).any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
     left = scores.masked_fill(is_cut, -torch.inf)
@@ -232,7 +232,7 @@ def _remove(removal: Removal, parts: Parts, stack: ExitStack) -> bool:
     """Removes something until the stack is closed. False if there is no method for it."""
     layer, z = removal.layer, parts.z[removal.layer]
     module: Any = parts.modules[layer]
-    if removal.keys is not None:
+    if removal.keys:
         parameters = inspect.signature(module.forward).parameters
         name = next((name for name in _MASKS if name in parameters), None)
         if name is not None:
@@ -275,7 +275,7 @@ def _masked(removal: Removal, parts: Parts, name: str, args: tuple[Any, ...], kw
     z, hidden = parts.z[removal.layer], ~parts.visible[removal.layer]
     is_cut = torch.zeros(1, z.shape[1], *hidden.shape, dtype=torch.bool, device=z.device)
     heads, rows, keys = (
-        torch.tensor([*axis]) for axis in (removal.heads or range(z.shape[1]), removal.queries, removal.keys or ())
+        torch.tensor([*axis]) for axis in (removal.heads or range(z.shape[1]), removal.queries, removal.keys)
     )
     is_cut[0, heads[:, None, None], rows[:, None], keys] = True
     given = inspect.signature(parts.modules[removal.layer].forward).bind(*args, **kwargs)

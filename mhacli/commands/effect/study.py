@@ -56,7 +56,6 @@ def study_of(run: CheckpointRun, settings: EffectSettings, record: Record) -> Ef
 def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a checkpoint that is loaded and whose layers are inspected here, and notes for the user."""
     run, notes = prepare_checkpoint(request, "predict")
-    _require_one_text(len(run.inputs.sequences))
     run.request = replace(request, model=replace(request.model, layers=None), keep=())
     record = run.run()
     run.request = request
@@ -67,7 +66,6 @@ def checkpoint_study(request: Run, settings: EffectSettings) -> tuple[EffectStud
 def layer_study(run: Run, texts: Texts, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study of a layer whose run is recorded here, as a model of one layer, and notes for the user. Raises `UsageError` for
     a layer with dropout, whose runs differ."""
-    _require_one_text(run.dims.batch)
     if run.config.train and run.config.dropout:
         raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
     setup = Setup(run, texts)
@@ -79,11 +77,6 @@ def layer_study(run: Run, texts: Texts, settings: EffectSettings) -> tuple[Effec
     more = {"allowed": setup.allowed, "bias": setup.bias, "places": setup.queries.places}
     model.forward = lambda query, key: model.out_proj(setup.layer.attention(query, key, **more)[0])
     return EffectStudy(model.eval(), {"query": x, "key": context}, settings, run, record), run.notes
-
-
-def _require_one_text(n: int) -> None:
-    if n != 1:
-        raise UsageError(f"mha effect takes one text, and {n} are given", hint="give each text in a run of its own")
 
 
 def verified(record: Record, code: str = "self-check") -> Record:
@@ -200,12 +193,9 @@ class EffectStudy:
         return [place for place in every if place in chosen]
 
     def _unknown(self, parameter: str, place: Sequence[str | int | None]) -> UsageError:
-        has_kinds = len({kind for kind, _ in self.parts.z}) > 1
-        layers = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.parts.z)
-        n_heads = max(z.shape[1] for z in self.parts.z.values())
+        layers = ", ".join(f"{kind}.{n} with {z.shape[1]} heads" for (kind, n), z in self.parts.z.items())
         word = ".".join(str(part) for part in place if part is not None)
-        message = f"{self.settings.name_of(parameter)} {word} does not exist"
-        return UsageError(message, hint=f"there is attention in the layers {layers}, with {n_heads} heads from 0")
+        return UsageError(f"{self.settings.name_of(parameter)} {word} does not exist", hint=f"layers: {layers}")
 
     def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
         """The removals of the weights from the measured position to each key."""
@@ -468,7 +458,7 @@ class EffectStudy:
     def _effect(self, item: int) -> Effect:
         removals, spans = self.plan[item], self.settings.cut or ()
         first, is_alone, kinds = removals[0], len(removals) == 1, tuple(removal.layer[0] for removal in removals)
-        is_edge = first.keys is not None
+        is_edge = first.keys != ()
         numbers: dict[str, Any] = {name: self._change(item, name) for name in EFFECT_NUMBERS}
         several: Any = "spans" if spans else "heads"
         return Effect(
