@@ -9,10 +9,8 @@ import dataclasses
 import enum
 import inspect
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, Final, TypeVar, get_args
 
 import torch
@@ -56,33 +54,26 @@ class Built:
 
 
 def load_built(request: TargetRequest, stage: Stage) -> Built:
-    """The requested code, built, before it is known how to call it."""
-    stage(f"importing {request.target}")
-    thing = find_target(request.target)
-    stage(f"building {request.target}")
-    built = build(thing, request)
-    stage(f"finding out how to call {request.target}")
-    return replace(built, stage=stage)
-
-
-def build(thing: Any, request: TargetRequest) -> Built:
-    """The target in eval mode on its device. A class or a factory function is called; another function or an instance is used
-    directly.
+    """The requested code in eval mode on its device, before it is known how to call it. A class or a factory function is called;
+    another function or an instance is used directly.
 
     Raises `MhaError` for a missing device, for missing or unknown arguments, for a target that cannot be built, and for an
     exception in its constructor.
     """
+    stage(f"importing {request.target}")
+    thing = find_target(request.target)
+    stage(f"building {request.target}")
     choose_device(request.device)
     given = {name: parse_value(text) for name, text in request.arguments}
     if inspect.isclass(thing) or is_factory(thing, given):
-        return _constructed(thing, request, given)
+        return replace(_constructed(thing, request, given), stage=stage)
     if given:
         raise MhaError(
             f"--arg {', '.join(given)}: {request.target} is not a class",
             hint="--call-arg NAME=VALUE is passed to each call",
             code="argument",
         )
-    return _built(thing, thing, request)
+    return replace(_built(thing, thing, request), stage=stage)
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
@@ -98,11 +89,16 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
 
 def _built(made: Any, shown: Any, request: TargetRequest) -> Built:
     """What is called, without a word on its arguments; `shown` is the class or the function that has its code. Of a compiled
-    module it is the module. Raises `MhaError` for a scripted one, which takes no hooks."""
+    module it is the module. Raises `MhaError` for a scripted one, which takes no hooks, and for what cannot be called."""
     if isinstance(made, torch.jit.ScriptModule):
         message = f"{request.target} is a scripted module, which has no Python code"
         raise MhaError(message, hint="give the module before torch.jit.script", code="cannot-examine")
     made = getattr(made, "_orig_mod", made)
+    is_callable = callable(made) or hasattr(made, "forward")
+    if not is_callable or getattr(type(made), "forward", None) is nn.Module.forward:
+        message = f"{request.target} makes a {type(made).__name__}, which has neither forward nor __call__"
+        hint = "name a class, a function that attends, or one that returns a module"
+        raise MhaError(message, hint=hint, code="no-target", path=source_file(shown))
     if isinstance(made, nn.Module):
         made = (made if request.device == "cpu" else made.to(request.device)).eval()
     return Built(request.target, shown, made if callable(made) else made.forward, file=source_file(shown))
@@ -117,9 +113,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         with seeded(request.seed, torch.device("cpu")):
             made = thing(**values)
         shown = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
-        has_forward = getattr(type(made), "forward", None) is not nn.Module.forward
-        is_callable = not inspect.isclass(made) and has_forward and (callable(made) or hasattr(made, "forward"))
-        built = _built(made, shown, request) if is_callable else None
+        built = _built(made, shown, request)
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
@@ -130,13 +124,6 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         subject = f"{request.target.rpartition(':')[2]}({words})" + (f" of {shown_path(file)}" if file else "")
         advice = None if words else f"its arguments are {_described(parameters)}"
         raise user_code_error(f"{subject} could not be built", fault, file, code="build", advice=advice) from fault
-    if built is None:
-        raise MhaError(
-            f"{request.target} makes a {type(made).__name__}, which has neither forward nor __call__",
-            hint="name a class, a function that attends, or one that returns a module",
-            code="no-target",
-            path=file,
-        )
     arguments = {name: parameter.default for name, parameter in parameters.items()} | values
     for name in [name for name, parameter in parameters.items() if _is_config(parameter)]:
         for field, value in _fields(arguments[name]).items():
@@ -354,7 +341,7 @@ _VALUES: Final[Mapping[str, object]] = {"true": True, "false": False, "none": No
 
 def parse_value(text: str) -> object:
     """The value of a command-line word: a Python literal, `true`, `none`, `torch.float32`, `torch.ones(8)`, `nn.ReLU`, else the
-    string itself. Raises `UsageError` for a call of torch that fails.
+    string itself. Raises `UsageError` for a word of torch that means nothing.
 
     >>> parse_value("64"), parse_value("true"), parse_value("(2, 3)"), parse_value("'8'"), parse_value("relu")
     (64, True, (2, 3), '8', 'relu')
@@ -362,15 +349,11 @@ def parse_value(text: str) -> object:
     word = text.strip()
     if word.lower() in _VALUES:
         return _VALUES[word.lower()]
-    if re.fullmatch(r"torch\.\w+\(.*\)", word):
+    if word.startswith(("torch.", "nn.")):
         try:
-            return eval(word, {"torch": torch})
+            return eval(word, {"torch": torch, "nn": nn})
         except Exception as fault:
             raise UsageError(f"{word:.80} cannot be computed: {exception_text(fault)}") from fault
-    package, _, path = word.partition(".")
-    if package in ("torch", "nn") and path:
-        with contextlib.suppress(AttributeError):
-            return attrgetter(path)(torch if package == "torch" else nn)
     for read in (ast.literal_eval, float):  # inf and nan are no literals
         with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return read(word)
