@@ -157,7 +157,7 @@ def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
 def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_values: bool) -> Record:
     """The record of code of the user's own, made in a child process. Raises `MhaError` for code that cannot be imported or
     called."""
-    from mhacli.io.data import decode, load_json
+    from mhacli.io.data import decode
     from mhacli.record.record import Record
     from mhacli.usercode.process import run_in_child
     from mhacli.usercode.target import TargetRequest, require_readable
@@ -170,7 +170,7 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
         request = replace(request, device="cpu")
     job: dict[str, Any] = {"of": asdict(request), "values": has_values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
-        result, printed = run_in_child("mhacli.usercode.trace:trace_request", job, time_limit_s=code.time_limit)
-    record = decode(Record, load_json(result, target), target)
+        document, printed = run_in_child("mhacli.usercode.trace:trace_request", job, time_limit_s=code.time_limit)
+    record = decode(Record, document, target)
     assert record.module is not None, "the record of code has its module"
     return replace(record, module=replace(record.module, printed=printed))

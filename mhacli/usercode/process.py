@@ -52,8 +52,8 @@ def no_stage(stage: str, *, limited: bool = True) -> None:
 
 def run_in_child(
     job: str, request: Mapping[str, Any], *, time_limit_s: float, on_stage: Callable[[str], None] | None = None
-) -> tuple[bytes, str]:
-    """The result of the job `module:function`, run in a child process with torch loaded, and the end of its printed output.
+) -> tuple[Any, str]:
+    """The document of the job `module:function`, run in a child process with torch loaded, and the end of its printed output.
 
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called when a stage begins. Raises the
     job's `MhaError`, and an `MhaError` that names the stage if it exceeds `time_limit_s` or if the child ends early.
@@ -81,11 +81,9 @@ def run_in_child(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             printing.join(timeout=1)
-    text = printed[-KEPT_BYTES:].decode("utf-8", "backslashreplace")
-    if len(printed) > KEPT_BYTES:
-        text = "…\n" + (text.partition("\n")[2] or text)
+    text = "…" * (len(printed) > KEPT_BYTES) + printed[-KEPT_BYTES:].decode("utf-8", "backslashreplace")
     if kind == "result":
-        return content.encode(), text
+        return content, text
     if kind != "error":
         raise _early_end(stage, process.returncode, dump, time_limit_s, text)
     if os.environ.get("MHA_DEBUG"):
@@ -172,7 +170,7 @@ def main() -> None:
     try:
         job = _loaded(sent["job"])
         sys.dont_write_bytecode = True  # leaves no files beside the user's
-        send("result", job(sent["request"], stage).decode())
+        send("result", job(sent["request"], stage))
     except BaseException as fault:
         error = _as_error(fault, begun)
         fields = {name: getattr(error, name) for name in ("message", "hint", "code", "exit_code", "path")}
@@ -186,7 +184,7 @@ def _end_with_parent(stdin: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _loaded(job: str) -> Callable[[dict[str, Any], Stage], bytes]:
+def _loaded(job: str) -> Callable[[dict[str, Any], Stage], Any]:
     """The job's function. Torch is loaded first, without its warnings."""
     from mhacli.errors import silent_stderr
     from mhacli.io.memory import gc_paused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,8 +44,8 @@ _TOLERANCE = 1e-4
 """Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
 
 
-def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
-    """The record of one call of a user's attention, with a step for each operation, without arrays, as JSON. The request has the
+def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+    """The document of one call of a user's attention, with a step for each operation, without arrays. The request has the
     target (`of`), whether to summarise `values`, and the command line. If it must be causal, there is no context, and a mask
     makes it causal unless an argument does. Raises `MhaError` if the target cannot be imported, built or called."""
     target = decode(TargetRequest, request["of"], "request")
@@ -85,7 +84,7 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
             expected=(*inputs.queries.shape[:-1], *graph.out.shape[-1:]),
         ),
     )
-    return json.dumps(record.document(), allow_nan=False).encode()
+    return record.document()
 
 
 def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import shlex
@@ -49,10 +48,9 @@ _SMALL = 5_000_000
 """Parameters of a model for which several threads would only wait."""
 
 
-def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
-    """The requested examination as JSON. Raises `MhaError` if a target cannot be imported, built or called."""
-    check_request = decode(CheckRequest, request, "request")
-    return json.dumps(examined(check_request, stage).to_dict()).encode()
+def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+    """The document of the requested examination. Raises `MhaError` if a target cannot be imported, built or called."""
+    return examined(decode(CheckRequest, request, "request"), stage).to_dict()
 
 
 def examined(request: CheckRequest, stage: Stage) -> Examination:

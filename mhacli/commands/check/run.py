@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.data import decode, load_json
+from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
@@ -77,9 +77,9 @@ def check(
 
 def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
     """The examination of named targets in a child process; `on_stage` is called at each stage."""
-    result, printed = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
-    examination = decode(Examination, load_json(result, "the examination"), "the examination")
-    return replace(examination, printed=printed)
+    limit_s = request.time_limit_s
+    document, printed = process.run_in_child(_JOB, asdict(request), time_limit_s=limit_s, on_stage=on_stage)
+    return replace(decode(Examination, document, "the examination"), printed=printed)
 
 
 @contextlib.contextmanager

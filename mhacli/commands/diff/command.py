@@ -14,7 +14,6 @@ from mhacli.cli.source import local_checkpoint, read_texts, record_command, requ
 from mhacli.commands.diff.request import DiffRequest
 from mhacli.commands.diff.result import Diff
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.io.data import load_json
 from mhacli.models.folder import is_hub_id
 from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
 from mhacli.settings import VIEW, Source, setting
@@ -128,4 +127,4 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
             with loading_torch():
                 from mhacli.commands.diff.models import diff_request
             result = diff_request(sent, stage)
-    return load_json(result, "the comparison")
+    return result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -47,8 +46,8 @@ def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
     return model_diff(compare(compute(a, runs[0], names[0]), compute(b, runs[1], names[1])), names)
 
 
-def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
-    """The document of two models that are named, as JSON; with `save`, the first model alone is saved. Raises `MhaError`."""
+def diff_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+    """The document of two models that are named; with `save`, the first model alone is saved. Raises `MhaError`."""
     wanted = decode(DiffRequest, request, "the request")
     sides, names = wanted.sides, (wanted.a, wanted.b or "")
     found = [find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None for side in sides]
@@ -61,16 +60,16 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> bytes:
         raise MhaError(message, code="cannot-compare")
     if inputs[0] != inputs[-1]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
-        return json.dumps(model_diff(Comparison(ids=ids), names)).encode()
+        return model_diff(Comparison(ids=ids), names)
     computed = list[Computed]()
     for side, loaded in zip(sides, found, strict=True):
         first = computed[0] if computed else None
         computed.append(_computed(side, loaded, inputs[0], wanted, stage, first))
     if wanted.save is not None:
         save_places(computed[0], inputs[0], wanted.command, wanted.save, force=wanted.force)
-        return json.dumps({"n_places": len(computed[0].entries)}).encode()
+        return {"n_places": len(computed[0].entries)}
     stage("comparing", limited=False)
-    return json.dumps(model_diff(compare(computed[0], computed[1]), names)).encode()
+    return model_diff(compare(computed[0], computed[1]), names)
 
 
 # -------------------------------------------------------------------------------------------------------------- the inputs
