@@ -20,7 +20,7 @@ from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
 from mhacli.usercode.process import Stage, exception_text, no_stage, shown_path, user_code_error
-from mhacli.usercode.roles import ROWS, Role, role_of, signature, signature_of
+from mhacli.usercode.roles import ROWS, role_of, signature, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
 T = TypeVar("T")
@@ -249,7 +249,7 @@ def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
 _UNLIKE_CONFIGS: Final = ("builtins", "inspect", "typing", "collections", "torch", "enum", "pathlib", "omegaconf")
 
 
-Usual = Mapping[Role | None, tuple[Any, str]]
+Usual = Mapping[str | None, tuple[Any, str]]
 """The usual value of each role, with its meaning."""
 
 
@@ -369,9 +369,7 @@ _HEADS: Final = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18
 """Numbers of heads, those first that differ from other sizes."""
 
 
-def usual_values(
-    known: Mapping[Role | None, Any], *, is_grouped: bool, causal: bool, device: str
-) -> dict[Role | None, tuple[Any, str]]:
+def usual_values(known: Mapping[str | None, Any], *, is_grouped: bool, causal: bool, device: str) -> Usual:
     """A value for each role that can be guessed, with its meaning. They agree with the known values: unless given,
     `d_model = n_heads · d_head`, and `n_kv_heads` divides `n_heads` where heads are grouped."""
     sizes = {role: value for role, value in known.items() if type(value) is int and value > 0}
@@ -381,7 +379,7 @@ def usual_values(
         d_head = width // n_heads if width and width >= n_heads else _D_HEAD if n_heads != _D_HEAD else _D_HEAD + 4
     d_model = sizes.get("d_model") or width or n_heads * d_head
     inner = [n for n in range(2, n_heads) if n_heads % n == 0]
-    usual: dict[Role | None, tuple[Any, str]] = {
+    usual: dict[str | None, tuple[Any, str]] = {
         "d_model": (d_model, "the width of a token"),
         "d_out": (d_model if d_model % n_heads == 0 else n_heads * d_head, "the width of the output"),
         "n_heads": (n_heads, "the number of heads"),

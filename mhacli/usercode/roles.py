@@ -5,34 +5,20 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, get_args
+from functools import cache
+from typing import Any, NamedTuple
 
-Role = Literal[
-    "d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "dropout", "context_length", "bias", "causal", "batch_first",
-    "layer", "n_layers", "n_tokens", "device", "dtype", "config", "eps", "theta", "scale", "temperature", "softcap",
-]  # fmt: skip
-"""The purpose of an argument of a constructor, or of a field of its config."""
-CallRole = Literal[
-    "x", "query", "key", "value", "kv", "context",
-    "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "caching", "positions",
-    "offset", "rope", "weight", "weight bias", "n_heads", "d_head", "d_model", "scale", "dropout", "other mask", "result", "rest",
-    "any", "unknown",
-]  # fmt: skip
-"""The purpose of a parameter of a call. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean
-over heads, `off` is a switch that stays off, `caching` one by which a call remembers what it read, `result` one that changes what
-is returned or printed alone, `rest` are `*args`, `any` are `**kwargs`."""
-ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
-IN_ORDER: Mapping[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
+ROWS = ("x", "query", "key", "value", "kv", "context")
+"""The roles of token vectors."""
+IN_ORDER: Mapping[int, tuple[str, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
 """What one, two or three arguments without a known name are."""
-MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
-WITHOUT_EFFECT: tuple[CallRole, ...] = (
-    "rest", "any", "result", "caching", "training", "pattern", "mean", "n_heads", "d_head", "d_model",
-)  # fmt: skip
+MASKS = ("mask", "padding", "lengths", "bias")
+WITHOUT_EFFECT = ("rest", "any", "result", "caching", "training", "pattern", "mean", "n_heads", "d_head", "d_model")
 """The roles of parameters whose values do not change the output in evaluation, or state its sizes."""
 
-WORDS: Mapping[Role | CallRole, str] = {
+_OF_CALLS = {
     "query": "q query queries",
     "key": "k key keys",
     "value": "v value values",
@@ -44,12 +30,15 @@ WORDS: Mapping[Role | CallRole, str] = {
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
     "lengths": "lens lengths length validlens validlength seqlens",
-    "bias": "bias attnbias attentionbias positionbias relpos alibi qkvbias usebias projbias outbias",
     "mask": "allowed visible m adj adjacency",
     "padding": "pad padding valid",
-    "causal": "causal iscausal usecausal autoregressive mask masked causalmask isdecoder",
     "mean": "averageattnweights averageattentionweights averageheads",
     "training": "training train",
+}
+"""What parameters of a call are called, by their roles: without underscores, and with `n` for `num`."""
+_OF_BOTH = {
+    "bias": "bias attnbias attentionbias positionbias relpos alibi qkvbias usebias projbias outbias",
+    "causal": "causal iscausal usecausal autoregressive mask masked causalmask isdecoder",
     "n_heads": "heads nheads nhead head h nattentionheads nqheads",
     "d_head": "dhead dk headdim dimhead headsize keydim dimk attentionheadsize dkv",
     "d_model": """dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width inputdim features embdim
@@ -58,6 +47,8 @@ WORDS: Mapping[Role | CallRole, str] = {
     "scale": "scale scaling softmaxscale scalefactor",
     "dropout": """dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout attnpdrop
         attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob residdropout residpdrop projdrop""",
+}
+_OF_CONSTRUCTORS = {
     "d_out": "dout outdim outputdim dimout outchannels outfeatures",
     "n_kv_heads": "nkvheads nkvhead nkeyvalueheads kvheads nkv ngroups nquerygroups",
     "d_v": "dv dimv valuedim vheaddim",
@@ -75,28 +66,24 @@ WORDS: Mapping[Role | CallRole, str] = {
     "temperature": "temperature temp",
     "softcap": "softcap logitcap attnlogitsoftcapping",
 }
-"""What arguments and parameters are called, without underscores, and with `n` for `num`."""
-_ROLES = {
-    word: [role for role, words in WORDS.items() if word in words.split()]
-    for word in " ".join(WORDS.values()).split()
-}  # fmt: skip
 
 
-def role_of(name: str) -> Role | None:
-    """The role of an argument of a constructor by its name, None for an unusual name.
+@cache
+def role_of(name: str) -> str | None:
+    """The role of an argument of a constructor, or of a field of its config, by its name; None for an unusual name.
 
     >>> role_of("numHeads"), role_of("key_size"), role_of("tide")
     ('n_heads', 'd_model', None)
     """
-    return next(iter(_roles_of(name, get_args(Role))), None)
+    return next(_roles_of(name, _OF_BOTH | _OF_CONSTRUCTORS), None)
 
 
-def _roles_of(name: str, among: Sequence[str]) -> list[Any]:
-    found = _ROLES.get(re.sub("^num", "n", name.replace("_", "").lower()), [])
-    return [role for role in found if role in among]
+def _roles_of(name: str, among: Mapping[str, str]) -> Iterator[str]:
+    plain = re.sub("^num", "n", name.replace("_", "").lower())
+    return (role for role, words in among.items() if plain in words.split())
 
 
-def stated(arguments: Mapping[str, Any], role: Role) -> Any:
+def stated(arguments: Mapping[str, Any], role: str) -> Any:
     """The value of a role among the arguments, config fields (`config.n_head`) included; None if no argument has it."""
     values = (value for name, value in arguments.items() if role_of(name.rpartition(".")[2]) == role)
     return next((value for value in values if value is not None), None)
@@ -121,10 +108,15 @@ _CACHING = re.compile(
 
 
 class CallParameter(NamedTuple):
-    """One parameter of a call. `by_place`: it is positional only. `default` is also None without a default."""
+    """One parameter of a call. `by_place`: it is positional only. `default` is also None without a default.
+
+    A `role` has the words above, or is `cache`; `pattern`, which also returns the pattern; `off`, a switch that stays off;
+    `caching`, one by which a call remembers what it read; `result`, which changes what is returned or printed alone; `weight` or
+    `weight bias`; `other mask`; `rest`, for `*args`; `any`, for `**kwargs`; or `unknown`.
+    """
 
     name: str
-    role: CallRole
+    role: str
     required: bool
     by_place: bool = False
     default: object = None
@@ -135,7 +127,7 @@ class CallParameter(NamedTuple):
         return {"x": "queries", "query": "queries", "value": "values"}.get(self.role, "keys")
 
 
-def signature_of(call: Callable[..., Any], *roles: CallRole) -> tuple[CallParameter, ...]:
+def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, ...]:
     """The parameters of a module's `forward`, of an instance's `__call__`, or of a function, in order: all, or those with some
     roles."""
     found = []
@@ -162,13 +154,10 @@ def signature(thing: Callable[..., Any]) -> inspect.Signature:
 
 def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
     """The function that holds the parameters of the call."""
-    if inspect.isroutine(call):
-        return call
     forward = getattr(call, "forward", None)
     if callable(forward):
         return forward  # type: ignore[no-any-return]
-    method = vars(type(call)).get("__call__") or getattr(type(call), "__call__")  # noqa: B004, B009
-    return call.__call__ if inspect.isfunction(method) else call  # type: ignore[operator]
+    return call.__call__ if inspect.ismethod(call.__call__) else call  # type: ignore[operator]
 
 
 def never_read(call: Callable[..., Any]) -> frozenset[str]:
@@ -199,19 +188,19 @@ def states_batch_first(thing: object) -> bool | None:
     return next(found, None)
 
 
-def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
+def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> str:
     """The role of a parameter by the words of its name. A number or bool, as default or annotation, excludes inputs and masks."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
-    roles: list[CallRole] = _roles_of("".join(words), get_args(CallRole))
+    telling = [word for word in words if word not in _FILLERS.split()] or words
+    known = [role for each in (words, telling) for role in _roles_of("".join(each), _OF_CALLS | _OF_BOTH)]
     if _CACHING.fullmatch(name):
         return "caching"
     if isinstance(default, bool) or annotation in (bool, "bool"):
-        if _PATTERN.fullmatch("_".join(words)) and "mean" not in roles:
+        if _PATTERN.fullmatch("_".join(words)) and "mean" not in known:
             return "pattern"
-        return next((role for role in roles if role in _OF_SWITCHES), "off")
+        return next((role for role in known if role in _OF_SWITCHES), "off")
     if isinstance(default, int | float) or annotation in (int, float, "int", "float"):
-        return next((role for role in roles if role in _OF_NUMBERS), "unknown")
-    telling = [word for word in words if word not in _FILLERS.split()] or words
+        return next((role for role in known if role in _OF_NUMBERS), "unknown")
     if words[-1] in ("mask", "masks"):
         if {*words} & {*_OF_OTHER_MASKS.split()} and "key" not in words:
             return "other mask"
@@ -222,8 +211,6 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
         return "weight bias"
     if _WEIGHT.fullmatch("_".join(words)):
         return "weight"
-    names = ("".join(words), "".join(telling))
-    known: list[CallRole] = [role for name in names for role in _roles_of(name, get_args(CallRole))]
     if known:
         return known[0]
     if telling[0] in ("encoder", "enc", "context", "memory", "cross"):
@@ -240,7 +227,6 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
         is_other = [not parameter.required or parameter.role not in ("unknown", "n_heads") for parameter in parameters]
         by_place = IN_ORDER.get([*is_other, True].index(True), ())
         roles[: len(by_place)] = by_place
-        return [parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)]
     inputs = [n for n, role in enumerate(roles) if role == "x"]
     targets = [n for n in inputs if re.match(r"tgt|trg|target|dec", parameters[n].name.lower())]
     first = next(iter(targets or inputs), None)

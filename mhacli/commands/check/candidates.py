@@ -33,7 +33,7 @@ from mhacli.usercode.projections import (
     parts_of,
     projection_readings,
 )
-from mhacli.usercode.roles import Role, role_of
+from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice
 
 _READ = "read from the run"
@@ -115,7 +115,7 @@ def head_counts(built: Built, stated: int | None, parts: Sequence[WeightMatrix])
     return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts)]
 
 
-def counts_of(built: Built, role: Role) -> list[int]:
+def counts_of(built: Built, role: str) -> list[int]:
     """Integers with names of this role, among arguments and attributes of modules. Those of torch's modules are not heads, as
     the groups of a norm are not."""
     named = list(built.arguments.items())
@@ -126,7 +126,7 @@ def counts_of(built: Built, role: Role) -> list[int]:
     return list(dict.fromkeys(counts))
 
 
-def numbers_of(named: Iterable[tuple[str, Any]], role: Role) -> list[tuple[str, float]]:
+def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, float]]:
     """The named values of a role that are numbers."""
     numbers = [(name, value) for name, value in named if type(value) in (int, float)]
     return [(name, value) for name, value in numbers if role_of(name.rpartition(".")[2]) == role]
