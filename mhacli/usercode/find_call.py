@@ -62,8 +62,8 @@ _INPUT_SCALE = 0.3
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """The target with the call and the masks of each mode: self-attention, cross-attention, or both; with one mode if only whole
     texts have an output in the call of an example. In float64 if it can compute in it. Raises MhaError if no call works."""
-    first = with_independent_rows(_first_call(built, request), request.seed)
-    modes = [_with_masks(mode, request.seed) for mode in _modes_of(first, request.seed)]
+    first = with_independent_rows(_first_call(built, request))
+    modes = [_with_masks(mode) for mode in _modes_of(first)]
     hiding = [{form.parameter for form in mode.forms if form.hides} for mode in modes]
     for n, mode in enumerate(modes):
         elsewhere = set().union(*hiding) - hiding[n]  # they hide keys in the other mode alone
@@ -71,7 +71,7 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
         modes[n] = replace(mode, forms=forms, is_forgetful=False)
         with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
             wide = modes[n].of(cast_copy(built.call, torch.float64), torch.float64)
-            out = replace(wide, is_forgetful=True)(_inputs(wide, request.seed), seed=request.seed)
+            out = replace(wide, is_forgetful=True)(_inputs(wide), seed=0)
             modes[n] = wide if out.dtype == torch.float64 else modes[n]
     return tuple(modes)
 
@@ -104,23 +104,23 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     tried: list[tuple[UserAttention, BaseException]] = []
     for candidate in itertools.islice(candidates, _MOST_CALLS):
         try:
-            return with_output(candidate, request.seed)
+            return with_output(candidate)
         except (Exception, SystemExit) as fault:  # the user's code may raise anything
             tried.append((candidate, fault))
     raise _call_error(built, request, tried)
 
 
-def _inputs(attention: UserAttention, seed: int) -> Inputs:
+def _inputs(attention: UserAttention) -> Inputs:
     """Random inputs, the same in each call."""
-    rows = attention.drawer(seed).inputs(with_context=attention.n_rows > 1)
+    rows = attention.drawer(0).inputs(with_context=attention.n_rows > 1)
     return rows if attention.ids is not None else rows.map(lambda tensor: _INPUT_SCALE * tensor)
 
 
-def with_output(attention: UserAttention, seed: int) -> UserAttention:
+def with_output(attention: UserAttention) -> UserAttention:
     """The attention with the path of its output for each token, or else, if an example shows the call, of the first for
     each text. Raises what the call raises, and ValueError without an output."""
-    inputs = _inputs(attention, seed)
-    with seeded(seed, attention.device):
+    inputs = _inputs(attention)
+    with seeded(0, attention.device):
         result = attention.result(inputs)
     orders = [attention.axes] if attention.ids is None else [(*attention.axes, "width"), attention.axes]
     if attention.is_function and "head" in attention.axes:
@@ -138,28 +138,22 @@ def with_output(attention: UserAttention, seed: int) -> UserAttention:
     return replace(attention, output=output)
 
 
-def with_independent_rows(attention: UserAttention, seed: int) -> UserAttention:
+def with_independent_rows(attention: UserAttention) -> UserAttention:
     """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
     torch's own layers, and the code does not state the batch first."""
     code = attention.built.thing if attention.built.module is None else type(attention.built.module)
-    is_batch_first = states_batch_first(code)
-    is_known = attention.axes not in (ROW_AXES, OF_IDS) or is_batch_first
-    if is_known or attention.example is not None or attention.is_pooled:
-        return attention
-    second = ("row", "batch", *attention.axes[2:])
-    if is_batch_first is False:
-        return with_output(replace(attention, axes=second), seed)
-    for axes in (attention.axes, second):
+    is_known = attention.axes not in (ROW_AXES, OF_IDS) or attention.example is not None or attention.is_pooled
+    for axes in () if is_known or states_batch_first(code) else (attention.axes, ("row", "batch", *attention.axes[2:])):
         with suppress(Exception):  # the user's code may raise anything
-            way = with_output(replace(attention, axes=axes), seed)
-            inputs = _inputs(way, seed)
-            among, alone = (way(rows, seed=seed) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
+            way = with_output(replace(attention, axes=axes))
+            inputs = _inputs(way)
+            among, alone = (way(rows, seed=0) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
             if torch.allclose(among[1:2], alone, atol=1e-5 * float(among.abs().max())):
                 return way
     return attention
 
 
-def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:
+def _modes_of(attention: UserAttention) -> list[UserAttention]:
     """The attention in each mode: self and cross if keys are optional, else one."""
     keys = [slot for slot in attention.slots if slot.part != "queries"]
     if not keys or attention.example is not None or attention.is_pooled or any(slot.required for slot in keys):
@@ -168,7 +162,7 @@ def _modes_of(attention: UserAttention, seed: int) -> list[UserAttention]:
     sizes = attention.sizes._replace(k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
     alone = replace(attention, sizes=sizes, slots=tuple(slot for slot in attention.slots if slot not in keys))
     try:
-        return [replace(with_output(alone, seed), mode="self"), replace(crossed, mode="cross")]
+        return [replace(with_output(alone), mode="self"), replace(crossed, mode="cross")]
     except (Exception, SystemExit):  # it needs them
         return [crossed]
 
@@ -369,14 +363,13 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     ids, those of its decoder if it has one. Raises `MhaError` without any."""
     made, longer = (arguments_of_example(like, n) for n in (length, length + _UNLIKE))
     built, roles = like.built, {parameter.name: parameter.role for parameter in signature_of(like.built.call)}
-    ids = sorted(
-        (name for name in made if is_ids(made[name])), key=lambda name: name not in [s.name for s in like.slots]
-    )
-    vectors = [name for name, value in made.items() if _is_vectors(value)]
+    tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.ndim > 1}
+    ids = [name for name, value in tensors.items() if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)]
+    vectors = [name for name, value in tensors.items() if value.is_floating_point() and not _is_mask(value)]
     found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
     found = found or dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
     if like.ids is not None:
-        found = dict.fromkeys(ids[:1], "x")
+        found = dict.fromkeys([slot.name for slot in like.slots if slot.name in ids] or ids[:1], "x")
     slots = tuple(CallParameter(name, role, True) for name, role in found.items())
     if not slots:
         hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if ids else None
@@ -402,16 +395,9 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     )
 
 
-def is_ids(value: Any) -> bool:
-    """Whether an argument may be token ids `[batch, token]`."""
-    return isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
-
-
-def _is_vectors(value: Any) -> bool:
-    """Whether an argument may hold token vectors: floats that are no mask."""
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
-        return False
-    return not bool(((value == 0) | (value == 1) | (value < -1e3)).all())
+def _is_mask(value: Tensor) -> bool:
+    """Whether numbers hide or show, and are no token vectors."""
+    return bool(((value == 0) | (value == 1) | (value < -1e3)).all())
 
 
 def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second: bool) -> AxisNames:
@@ -453,11 +439,11 @@ def forms_of(parameter: CallParameter) -> list[MaskForm]:
     ]
 
 
-def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm], seed: int) -> Iterator[MaskForm]:
+def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm]) -> Iterator[MaskForm]:
     """The forms that the call takes, each with whether it hides a key."""
     for form in forms:
         with suppress(Exception, SystemExit):  # the user's code may raise anything
-            yield form._replace(hides=hides(attention, form, seed))
+            yield form._replace(hides=hides(attention, form))
 
 
 def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
@@ -472,7 +458,7 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
     return masks
 
 
-def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
+def _with_masks(attention: UserAttention) -> UserAttention:
     """The attention with the mask forms that its call accepts, those that hide a key first."""
     given = attention.others
     if attention.example is not None:
@@ -483,7 +469,7 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
         if is_given is (attention.example is None):
             continue
         for _, forms in itertools.groupby(forms_of(parameter), attrgetter("is_padding")):
-            accepted = [*accepted_forms(attention, forms, seed)]
+            accepted = [*accepted_forms(attention, forms)]
             found += accepted
             if accepted:
                 break
@@ -493,18 +479,18 @@ def _with_masks(attention: UserAttention, seed: int) -> UserAttention:
     return replace(attention, others={**attention.others, **likeliest}, forms=tuple(found))
 
 
-def hides(attention: UserAttention, form: MaskForm | None, seed: int) -> bool:
+def hides(attention: UserAttention, form: MaskForm | None) -> bool:
     """Whether texts that differ in a key, which a mask hides, or in the last one without a mask, have the same outputs, and
     queries that differ have others, as not where all keys are hidden. Raises what the call raises."""
-    alike = _inputs(attention, seed).map(lambda rows: rows[:1].expand_as(rows))
+    alike = _inputs(attention).map(lambda rows: rows[:1].expand_as(rows))
     batch, q_len, k_len = alike.lengths
     hidden = k_len - 1 if form is None or form.kind == "lengths" else 1
-    inputs, keep = attention.drawer(seed).replaced(alike, hidden), torch.arange(k_len) != hidden
+    inputs, keep = attention.drawer(0).replaced(alike, hidden), torch.arange(k_len) != hidden
     if form is not None and form.is_padding:
         inputs = inputs._replace(real=keep.expand(batch, k_len))
     elif form is not None:
         inputs = inputs._replace(allowed=keep.expand(1, 1, q_len, k_len))
-    out = attention(inputs, mask=form, seed=seed)
+    out = attention(inputs, mask=form, seed=0)
     if inputs.keys is None and not attention.is_pooled:  # the query of this key changes too
         out = out[..., keep, :]
     are_alike, is_constant = (
@@ -540,7 +526,7 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         text = f"lambda m{', T' * ('T' in shape)}: m({words})"
         with suppress(Exception, SystemExit):  # this one may not work either
             shown = replace(plain_call(built, request), example=example_of(text, built))
-            with_output(attention_of_example(shown, _SHOWN_LENGTHS[0]), request.seed)
+            with_output(attention_of_example(shown, _SHOWN_LENGTHS[0]))
             hint, works = f"give a call that works: --example {shlex.quote(text)}", True
     if unknown:
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"

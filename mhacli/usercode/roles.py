@@ -174,18 +174,15 @@ def never_read(call: Callable[..., Any]) -> frozenset[str]:
 
 _BATCH, _LENGTH = r"(?:b|n|bs\w*|batch\w*)", r"(?:t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)"
 _BATCH_FIRST = rf"\b{_BATCH}, *{_LENGTH}\b|^ *\(?(?:b|bs\w*|batch\w*), *\w[\w, ]*\)? *=.*\.(?:shape|size)\b"
-_LENGTH_FIRST = rf"^ *\(?{_LENGTH}, *{_BATCH}, *\w+\)? *=.*\.(?:shape|size)\b"
 
 
-def states_batch_first(thing: object) -> bool | None:
-    """Whether the code of a class or a function names a batch before a length, as in `B, T, C = x.shape`, or behind it; None if
-    neither."""
+def states_batch_first(thing: object) -> bool:
+    """Whether the code of a class or a function names a batch before a length, as in `B, T, C = x.shape`."""
     try:
         code = inspect.getsource(thing)  # type: ignore[arg-type]
     except (OSError, TypeError):  # there is no source
-        return None
-    found = (first for first in (True, False) if re.search(_BATCH_FIRST if first else _LENGTH_FIRST, code, re.I | re.M))
-    return next(found, None)
+        return False
+    return re.search(_BATCH_FIRST, code, re.I | re.M) is not None
 
 
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> str:

@@ -223,7 +223,7 @@ def sequences_of_ids(
     if found is None or (table is None and has_table):
         return None
     n_ids, padding_id = (_n_ids(found), None) if table is None else (table.num_embeddings, table.padding_idx)
-    attention = with_independent_rows(found, 0)
+    attention = with_independent_rows(found)
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
@@ -269,9 +269,9 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
         ways += [replace(way, is_inside=True) for way in ways]
         for way in (*ways, replace(like, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
-                found.append((with_output(way, 0), note + zeros))
+                found.append((with_output(way), note + zeros))
                 break
-    return next((each for each in found[:-1] if hides(each[0], None, 0)), found[-1]) if found else (None, "")
+    return next((each for each in found[:-1] if hides(each[0], None)), found[-1]) if found else (None, "")
 
 
 def _in_batch(source: Tensor, sizes: CallSizes) -> Tensor:
@@ -323,7 +323,7 @@ def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str |
             continue
         forms = [form for form in forms_of(parameter) if form.is_padding and means in (None, form.true_means)]
         forms.sort(key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole"))
-        for form in accepted_forms(attention, forms, 0):
+        for form in accepted_forms(attention, forms):
             if form.hides:
                 return form
             accepted.append(form)
