@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from traceback import walk_stack
 from types import FunctionType
@@ -80,12 +81,19 @@ class Operation:
 
     def upstream(self) -> list[Operation]:
         """This operation and those before it, back to a projection; if no input reaches it, all before it."""
-        found = [self]
-        for operation in found:
-            if not operation.projects:
-                before = [source for source in dict.fromkeys(operation.sources) if source.name]
-                found += [source for source in before if source.live == self.live and source not in found]
-        return found
+
+        def before(each: Operation) -> list[Operation]:
+            return [] if each.projects else [s for s in each.sources if s.name and s.live == self.live]
+
+        return [*reached(self, before)]
+
+
+def reached(start: Operation, neighbours: Callable[[Operation], Sequence[Operation]]) -> Iterator[Operation]:
+    """An operation and those that its neighbours lead to, the nearest first."""
+    found = [start]
+    for operation in found:
+        yield operation
+        found += [other for other in dict.fromkeys(neighbours(operation)) if other not in found]
 
 
 class Watcher(TorchFunctionMode):
@@ -318,8 +326,8 @@ def _name_sites(graph: Graph) -> None:
 
 def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
     """The operations of the sites around a softmax; none unless there is a product before it and another after it."""
-    _, qk = _up_to_product(softmax, lambda operation: operation.live_sources)
-    after, z = _up_to_product(softmax, lambda operation: operation.readers)
+    before, after = reached(softmax, attrgetter("live_sources")), reached(softmax, attrgetter("readers"))
+    qk, z = (next((each for each in way if each.is_product), None) for way in (before, after))
     if qk is None or z is None:
         return {}
     q, k = qk.live_sources[-2:]
@@ -330,24 +338,10 @@ def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
         k.site = "kᵀ"
         k = k.sources[0]
     pattern, v = z.live_sources[-2:]
-    if pattern not in after:
+    if softmax not in pattern.upstream():
         pattern, v = v, pattern
     sites = {"q": q, "k": k, "qk": qk, "scores": softmax.live_sources[0], "pattern": pattern, "v": v, "z": z}
     return {site: operation for site, operation in sites.items() if operation.name}
-
-
-def _up_to_product(
-    start: Operation, neighbours: Callable[[Operation], Sequence[Operation]]
-) -> tuple[list[Operation], Operation | None]:
-    """The operations from one on in a direction, the nearest first, up to a product, and this product if there is one."""
-    reached = [start]
-    for operation in reached:
-        for other in neighbours(operation):
-            if other.is_product:
-                return reached, other
-            if other not in reached:
-                reached.append(other)
-    return reached, None
 
 
 def _letter(operand: Operation) -> str:

@@ -15,11 +15,6 @@ from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of
 
-_PARTS: Mapping[str, str] = {
-    "q": "self.q_proj", "k": "self.k_proj", "v": "self.v_proj", "qkv": "self.qkv", "o": "self.out_proj",
-}  # fmt: skip
-"""The projection of each role in corrected expressions."""
-_SIZES = ("n_heads", "n_kv_heads", "d_head", "d_model")
 _SHAPE = ("batch", "length", "d_model")
 _UNPACKED = re.compile(r"^\s*\(?(\w+), (\w+), (\w+)\)? = .*\.(?:shape|size\(\))$", re.MULTILINE)
 _PROJECTED = re.compile(r"(\w+) = .*?self(?:\.\w+)+\((\w+)[,)]")
@@ -60,12 +55,11 @@ def names_within(
         same = [name for name, value in numbers.items() if value == size and f"self.{name}" in text]
         unnamed = [name for name in same if role_of(name) is None]
         names |= {role: f"self.{unnamed[0]}"} if len(unnamed) == 1 else {}
-    roles = {name: str(role_of(name)) for name in numbers}
-    names |= {role: f"self.{name}" for name, role in roles.items() if role in _SIZES}
+    names |= {known: f"self.{name}" for name in numbers if (known := role_of(name)) is not None}
     for part in parts:
-        path, plain = re.sub(r"\.(weight|bias)$", "", part), _PARTS.get(read_name(part)[0])
-        if plain is not None and all(piece.isidentifier() for piece in path.split(".")):
-            names[plain] = f"self.{path}"
+        path, letters = re.sub(r"\.(weight|bias)$", "", part), read_name(part)[0]
+        if all(piece.isidentifier() for piece in path.split(".")):
+            names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = f"self.{path}"
     return names
 
 

@@ -154,7 +154,8 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
             for letter, piece in zip(letters, pieces, strict=True):
                 bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
                 roles[letter] = Projection(piece[:, :width], bias)
-            yield roles, (*choices, *_LAYOUTS[layout], *unnamed)
+            fused = [] if layout == "3hd" else [_fused(layout)]
+            yield roles, (*choices, *fused, *unnamed)
 
 
 def _matrices(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
@@ -192,16 +193,15 @@ def _oriented(part: WeightMatrix) -> Iterator[Tensor]:
 # --------------------------------------------------------------------------------------------------------- fused matrices
 
 
-_LAYOUTS: Mapping[str, tuple[Choice, ...]] = {
-    "3hd": (),
-    "h3d": (Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn"),),
-    **{
-        layout: (Choice("fused-layout", f"the fused projection's rows are numbered ({' '.join(layout)})"),)
-        for layout in ("hd3", "3dh", "d3h", "dh3")
-    },
-}
-"""The row orders of a fused matrix, each with the choice that it is: `3hd` has all queries first, `h3d` the queries, keys and
-values of each head."""
+_LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
+"""The row orders of a fused matrix: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""
+
+
+def _fused(layout: str) -> Choice:
+    """The choice that a row order is."""
+    if layout == "h3d":
+        return Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn")
+    return Choice("fused-layout", f"the fused projection's rows are numbered ({' '.join(layout)})")
 
 
 def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[str, Sequence[Tensor]]]:

@@ -138,15 +138,13 @@ def find_target(target: str) -> Any:
         return _objects[target]
     location, name = split_target(target)
     thing = module = _import(location)
-    holder = location
     for part in name.split("."):
         if not hasattr(thing, part):
             listed = first_names(_offered(thing), _MOST_LISTED)
             has = f"only {listed}" if listed else "and no class or function"
-            path = getattr(thing, "__file__", None)
-            raise MhaError(f"{holder} has no {part}, {has}", code="no-target", path=path)
+            path = getattr(module, "__file__", None)
+            raise MhaError(f"{location} has no {name}, {has}", code="no-target", path=path)
         thing = getattr(thing, part)
-        holder = f"{part} of {location}"
     if inspect.ismodule(thing) or not (callable(thing) or hasattr(thing, "forward")):
         kind = "module" if inspect.ismodule(thing) else f"value of type {type(thing).__name__}"
         message = f"{name} of {location} is a {kind}, not a class or function"
