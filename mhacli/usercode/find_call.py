@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from torch.nn import functional
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
+from mhacli.usercode.names import never_read, source_of
 from mhacli.usercode.process import exception_text, source_line_of, user_code_error
 from mhacli.usercode.roles import (
     IN_ORDER,
@@ -28,10 +30,8 @@ from mhacli.usercode.roles import (
     ROWS,
     CallParameter,
     called_function,
-    never_read,
     signature_of,
     stated,
-    states_batch_first,
 )
 from mhacli.usercode.target import TargetRequest, find_target
 from mhacli.usercode.user_attention import (
@@ -55,6 +55,9 @@ from mhacli.usercode.user_attention import (
 _MOST_CALLS = 60
 _MOST_COPIED = 4_000_000
 """The most numbers of a module that is copied for each call that is tried, so that no state passes to the next."""
+_BATCH, _LENGTH = r"(?:b|n|bs\w*|batch\w*)", r"(?:t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)"
+_BATCH_FIRST = rf"\b{_BATCH}, *{_LENGTH}\b|^ *\(?(?:b|bs\w*|batch\w*), *\w[\w, ]*\)? *=.*\.(?:shape|size)\b"
+"""Code that names a batch before a length, as in `B, T, C = x.shape`."""
 _INPUT_SCALE = 0.3
 """The scale of random inputs, small enough that a softmax without scaling sees more than one key."""
 
@@ -141,9 +144,11 @@ def with_output(attention: UserAttention) -> UserAttention:
 def with_independent_rows(attention: UserAttention) -> UserAttention:
     """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
     torch's own layers, and the code does not state the batch first."""
-    code = attention.built.thing if attention.built.module is None else type(attention.built.module)
-    is_known = attention.axes not in (ROW_AXES, OF_IDS) or attention.example is not None or attention.is_pooled
-    for axes in () if is_known or states_batch_first(code) else (attention.axes, ("row", "batch", *attention.axes[2:])):
+    code = source_of(attention.built.thing if attention.built.module is None else type(attention.built.module))
+    is_known = re.search(_BATCH_FIRST, code, re.IGNORECASE | re.MULTILINE) or attention.example is not None
+    if is_known or attention.is_pooled or attention.axes not in (ROW_AXES, OF_IDS):
+        return attention
+    for axes in (attention.axes, ("row", "batch", *attention.axes[2:])):
         with suppress(Exception):  # the user's code may raise anything
             way = with_output(replace(attention, axes=axes))
             inputs = _inputs(way)

@@ -7,13 +7,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
 
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.roles import role_of
+from mhacli.usercode.roles import called_function, role_of, signature_of
 
 _SHAPE = ("batch", "length", "d_model")
 _UNPACKED = re.compile(r"^\s*\(?(\w+), (\w+), (\w+)\)? = .*\.(?:shape|size\(\))$", re.MULTILINE)
@@ -91,12 +92,24 @@ def names_on(line: SourceLine, letter: str) -> dict[str, str]:
     return {} if projected is None else {letter: projected[1], "x": projected[2]}
 
 
+def source_of(thing: object) -> str:
+    """The source of a class or a function; empty if it cannot be read or parsed."""
+    with suppress(OSError, TypeError, SyntaxError):
+        source = textwrap.dedent(inspect.getsource(thing))  # type: ignore[arg-type]
+        ast.parse(source)
+        return source
+    return ""
+
+
+def never_read(call: Callable[..., object]) -> set[str]:
+    """The parameters that the code of a call never names; none if it cannot be read or uses `locals()`."""
+    names = {node.id for node in ast.walk(ast.parse(source_of(called_function(call)))) if isinstance(node, ast.Name)}
+    return {each.name for each in signature_of(call) if names and "locals" not in names} - names
+
+
 def is_read_only_with(function: Callable[..., object], parameter: str, others: Sequence[str]) -> bool:
     """Whether a function reads a parameter only where a condition names one of the others, such as `if others is not None:`."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return False
+    tree = ast.parse(source_of(function))
     conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
     conditions = [node for node in conditions if {*re.findall(r"\w+", ast.unparse(node.test))} & {*others}]
     inside = [part for node in conditions for statement in node.body for part in ast.walk(statement)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -158,31 +157,6 @@ def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
     if callable(forward):
         return forward  # type: ignore[no-any-return]
     return call.__call__ if inspect.ismethod(call.__call__) else call  # type: ignore[operator]
-
-
-def never_read(call: Callable[..., Any]) -> frozenset[str]:
-    """The parameters that the code never reads; none if it cannot be seen or uses `locals()`."""
-    code = getattr(inspect.unwrap(called_function(call)), "__code__", None)
-    if code is None or "locals" in code.co_names:
-        return frozenset()
-    read: set[object] = set()
-    for each in dis.get_instructions(code):
-        if "LOAD" in each.opname and each.opname != "LOAD_CONST":
-            read.update(each.argval if isinstance(each.argval, tuple) else [each.argval])
-    return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - read - {"self"}
-
-
-_BATCH, _LENGTH = r"(?:b|n|bs\w*|batch\w*)", r"(?:t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)"
-_BATCH_FIRST = rf"\b{_BATCH}, *{_LENGTH}\b|^ *\(?(?:b|bs\w*|batch\w*), *\w[\w, ]*\)? *=.*\.(?:shape|size)\b"
-
-
-def states_batch_first(thing: object) -> bool:
-    """Whether the code of a class or a function names a batch before a length, as in `B, T, C = x.shape`."""
-    try:
-        code = inspect.getsource(thing)  # type: ignore[arg-type]
-    except (OSError, TypeError):  # there is no source
-        return False
-    return re.search(_BATCH_FIRST, code, re.I | re.M) is not None
 
 
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> str:

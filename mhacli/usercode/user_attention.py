@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from mhacli.attention.stages import Inputs
 from mhacli.usercode.build import Built, cast_dtype, copied, seeded
-from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, never_read, signature_of
+from mhacli.usercode.names import never_read
+from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, signature_of
 from mhacli.usercode.target import Mode
 
 AxisNames = tuple[str, ...]
@@ -34,7 +34,7 @@ HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
 OF_TEXTS: AxisNames = ("batch",)
 """The axes of an output that is of a whole text, whatever else it has."""
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = {}
 
 
 # ---------------------------------------------------------------------------------------------- the inputs of a call
