@@ -180,11 +180,7 @@ def _arguments(
     known = {role_of(name): value for name, value in reversed(stated) if isinstance(value, int)}
     is_grouped = bool(configs) or "n_kv_heads" in (*roles.values(), *known)
     usual = usual_values(known, is_grouped=is_grouped, causal=request.causal, device=request.device)
-    for name in [*roles]:
-        if (member := member_of(parameters[name])) is not None:
-            values[name], guesses[f"{path}{name}"] = member, "the first of its kind"
-            del roles[name]
-    unknown = [name for name, role in roles.items() if role not in usual]
+    unknown = [name for name, role in roles.items() if role not in usual and member_of(parameters[name]) is None]
     if unknown:
         names = " and ".join(f"{path}{name}" for name in unknown)
         of_tensors = {name for name in unknown if parameters[name].annotation is Tensor}
@@ -197,7 +193,8 @@ def _arguments(
         if request.causal and default is False and name not in values and role_of(name) == "causal":
             roles[name] = "causal"
     for name, role in roles.items():
-        values[name], guesses[f"{path}{name}"] = usual[role]
+        member = member_of(parameters[name])
+        values[name], guesses[f"{path}{name}"] = usual[role] if member is None else (member, "the first of its kind")
     for name, width in large.items():
         values[name], guesses[f"{path}{name}"] = usual[role_of(name)][0], f"narrower than {width}, its default"
     for name in configs:

@@ -24,29 +24,19 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
 from mhacli.usercode.names import never_read, source_of
 from mhacli.usercode.process import exception_text, source_line_of, user_code_error
-from mhacli.usercode.roles import (
-    IN_ORDER,
-    MASKS,
-    ROWS,
-    CallParameter,
-    called_function,
-    signature_of,
-    stated,
-)
+from mhacli.usercode.roles import IN_ORDER, MASKS, ROWS, CallParameter, called_function, signature_of, stated
 from mhacli.usercode.target import TargetRequest, find_target
 from mhacli.usercode.user_attention import (
     HEAD_AXES,
     OF_IDS,
     OF_TEXTS,
-    PATTERN_AXES,
     ROW_AXES,
     AxisNames,
     CallSizes,
     MaskForm,
-    MaskKind,
-    MaskMeaning,
     UserAttention,
     changed,
+    forms_of,
     leaves,
     mask_of,
     output_in,
@@ -417,31 +407,6 @@ def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second
 
 
 # ---------------------------------------------------------------------------------------------------------------- masks
-
-
-_MASKS: tuple[tuple[AxisNames, bool], ...] = (
-    (PATTERN_AXES, False), (("batch", "query", "key"), False), (("query", "key"), False),
-    (("batch", "key"), True), (PATTERN_AXES, True), (("batch", "query", "key"), True),
-)  # fmt: skip
-"""The axes of a mask, and whether it is of padding, the likeliest first."""
-_KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
-    ("bool", "keep"), ("bool", "hide"), ("01", "keep"), ("01", "hide"), ("whole", "keep"), ("whole", "hide"),
-    ("additive", "keep"),
-)  # fmt: skip
-
-
-def forms_of(parameter: CallParameter) -> list[MaskForm]:
-    """The forms in which a mask, and then padding, may be given, the likeliest first."""
-    name, role, default = parameter.name, parameter.role, parameter.default
-    if role == "lengths":
-        return [MaskForm(name, ("batch",), "lengths", is_padding=True)]
-    return [
-        MaskForm(name, axes, kind, meaning, is_padding=is_padding)
-        for (axes, is_padding), (kind, meaning) in itertools.product(_MASKS, _KINDS)
-        if (is_padding or role in ("mask", "bias"))
-        and (kind == "additive" or role != "bias")
-        and (not isinstance(default, Tensor) or default.ndim == len(axes))
-    ]
 
 
 def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm]) -> Iterator[MaskForm]:

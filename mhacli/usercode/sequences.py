@@ -24,7 +24,6 @@ from mhacli.usercode.build import Built, copied, seeded
 from mhacli.usercode.find_call import (
     accepted_forms,
     attention_of_example,
-    forms_of,
     hides,
     in_call,
     plain_call,
@@ -40,6 +39,7 @@ from mhacli.usercode.user_attention import (
     CallSizes,
     MaskForm,
     UserAttention,
+    forms_of,
     leaves,
     mask_of,
     output_in,

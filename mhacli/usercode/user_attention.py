@@ -62,6 +62,31 @@ class MaskForm(NamedTuple):
     hides: bool = False
 
 
+_MASKS: tuple[tuple[AxisNames, bool], ...] = (
+    (PATTERN_AXES, False), (("batch", "query", "key"), False), (("query", "key"), False),
+    (("batch", "key"), True), (PATTERN_AXES, True), (("batch", "query", "key"), True),
+)  # fmt: skip
+"""The axes of a mask, and whether it is of padding, the likeliest first."""
+_KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
+    ("bool", "keep"), ("bool", "hide"), ("01", "keep"), ("01", "hide"), ("whole", "keep"), ("whole", "hide"),
+    ("additive", "keep"),
+)  # fmt: skip
+
+
+def forms_of(parameter: CallParameter) -> list[MaskForm]:
+    """The forms in which a mask, and then padding, may be given, the likeliest first."""
+    name, role, default = parameter.name, parameter.role, parameter.default
+    if role == "lengths":
+        return [MaskForm(name, ("batch",), "lengths", is_padding=True)]
+    return [
+        MaskForm(name, axes, kind, meaning, is_padding=is_padding)
+        for (axes, is_padding), (kind, meaning) in product(_MASKS, _KINDS)
+        if (is_padding or role in ("mask", "bias"))
+        and (kind == "additive" or role != "bias")
+        and (not isinstance(default, Tensor) or default.ndim == len(axes))
+    ]
+
+
 class CallSizes(NamedTuple):
     """The sizes of a call, the position of its first token, and whether it is one of training. `n_heads` is 0 for inputs
     `[batch, length, width]`; for a function of q, k and v inputs are `[batch, head, length, width]`."""
