@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,25 +23,22 @@ SMALL_TENSOR = 64
 
 
 class Capture:
-    """A tap that records the shape and layout of every tensor (and its numbers on request), and keeps the named
-    tensors.
+    """A tap that keeps every tensor, with its shape and layout (and a summary of its numbers on request). What is kept does not
+    give its memory to others, so that a view is known by its address.
 
     `weights` are those of the layer by their names on disk. Each shape is checked against `SITES`: a tensor with other
     axes than its site's is a bug of mha.
     """
 
-    def __init__(
-        self, dims: Dims, weights: Mapping[str, Tensor], *, keep: Collection[str] = (), values: bool = False
-    ) -> None:
-        self._facts, self._keep, self._values = dims, keep, values
+    def __init__(self, dims: Dims, weights: Mapping[str, Tensor], *, values: bool = False) -> None:
+        self._dims, self._values, self._owners = dims, values, dict[int, str]()
         self._weights = [WeightShape(name, tuple(tensor.shape)) for name, tensor in weights.items()]
-        self._owners, self._seen = dict[int, str](), list[Tensor]()
         self.tensors: dict[str, Tensor] = {}
         self.steps: list[Step] = []
 
     def __call__(self, site: str, tensor: Tensor, **_: Any) -> None:
         """Records one tensor."""
-        entry, dims = SITES[site], self._facts
+        entry, dims = SITES[site], self._dims
         if tuple(tensor.shape) != entry.shape_for(dims):
             raise AssertionError(f"{site} must have the shape {entry.shape_for(dims)}, got {tuple(tensor.shape)}")
         view_of = owner_of(tensor, site, self._owners)
@@ -56,9 +53,7 @@ class Capture:
             **entry.described(dims),
         )
         self.steps.append(step)
-        self._seen.append(tensor)  # kept alive, so that its memory is not reused
-        if site in self._keep:
-            self.tensors[site] = tensor
+        self.tensors[site] = tensor
 
 
 def owner_of(tensor: Tensor, site: str, owners: dict[int, str]) -> str | None:

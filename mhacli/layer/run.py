@@ -86,7 +86,8 @@ class Setup:
         self.peak_bytes = require_memory(request, free, has_matrices=has_matrices, on_gpu=on_gpu)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.request, self.config, self.dims, self.device = request, replace(config, device=str(device)), dims, device
+        self.request, self.texts, self.dims, self.device = request, texts, dims, device
+        self.config = replace(config, device=str(device))
         self.layer = layer_of(request).to(device)
         self.axes = axes = make_axes(request, texts, device)
         self.queries = _tokens(axes.queries, dims)
@@ -106,9 +107,9 @@ class Setup:
                 require_finite_weights({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
             self.bias = bias.to(device)
 
-    def record(self, texts: Texts, **found: Any) -> Record:
+    def record(self, **found: Any) -> Record:
         """The record of the texts, which says what was requested and where it ran. `found` are the fields of the results."""
-        request, (sequences, context) = self.request, texts
+        request, (sequences, context) = self.request, self.texts
         return Record(
             command=(),
             config=self.config,
@@ -258,10 +259,8 @@ def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 _BLOCK_CELLS = 1 << 22
-_ALWAYS = ("q", "k", "v", "qk", "scores", "pattern", "dropped", "out")
-"""The sites that statistics, the self-check and a cell read."""
 _OTHER_NAMES = {"q_per_head": "q", "k_per_head": "k", "v_per_head": "v", "out_sum": "out"}
-"""What other routes call some of them."""
+"""The usual names of sites of other routes."""
 
 
 @torch.no_grad()
@@ -280,7 +279,7 @@ def inspect(
     config, given = (config or Config()).resolved(), [text] if isinstance(text, str) else text or ()
     texts, vocabulary, _ = encode(given, config, context=context)
     request = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
-    return record_run(Setup(request, texts), texts)[0]
+    return record_run(Setup(request, texts))[0]
 
 
 def weights_content(request: Run) -> bytes:
@@ -289,23 +288,16 @@ def weights_content(request: Run) -> bytes:
     return to_bytes(layer, request.config, request.vocabulary)
 
 
-def record_run(
-    setup: Setup, texts: Texts, *, route: str = "separate", values: bool = False, also: Sequence[str] = ()
-) -> tuple[Record, Mapping[str, Tensor]]:
-    """The record of one observed run and its repetitions, and the tensors of that run: those that the record is made of, and
-    the sites of `also`."""
-    keep = {*setup.request.plan[0], *also, *_ALWAYS, *_OTHER_NAMES}
-    capture = Capture(setup.dims, setup.layer.tensors(), keep=keep, values=values)
+def record_run(setup: Setup, *, route: str = "separate", values: bool = False) -> tuple[Record, Mapping[str, Tensor]]:
+    """The record of one observed run and its repetitions, and the tensors of that run."""
+    capture = Capture(setup.dims, setup.layer.tensors(), values=values)
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
-    return make_record(
-        setup, texts, capture.steps, capture.tensors, watch.seconds, again=lambda tap: setup.run(tap, route)
-    )
+    return make_record(setup, capture.steps, capture.tensors, watch.seconds, again=lambda tap: setup.run(tap, route))
 
 
 def make_record(
     setup: Setup,
-    texts: Texts,
     steps: Sequence[Step],
     tensors: Mapping[str, Tensor],
     seconds: Mapping[str, float],
@@ -329,12 +321,11 @@ def make_record(
     found |= {"weights": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
     allowed, scores, pattern = masks.from_tensor(found["allowed"]), found["scores"], found["pattern"]
     attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
-    of_statistics = make_statistics_request(make_axes(request, texts, torch.device("cpu")))
+    of_statistics = make_statistics_request(make_axes(request, setup.texts, torch.device("cpu")))
     reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
     entropy = reduced.statistics["entropy"]
     derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(pattern)}
     record = setup.record(
-        texts,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
         heads=HeadTable(head_statistics(reduced, baseline=make_baseline(attention, of_statistics))),
         timings=timings,
@@ -398,7 +389,6 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
     )
     seconds["statistics"] = perf_counter() - began
     return setup.record(
-        texts,
         trace=tuple(capture.steps),
         heads=HeadTable(heads),
         timings=stage_timings(seconds, [seconds]),

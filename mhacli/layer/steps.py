@@ -31,9 +31,6 @@ from mhacli.settings import ROPE, Config
 from mhacli.sites import CacheKind, alibi_slopes, moved_bytes, step_flops, token_bytes
 from mhacli.text.tokens import Texts
 
-NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
-"""The sites needed to explain a cell, besides those that every run keeps."""
-
 
 @torch.no_grad()
 def walk(
@@ -42,7 +39,7 @@ def walk(
     """A record whose trace follows `route`; with `values`, a summary of each tensor's numbers, and with a `place`, which counts
     tokens, all numbers of one cell. Raises `MhaError` as `inspect` does."""
     setup = Setup(request, texts)
-    record, tensors = record_run(setup, texts, route=route, values=values, also=NEEDED if place else ())
+    record, tensors = record_run(setup, route=route, values=values)
     if place is None:
         return record
     (sequence, _, query, key), axes, config = place, setup.axes, setup.config
@@ -232,7 +229,7 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
     run = partial(_run_steps, setup, x, cache, prompt_len)
     watch = Stopwatch(setup.device, then=take)
     run(watch, inside=lambda site, tensor, **_: seen.update({site: tensor}))
-    record, _ = make_record(setup, texts, steps, whole, watch.seconds, again=run)
+    record, _ = make_record(setup, steps, whole, watch.seconds, again=run)
     of_steps = SelfCheck.of(largest_of(record.trace), 2 * record.self_check.tolerance)
     return replace(
         record,

@@ -69,7 +69,7 @@ def layer_study(run: Run, texts: Texts, settings: EffectSettings) -> tuple[Effec
     if run.config.train and run.config.dropout:
         raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
     setup = Setup(run, texts)
-    record, _ = record_run(setup, texts)
+    record, _ = record_run(setup)
     x, context = setup.inputs()
     model: Any = nn.Module()
     model.add_module("attention" if context is None else "cross_attention", setup.layer.attention)
