@@ -82,9 +82,6 @@ def first_names(names: Iterable[str], most: int = 8) -> str:
 # ------------------------------------------------------------------------------------------ libraries that are missing
 
 
-HF = ("transformers", "tokenizers")
-
-
 def needed_ranges() -> dict[str, str]:
     """The range that mha's own metadata names for each library; nothing where it is run without being installed."""
     from importlib import metadata

@@ -196,9 +196,7 @@ KV_HEADS = "Number of key/value heads; query heads share them in groups."
 HEAD_WIDTH = "Width of the queries and keys of a head."
 INPUT_WIDTH = "Width of the token vectors before projection."
 OUT_PROJ = "Apply the output projection, or only concatenate the heads."
-WINDOW = (
-    "Attend only to LEFT keys before and RIGHT keys after the query; none removes a saved window. (default of RIGHT: 0)"
-)
+WINDOW = "Attend only to LEFT keys before and RIGHT after the query; none removes a saved window. (default of RIGHT: 0)"
 SINK_WINDOW = "The first N tokens stay visible outside --window; 0 for none."
 DOCUMENTS = "Split each text at SEPARATOR into documents that do not attend to each other."
 DROPOUT = "Dropout probability of attention weights, with --train."
@@ -383,9 +381,7 @@ _EXAMPLE = "A call that works, at every length T, such as 'lambda m, T: m(torch.
 _GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
 _CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."
 _PAIR = "Second text of a pair, read with the token types of a pair: one for all texts, or one for each."
-_SPANS = (
-    "Report the attention between parts of the text: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable."
-)
+_SPANS = "Report attention between spans: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable."
 _WHERE = f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable."
 _FIRST = "Number of first tokens whose attention is reported together."
 _SINK = "Smallest fraction of all attention that makes a key a sink."

@@ -13,16 +13,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mhacli.attention.core import Allowed
 from mhacli.attention.scores import exact_dtype
 from mhacli.record.record import SpanTokens
 from mhacli.settings import SINK_TOKENS, PaddingSide
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
 
-Queries = Int[Tensor, " query"]
-Keys = Int[Tensor, " key"]
-Cells = Bool[Tensor, "query key"]
-Matches = Callable[[Queries, Keys], Cells]
 Rows = tuple[tuple[int, ...], ...]
 """A number for each token of each text."""
 _Plane = Bool[Tensor, "#query #key"]
@@ -48,7 +45,7 @@ class StatisticsRequest:
     before_k: Int[Tensor, "batch key"]
     first: Bool[Tensor, "batch key"]
     leading: Bool[Tensor, "batch key"]
-    matches: tuple[tuple[Matches, ...], ...] = ()
+    matches: tuple[tuple[Allowed, ...], ...] = ()
     q_spans: Bool[Tensor, "batch span query"] | None = None
     k_spans: Bool[Tensor, "batch span key"] | None = None
 
@@ -138,7 +135,7 @@ def _marked(spans: Sequence[SpanTokens], axis: Axis) -> Bool[Tensor, "batch span
 # ---------------------------------------------------------------------------------------------------------- conditions
 
 
-def matcher(pattern: Condition, axes: Axes, sequence: int) -> Matches:
+def matcher(pattern: Condition, axes: Axes, sequence: int) -> Allowed:
     """A predicate like a mask: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`. What depends on the query
     alone is calculated as `[query, 1]`, on the key alone as `[1, key]`; only what compares the two costs a whole block.
 
@@ -154,7 +151,7 @@ def matcher(pattern: Condition, axes: Axes, sequence: int) -> Matches:
         tokens = torch.tensor(axis.ids[sequence], dtype=dtype, device=axis.device)
         texts[name] = torch.nn.functional.pad(tokens.where(tokens >= 0, torch.nan), (1, 1), value=torch.nan)
 
-    def matches(q_idx: Queries, k_idx: Keys) -> Cells:
+    def matches(q_idx: Int[Tensor, " query"], k_idx: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
         places = {"q": q_idx[:, None] - axes.queries.first(sequence), "k": k_idx[None, :] - axes.keys.first(sequence)}
         places = {name: place.to(dtype) for name, place in places.items()}
         plane = _evaluated(pattern.body, places, texts, ids)

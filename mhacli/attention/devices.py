@@ -93,8 +93,6 @@ def one_thread() -> Iterator[None]:
 def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """The results of the jobs in order, without gradients. They run in parallel, in as many threads as torch has."""
     n_threads = min(torch.get_num_threads(), len(jobs))
-    if n_threads < 2:
-        return [job() for job in jobs]
     with one_thread(), ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         without_gradients = map(torch.no_grad(), jobs)  # which holds for one thread
         return list(pool.map(lambda job: job(), without_gradients))

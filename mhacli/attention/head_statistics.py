@@ -30,9 +30,7 @@ from mhacli.attention.taps import not_finite
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import (
-    COLUMN_TOTALS,
     HEAD_OUTPUTS,
-    MAP_TOTALS,
     MEASURED_KEYS,
     ROW_SUMS,
     TOLERANCES,
@@ -413,8 +411,10 @@ def check_sums(reduced: Reduced, largest: float) -> tuple[Check, ...]:
     n_given = given.sum(dim=-1)
     sums = {
         ROW_SUMS: (statistics["mass"] - given).abs().amax(dim=-1).double(),
-        COLUMN_TOTALS: (statistics["received"].double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
-        MAP_TOTALS: (statistics["map"].double().sum(dim=(-1, -2)) - n_given).abs() / n_given.clamp(min=1),
+        "row and column totals agree": (statistics["received"].double().sum(dim=-1) - n_given).abs()
+        / n_given.clamp(min=1),
+        "row and map totals agree": (statistics["map"].double().sum(dim=(-1, -2)) - n_given).abs()
+        / n_given.clamp(min=1),
     }
     if attention.v is not None and not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}

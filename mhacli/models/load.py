@@ -22,7 +22,7 @@ from torch import nn
 
 from mhacli.attention.devices import choose_device
 from mhacli.attention.layer import require_finite_weights
-from mhacli.errors import HF, MhaError, UsageError, bad_file, first_names, guarded, installing, library
+from mhacli.errors import MhaError, UsageError, bad_file, first_names, guarded, installing, library
 from mhacli.io import memory
 from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
@@ -466,7 +466,7 @@ def transformers() -> Any:
     if release < OLDEST:
         raise MhaError(
             f"transformers {found.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a checkpoint's config could run code",
-            hint=f"{installing(*HF)} installs a newer one",
+            hint=f"{installing('transformers', 'tokenizers')} installs a newer one",
             code="missing-extra",
         )
     found.logging.set_verbosity_error()

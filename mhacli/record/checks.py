@@ -11,8 +11,6 @@ import msgspec
 from mhacli.io.data import finite
 
 ROW_SUMS = "every query's weights sum to 1"
-COLUMN_TOTALS = "row and column totals agree"
-MAP_TOTALS = "row and map totals agree"
 HEAD_OUTPUTS = "weights × values give the kernel's z"
 """The names of the checks of head statistics."""
 _EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"

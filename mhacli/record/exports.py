@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -47,15 +47,11 @@ def renderers() -> Any:
     return import_module("mhacli.render.notebook")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Page:
     """An interactive page. `html` is the whole document, which notebooks show in a frame."""
 
-    html: str
-
-    def __repr__(self) -> str:
-        """The size of the page."""
-        return f"<Page: {len(self.html.encode()) / 1024:.0f} KiB of HTML>"
+    html: str = field(repr=False)
 
     def _repr_html_(self) -> str:
         """The page in a frame without access to the notebook."""

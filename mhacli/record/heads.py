@@ -367,5 +367,5 @@ class HeadsSummary:
 
 
 PER_QUERY = ("entropy", "participation", "distance", "sink", "max_score", "lse")
-MATRICES = ("qk", "scores", "pattern", "allowed")
+
 FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map", "uniform_span_mass", "allowed")
