@@ -18,7 +18,6 @@ from mhacli.attention.axes import Axes, StatisticsRequest
 from mhacli.attention.devices import one_thread, shared_out
 from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, own_cells
 from mhacli.attention.statistics import (
-    Baseline,
     PerQuery,
     Reduced,
     Statistics,
@@ -76,7 +75,7 @@ _MOST_OFF = 300.0
 def head_statistics(
     reduced: Reduced,
     *,
-    baseline: Baseline,
+    baseline: Statistics,
     sink_share: float = SINK_SHARE,
     check_z: CheckOfZ | None = None,
 ) -> tuple[HeadStatistics, ...]:
@@ -84,20 +83,20 @@ def head_statistics(
     weights that are computed again for it are checked by `check_z`."""
     axes = reduced.request.axes
     statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.queries.length - 1
-    profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline.statistics))
+    profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline))
     excess = next(profiles) - next(profiles)  # of the mass at each signed distance
     excess[:, max(0, zero - 1) : zero + 1] = 0.0  # that of neither 0 nor −1 counts
     most, offsets = excess.max(dim=1)
     offsets = torch.where(most > _NOTHING, offsets, -1)
-    outcomes = baseline.visible if sink_mass is None else baseline.visible + (baseline.visible > 0)
+    outcomes = baseline["visible"] if sink_mass is None else baseline["visible"] + (baseline["visible"] > 0)
     of_heads = _averages(statistics, outcomes, zero, offsets)
-    uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
+    uniformly = _averages(baseline, baseline["visible"], zero, offsets)
     found = []
     for index, head in enumerate(reduced.heads):
         own_scores = reduced.top_score[:, index]
         top = divmod(int(own_scores.nan_to_num(nan=-torch.inf).argmax()), own_scores.shape[1])
         score = finite(own_scores[top].item())
-        visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
+        visible = baseline["visible"][:, min(index, baseline["visible"].shape[1] - 1)]
         # the best of all cells relative to uniform stand in the rows with the best cells
         lift = torch.where(visible > 1, statistics["peak"][:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
         best = lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
@@ -211,13 +210,13 @@ def _cell(axes: Axes, place: tuple[int, int], key: int) -> tuple[int, int, int]:
     return batch, query - axes.queries.first(batch), key - axes.keys.first(batch)
 
 
-def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float) -> tuple[Sink, ...]:
+def _sinks(reduced: Reduced, baseline: Statistics, index: int, least: float) -> tuple[Sink, ...]:
     """The sinks that get the `least` share of all attention of their sequence, the strongest first.
 
     Few keys get so much that their columns are computed again, to count the queries that attend to them.
     """
     sinks = []
-    uniform_received = baseline.statistics["received"][:, min(index, baseline.visible.shape[1] - 1)]
+    uniform_received = baseline["received"][:, min(index, baseline["received"].shape[1] - 1)]
     for batch, received in enumerate(reduced.statistics["received"][:, index]):
         total = received.sum().item()
         for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist() if total else ():
@@ -227,7 +226,7 @@ def _sinks(reduced: Reduced, baseline: Baseline, index: int, least: float) -> tu
                 queries, column = torch.arange(reduced.lse.shape[2]).to(reduced.lse.device), reduced.keys[key : key + 1]
                 weights = reduced.weights_of(batch, index, queries, column).squeeze(1)
                 cells = own_cells(reduced.attention.visible(queries, column), batch, reduced.heads[index])
-                sees, visible = cells.expand(len(queries), 1).squeeze(1), own_cells(baseline.visible, batch, index)
+                sees, visible = cells.expand(len(queries), 1).squeeze(1), own_cells(baseline["visible"], batch, index)
                 n_queries = int(sees.sum())
                 n_often = int((sees & (weights * visible >= SINK_LIFT)).sum())
                 sink = replace(sink, often=n_often / max(1, n_queries), n_queries=n_queries)
@@ -255,7 +254,7 @@ def statistics_of(
     attention: Attention,
     request: StatisticsRequest,
     *,
-    baseline: Baseline,
+    baseline: Statistics,
     run: Run,
     peak_bytes: int,
     report_progress: Progress = no_progress,
@@ -274,9 +273,9 @@ def statistics_of(
         results = shared_out([partial(reduce, part) for part in parts])
     heads = tuple(head for of_heads, _, _ in results for head in of_heads)
     arrays = {name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]}
-    means = _means(baseline.statistics, request)
-    means = {"map": means["map"], "received": baseline.statistics["received"]} | means
-    uniform = {"visible": baseline.visible.long()} | {f"uniform_{name}": array for name, array in means.items()}
+    means = _means(baseline, request)
+    means = {"map": means["map"], "received": baseline["received"]} | means
+    uniform = {"visible": baseline["visible"].long()} | {f"uniform_{name}": array for name, array in means.items()}
     for name, array in uniform.items():
         arrays[name] = (array if array.shape[1] == 1 else array[:, [head.head for head in heads]]).cpu()
     because = torch_because(attention)
@@ -303,15 +302,16 @@ def statistics_of(
 def _of_some(
     attention: Attention,
     request: StatisticsRequest,
-    baseline: Baseline,
+    baseline: Statistics,
     run: Run,
     report_progress: Progress,
     heads: range,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]:
     """The statistics of some heads, the arrays that are kept of them, and the checks."""
-    reduced, uniform = reduce_heads(attention, request, heads, report_progress), baseline.of_heads(heads)
+    reduced, span = reduce_heads(attention, request, heads, report_progress), slice(heads.start, heads.stop)
+    uniform = {name: sums if sums.shape[1] == 1 else sums[:, span] for name, sums in baseline.items()}
     seen, lse, dtype = reduced.has_keys, reduced.lse, request.axes.dtype
-    is_lost = (uniform.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
+    is_lost = (uniform["visible"] > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
     if not run.allow_nonfinite and bool(is_lost.any()):
         of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
         named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)

@@ -404,43 +404,25 @@ def torch_because(attention: Attention) -> str | None:
 # ------------------------------------------------------------------------------------------------------ uniform attention
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """Uniform attention: how many keys each query sees, and its statistics. Head axes of 1 hold for all."""
-
-    visible: Float[Tensor, "batch _head query"]
-    statistics: Statistics
-
-    def of_heads(self, heads: range) -> Baseline:
-        """The baseline of some heads."""
-        if self.visible.shape[1] == 1:
-            return self
-        span = slice(heads.start, heads.stop)
-        return Baseline(self.visible[:, span], {name: sums[:, span] for name, sums in self.statistics.items()})
-
-
-def make_baseline(attention: Attention, request: StatisticsRequest) -> Baseline:
-    """The statistics of uniform attention over the same visible keys: by formula without a mask and with a causal one, else of
-    scores that are all 0."""
+def make_baseline(attention: Attention, request: StatisticsRequest) -> Statistics:
+    """The statistics of uniform attention over the same visible keys, and as `visible` how many of them each query sees. By
+    formula without a mask and with a causal one, else of scores that are all 0. Head axes of 1 hold for all."""
     batch, _, n_queries, n_keys = attention.shape
     mask, like = mask_of(attention.allowed), attention.like
     if mask.cells is None and mask.band.low == Band().low and not request.matches:
         newest = min(mask.band.high, n_keys)
-        statistics, visible = _of_first_keys(newest, request, (batch, n_queries, n_keys))
-        of_batch = {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
-        return Baseline(visible[:, None].to(attention.dtype), of_batch)
+        statistics = _of_first_keys(newest, request, (batch, n_queries, n_keys))
+        return {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
     first = torch.zeros(1, dtype=torch.int64, device=like.device)
     n_heads = attention.visible(first, first).shape[1]
     zeros = torch.zeros((), dtype=attention.dtype, device=like.device)
     q, k = zeros.expand(batch, n_heads, n_queries, 1), zeros.expand(batch, 1, n_keys, 1)
     reduced = reduce_heads(ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads))
     visible = torch.where(reduced.has_keys, reduced.lse.exp().round(), 0.0)
-    return Baseline(visible.to(attention.dtype), reduced.statistics)
+    return reduced.statistics | {"visible": visible.to(attention.dtype)}
 
 
-def _of_first_keys(
-    newest: int, request: StatisticsRequest, shape: tuple[int, int, int]
-) -> tuple[Statistics, Float[Tensor, "batch query"]]:
+def _of_first_keys(newest: int, request: StatisticsRequest, shape: tuple[int, int, int]) -> Statistics:
     """The statistics of queries that see the keys up to `query + newest`, of which each gets `weight`."""
     (batch, n_queries, n_keys), device = shape, request.first.device
     i = torch.arange(n_queries, device=device)
@@ -468,6 +450,7 @@ def _of_first_keys(
     profile = mass_before[(n_keys - distances).clamp(0, n_queries)] - mass_before[(-distances).clamp(0, n_queries)]
     of_last = weight.new_zeros(n_keys + 1).index_add_(0, n_seen, weight)
     for_all = {
+        "visible": n_seen.double(),
         "mass": (n_seen > 0).double(),
         "entropy": n_seen.clamp(min=1).double().log(),
         "squares": weight,
@@ -485,7 +468,7 @@ def _of_first_keys(
     statistics |= {"matched": weight.new_zeros(batch, 0), "between": weight.new_zeros(batch, 0, 0)}
     if request.q_spans is not None and request.k_spans is not None:
         statistics["between"] = request.q_spans.double() @ (weight * counted(request.k_spans)).mT
-    return statistics, n_seen.double().expand(batch, -1)
+    return statistics
 
 
 def _equal(
