@@ -75,11 +75,6 @@ class Run:
         """The resolved config of a layer."""
         return self.dims.config
 
-    @property
-    def plan(self) -> tuple[dict[str, int], tuple[str, ...]]:
-        """What `arrays_to_keep` says of this run."""
-        return self.arrays_to_keep(self.dims)
-
     def arrays_to_keep(self, dims: Dims) -> tuple[dict[str, int], tuple[str, ...]]:
         """The arrays of a layer that fit into the limit with their bytes, and the names of the others: all of `keep`, or as many
         of `DEFAULT_KEEP` and `also` as fit.

@@ -323,15 +323,15 @@ def make_record(
     attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
     of_statistics = make_statistics_request(make_axes(request, setup.texts, torch.device("cpu")))
     reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
-    entropy = reduced.statistics["entropy"]
+    (kept, left_out), entropy = request.arrays_to_keep(setup.dims), reduced.statistics["entropy"]
     derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(pattern)}
     record = setup.record(
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
         heads=HeadTable(head_statistics(reduced, baseline=make_baseline(attention, of_statistics))),
         timings=timings,
         self_check=_self_check(setup, found),
-        not_kept=request.plan[1],
-        arrays={name: to_array(tensor) for name, tensor in ({n: found[n] for n in request.plan[0]} | derived).items()},
+        not_kept=left_out,
+        arrays={name: to_array(tensor) for name, tensor in ({n: found[n] for n in kept} | derived).items()},
     )
     return record, found
 

@@ -457,6 +457,10 @@ def encode(
     cut = [replace(each, ids=each.ids or used.ids(each.tokens)) for each in cut]
     sequences, keys = cut[: len(texts)], of_each(cut[len(texts) :], len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
+    for i, sides in enumerate(zip(sequences, keys, strict=False)):
+        n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
+        if n_queries != n_keys:
+            raise UsageError(f"text {i} has {n_queries} documents, but its context, which needs as many, has {n_keys}")
     known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
     if fixed is None and not all(known):
         notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
