@@ -24,8 +24,6 @@ FORMAT = "mha.weights/1"
 EMBEDDING = "embed.weight"
 POSITION_EMBEDDING = "embed_positions.weight"
 """The table of learned positions. A run with other positions ignores it."""
-_NAMES = {EMBEDDING, POSITION_EMBEDDING} | {f"{letter}_proj.{part}" for letter in "qkvo" for part in ("weight", "bias")}
-"""The tensors of a layer: two tables, four matrices, four biases."""
 
 RUN_CHOICES = (
     "train", "device", "threads", "seed", "init", "random", "distribution", "documents", "padding", "score_bias",
@@ -57,7 +55,7 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
     """
     file = read_tensor_file(path)
     saved = saved_metadata(file.path, file.metadata)
-    for name in sorted(_NAMES & file.tensors.keys()):
+    for name in sorted(file.tensors):
         _require_floats(file, name)
     config = _config_from_shapes(file, given) if saved is None else saved.config
     for name in sorted(_SHAPE_CHOICES & given.keys()):
