@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -161,26 +161,15 @@ def _unverified(record: Record) -> Iterator[Text]:
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
-    """One line if all checks pass; otherwise, or `in_detail`, each check for the layer with the largest error, and all
-    failures."""
-    checks = [check for layer in record.layers for check in layer.survey.checks]
-    if record.self_check.ok and not in_detail:
+    """One line if all checks of statistics pass; otherwise, or `in_detail`, each check with its largest error in any layer."""
+    surveys = [layer.survey for layer in record.layers] if record.survey is None else [record.survey]
+    checks, ok = [check for survey in surveys for check in survey.checks], record.self_check.ok
+    if ok and not in_detail:
         return self_check_verdict(ok=True, found=checks_in_brief(checks))
-    ok = record.self_check.ok
-    verdict = self_check_verdict(ok=ok, found=f"{len(checks)} checks, {names_of(record.layers)}" if ok else "")
+    verdict = self_check_verdict(ok=ok, found=count_of(len(checks), "check") if ok else "")
     is_changed = record.model is not None and record.model.identical_outputs is False
     parts = [Text("outputs differ from those without inspection", style="bold red")] if is_changed else []
-    parts += [_worst(name, record.layers) for name in dict.fromkeys(check.name for check in checks)]
+    for name in dict.fromkeys(check.name for check in checks):
+        worst = max((check for check in checks if check.name == name), key=lambda check: check.severity)
+        parts.append(Text(agreement(worst), style="dim" if worst.ok else "bold red"))
     return Text("\n").join([verdict, flowing(parts, screen.width)])
-
-
-def _worst(name: str, layers: Sequence[InspectedLayer]) -> Text:
-    """A check for the layer with the largest error, and the layers where it fails."""
-    checks = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
-    worst, worst_layer = max(checks, key=lambda pair: pair[0].severity)
-    failed = [layer for check, layer in checks if not check.ok]
-    words = agreement(worst)
-    words += f", {worst_layer.label}" if len(layers) > 1 else ""
-    if failed:
-        return Text(f"{words}: FAILED in {names_of(failed)}", style="bold red")
-    return Text(words, style="dim")

@@ -14,7 +14,6 @@ from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     agreement,
-    checks_in_brief,
     configuration,
     count_of,
     flowing,
@@ -27,6 +26,7 @@ from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
+from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.head_map import HeadMap, kv_head_of, maps_view, pattern_map, patterns
 from mhacli.render.heads.table import heads_table, sinks_line
 from mhacli.render.heads.view import cells_view, strong_places
@@ -75,9 +75,9 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     of_heads = heads_table(record, listed, options)
     if survey is None and not options.everything and options.heads is None:
         of_heads = replace(of_heads, most=MAX_HEADS, has_ends=True)
-    check = (
-        self_check_line(record.self_check) if survey is None else _checks(survey, record.self_check, options, screen)
-    )
+    check = self_check_line(record.self_check)
+    if survey is not None:
+        check = checks_view(record, screen, in_detail=options.verbose)
     if options.brief:
         return Group(bare(of_heads, screen.width), Text(""), check)
     texts = texts_in_words(record.files, *record.lengths)
@@ -113,14 +113,6 @@ def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     if total is not None:
         parts.append(f"took {shown(total.median_s, 'seconds')}")
     return flowing(parts, screen.width, style="dim")
-
-
-def _checks(survey: HeadsSummary, check: SelfCheck, options: ViewOptions, screen: Screen) -> Text:
-    """One line if all checks of head statistics pass; otherwise, or in the verbose view, each with its numbers."""
-    if check.ok and not options.verbose:
-        return self_check_verdict(ok=True, found=checks_in_brief(survey.checks))
-    in_detail = flowing(map(agreement, survey.checks), screen.width, "; ")
-    return Text("\n").join([self_check_verdict(ok=check.ok), in_detail])
 
 
 def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
