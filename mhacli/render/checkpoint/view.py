@@ -85,9 +85,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     sections += token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()
     if any("span_mass" in layer.record.arrays for layer in layers):
         sections.append(span_view(record, layers, sequences.shown, options, screen))
-    n_drawn = max(1, MAX_DRAWN // max(1, len(options.maps)))
-    if options.everything or options.layers is not None:
-        n_drawn = len(of_layers)
+    n_drawn = len(of_layers) if options.everything or options.layers is not None else MAX_DRAWN
     of_maps = [(layer.record, layer.inspected.label) for layer, _ in of_layers[:n_drawn]]
     sections += [maps_view(of_maps, b, options, screen) for b in sequences.shown if options.maps]
     for layer, of_layer in of_layers[:n_drawn]:
@@ -147,32 +145,31 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
 
 def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
     """A grid with a row per layer and a column per head, grouped by the kind of layer, and the number of heads by type. A layer
-    without attention has its type in place of heads, and one that is not verified a !."""
+    without attention has its type and no heads, and one that is not verified a !."""
     kinds = [*dict.fromkeys(layer.inspected.kind for layer in layers)]
-    rows: list[tuple[int, int, str, Sequence[HeadStatistics], str]] = []
+    rows: list[tuple[int, int, str, Sequence[HeadStatistics]]] = []
     for layer in layers:
         of = layer.inspected
         name = short_name(of, record.layers) + ("" if of.verified else " !")
-        rows.append((kinds.index(of.kind), of.layer, name, layer.record.heads, ""))
+        rows.append((kinds.index(of.kind), of.layer, name, layer.record.heads))
     if record.model is not None and len(layers) == len(record.layers):
         group = int(kinds[0] == "encoder" and len(kinds) > 1)
-        rows += [(group, of.layer, str(of.layer), (), f"– {visible(of.type)}") for of in record.model.without]
+        rows += [(group, of.layer, f"{of.layer} {visible(of.type)}", ()) for of in record.model.without]
     rows.sort(key=lambda row: row[:2])
     n_heads = max(layer.inspected.n_heads for layer in layers)
     signs = [[(" ", Style.null())] * n_heads for _ in rows]
     heads = [(place, head) for place, row in enumerate(rows) for head in row[3]]
     for place, head in heads:
         signs[place][head.head] = type_sign(head.kind)
-    width = max(len("layer ↓ head →"), *(cell_len(name) for _, _, name, _, _ in rows))
+    width = max(len("layer ↓ head →"), *(cell_len(name) for _, _, name, _ in rows))
     shown = Grid(
         values=np.zeros((len(rows), n_heads)),
         allowed=np.ones((len(rows), n_heads), bool),
-        rows=[f"{name:>{width}}" for _, _, name, _, _ in rows],
+        rows=[f"{name:>{width}}" for _, _, name, _ in rows],
         columns=[str(head) for head in range(n_heads)],
         top=1.0,
         corner="layer ↓ head →",
         signs=signs,
-        beside=[Column(heading="", value=lambda row: rows[row][4])] if any(row[4] for row in rows) else [],
         has_all_rows=True,
     )
     return Group(*grids([shown], screen, form="shades"), flowing(types_of([head for _, head in heads]), screen.width))

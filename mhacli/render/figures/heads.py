@@ -130,8 +130,7 @@ def _rows(heads: Sequence[DrawableHead], of_heads: Sequence[Grid]) -> Iterator[t
 
 def _texts(heads: Sequence[DrawableHead], sequence: int, options: ViewOptions) -> Iterator[str]:
     """A line for each text that is read: `5 tokens: “the cat …”`."""
-    read = [texts[sequence] for head in heads for texts in (head.record.sequences, head.record.keys)]
-    for text in (text for place, text in enumerate(read) if text not in read[:place]):
+    for text in dict.fromkeys(of[sequence] for head in heads for of in (head.record.sequences, head.record.keys)):
         n_tokens = count_of(len(text.words), "word") if options.words else count_of(len(text.tokens), "token")
         words = visible(" ".join(text.text.split()))
         yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
