@@ -22,7 +22,6 @@ from mhacli.io.long_work import Terminated
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
-from mhacli.text.escape import visible
 from mhacli.viewer.heads import Overview, Words
 from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session
@@ -67,9 +66,8 @@ def _listed(rows: Sequence[tuple[str, object]], width: int, title: str = "") -> 
 
 
 def _origin(session: Session, width: int) -> Iterator[RenderableType]:
-    """The provenance of the record, and the arrays that it lacks."""
-    missing = [("not kept", ", ".join(map(visible, session.record.not_kept)))] if session.record.not_kept else []
-    return _listed([*provenance(session.record), *missing], width)
+    """The provenance of the record."""
+    return _listed(provenance(session.record), width)
 
 
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.

@@ -46,8 +46,8 @@ from mhacli.text.numbers import shown
 
 LIMIT_BYTES = 1 << 20
 """The largest size of a page if possible: small enough for a mail, a ticket, a chat."""
-_RESERVE = 4 << 10
-"""Bytes for the notes on maps."""
+_RESERVE = 16 << 10
+"""Bytes for what stands beside maps: their notes, colours and words."""
 _LEAST_ROOM = LIMIT_BYTES // 4
 """Bytes for maps even if tokens and tables alone fill the page."""
 _TITLE = 80
@@ -67,7 +67,8 @@ def page(record: Record, options: ViewOptions) -> str:
     statistics, orders = head_statistics(record, options, heads)
     steps, others = walkthrough(record), [_documents(record, options), statistics]
     is_walk = "trace" in record.command[:2]  # the steps come first
-    answer, tables = ([steps], others) if is_walk else ([effects(record)], [*others, steps])
+    answer, tables = (steps, others) if is_walk else (effects(record), [*others, steps])
+    tables.append(_provenance(record))
     begin = 0 if options.heads is not None else most_certain(heads)
 
     def whole_page(data: Mapping[str, Any], sections: Sequence[Html]) -> str:
@@ -77,24 +78,19 @@ def page(record: Record, options: ViewOptions) -> str:
         return whole("".join(title), content_policy(script), page_part(".css"), joined(parts))
 
     scale = scale_of(options, heads)
-    beside = page_data((), sequences, scale, 0, hides_sinks=options.hide_sinks)
-    fixed = len(whole_page(beside, [*answer, page_part("explore.html"), *tables, _provenance(record)]).encode())
+    fixed = len(whole_page({}, [answer, page_part("explore.html"), *tables]).encode())
     room = inf if options.full else max(LIMIT_BYTES - _RESERVE - fixed, _LEAST_ROOM)
     data = page_data(heads, sequences, scale, room, hides_sinks=options.hide_sinks)
     drawn = [page_part("explore.html")] if heads else []
     noted = tag("ul", *(tag("li", sentence(line)) for line in notes(record, options, heads, data)))
     of_notes = tag("section", tag("h2", text("about the pictures")), noted, id="notes")
-    return whole_page(data, [*answer, *drawn, of_notes, *tables, _provenance(record)])
+    return whole_page(data, [answer, *drawn, of_notes, *tables])
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
     """The index of the head with the largest excess of its type; 0 if no head has a type."""
-    named = [
-        (-head.statistics.certainty, place)
-        for place, head in enumerate(heads)
-        if head.statistics.certainty is not None and head.statistics.kind not in UNTYPED
-    ]
-    return min(named)[1] if named else 0
+    typed = [place for place, head in enumerate(heads) if head.statistics.kind not in UNTYPED]
+    return max(typed, key=lambda place: heads[place].statistics.certainty or 0.0, default=0)
 
 
 def _title(record: Record) -> tuple[str, str]:

@@ -119,9 +119,7 @@ def whole(title: str, policy: str, style: str, body: Html) -> str:
 
 def segments_of(view: RenderableType, width: int) -> list[list[Segment]]:
     """The lines of a terminal view at this width."""
-    console = Console(
-        width=width, height=1, file=StringIO(), color_system=None, legacy_windows=False, force_terminal=False
-    )
+    console = Console(width=width, file=StringIO(), legacy_windows=False)
     return console.render_lines(view, console.options, pad=False)
 
 
