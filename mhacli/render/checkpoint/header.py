@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -28,6 +28,7 @@ _CAPTURES = {
     "sdpa": "captured in torch's scaled_dot_product_attention",
     "softmax": "captured at its softmax: weights and values, but no queries and keys",
 }
+_SINKS = "sink logits (s_aux), which entropy counts as one more key"
 
 
 def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool = False) -> RenderableType:
@@ -119,29 +120,20 @@ def _details(record: Record, model: Model) -> Iterator[str]:
 
 def _masks_and_scores(record: Record) -> Iterator[str]:
     """The masks, and what else the scores have beside those of plain attention."""
+
+    def mask(layer: InspectedLayer) -> str:
+        return "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
+
+    def scale(layer: InspectedLayer) -> str:
+        is_usual = layer.scale is None or f"{layer.scale * layer.d_head**0.5:.4g}" == "1"
+        return "" if is_usual else f"scale {layer.scale:.4g}"
+
     layers = record.layers
-    yield from by_layers(
-        layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
-    )
-    departures = {layer: _departures(layer) for layer in layers}
-    for name in dict.fromkeys(name for words in departures.values() for name in words):
-        words_of = {layer: visible(words.get(name, "")) for layer, words in departures.items()}
-        yield from by_layers(layers, words_of.__getitem__)
-
-
-def _departures(layer: InspectedLayer) -> Mapping[str, str]:
-    """The differences of the scores from those of plain attention, each in words."""
-    is_usual = layer.scale is None or abs(layer.scale * layer.d_head**0.5 - 1) < _CLOSE
-    standard = {
-        "scale": "" if is_usual else f"scale {layer.scale:.4g}",
-        "softcap": "" if layer.softcap is None else f"softcap {layer.softcap:g}",
-        "bias": "a bias on the scores" if layer.bias else "",
-        "sinks": "sink logits (s_aux), which entropy counts as one more key" if layer.sinks else "",
-    }
-    return standard | dict(layer.extras)
-
-
-_CLOSE = 1e-6
+    yield from (*by_layers(layers, mask), *by_layers(layers, scale))
+    yield from by_layers(layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}")
+    yield from by_layers(layers, lambda layer: "a bias on the scores" * layer.bias)
+    yield from by_layers(layers, lambda layer: _SINKS * layer.sinks)
+    yield from by_layers(layers, lambda layer: " · ".join(map(visible, layer.extras.values())))
 
 
 # -------------------------------------------------------------------------------------------------------------- checks
