@@ -60,16 +60,9 @@ SINK: RGB = (255, 64, 200)
 
 @lru_cache(maxsize=4096)
 def on_colour(colour: Color) -> Style:
-    """The style of text on a background: black or white, whichever reads better on the terminal's colour."""
-    of_rgb, of_256 = (is_dark(colour.downgrade(system).get_truecolor()) for system in _LARGE_PALETTES)
-    of_16 = colour.downgrade(ColorSystem.STANDARD).number in _DARK
-    ink = picked((255, 255, 255) if of_rgb else (0, 0, 0), 231 if of_256 else 16, 15 if of_16 else 0)
+    """The style of text on a background: black or white, whichever reads better on its RGB values."""
+    ink = picked((255, 255, 255), 231, 15) if is_dark(colour.get_truecolor()) else picked((0, 0, 0), 16, 0)
     return Style(color=ink, bgcolor=colour)
-
-
-_LARGE_PALETTES = ColorSystem.TRUECOLOR, ColorSystem.EIGHT_BIT
-_DARK = (0, 4, 5, 8, 12)
-"""The colours among the 16 on which white text reads better on most terminals."""
 
 
 def is_dark(colour: Sequence[int]) -> bool:

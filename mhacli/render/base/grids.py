@@ -6,7 +6,7 @@ numbers, and else blank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
@@ -40,11 +40,10 @@ _GAP, _WIDEST_NAME, _WIDEST_SHADE, _RULE = 2, 10, 8, 3
 
 @dataclass(frozen=True, eq=False)
 class _Panel:
-    """A form of a grid: as numbers or as shades, with columns beside the cells. Tight weights from 1 on have a decimal less."""
+    """A form of a grid: as numbers or as shades, with columns beside the cells."""
 
     grid: Grid
     has_numbers: bool
-    is_tight: bool
     beside: Sequence[Column[int]]
 
     @cached_property
@@ -70,10 +69,10 @@ class _Panel:
         return self.label + sum(self.widths_beside)
 
     def number(self, number: float, *, is_marked: bool = False) -> str:
-        """A number with its star."""
+        """A number with its star. A weight from 1 on has a decimal less, so that it is as wide as the others."""
         g = self.grid
         word = shown(number, g.unit, g.digits)
-        if self.is_tight and word.lstrip("-")[:1].isdigit():
+        if g.unit == "weight" and word.lstrip("-")[:1].isdigit():
             word = shown(number, g.unit, (2 if g.digits is None else g.digits) - 1)
         return word if g.marked is None else word + ("*" if is_marked else " ")
 
@@ -122,14 +121,9 @@ def _longest(g: Grid) -> int:
 
 
 def _forms(g: Grid, *, has_numbers: bool) -> list[_Panel]:
-    """The forms of a grid from the widest to the narrowest: the columns beside it that can be dropped go before decimals."""
+    """The forms of a grid, the wider one first: the columns beside it that can be dropped stand only beside numbers."""
     always = [column for column in g.beside if not column.drop]
-    tight = (False, True) if has_numbers and g.unit == "weight" else (False,)
-    return [
-        _Panel(g, has_numbers, is_tight, beside)
-        for beside in ((g.beside, always) if has_numbers else (always,))
-        for is_tight in tight
-    ]
+    return [_Panel(g, has_numbers, beside) for beside in ((g.beside, always) if has_numbers else (always,))]
 
 
 def grids(
@@ -144,8 +138,8 @@ def grids(
 ) -> Iterator[Text]:
     """The lines of grids on a common scale, and what their shades and signs mean.
 
-    Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with `everything` no column is
-    left out. With `in_one_row` they are numbers only where all stand in one row.
+    Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with `everything` all rows of
+    shades. With `in_one_row` they are numbers only where all stand in one row.
     """
     has_numbers = form == "numbers"
     if form == "auto":  # a number is at least 3 wide
@@ -154,19 +148,17 @@ def grids(
         if has_numbers and in_one_row:
             has_numbers = len(_rows(panels, screen.width, has_numbers=True)) == 1
     if has_numbers:
-        parts = [part for g in panels for part in _split(g, screen.width, everything=everything)]
+        parts = [part for g in panels for part in _split(g, screen.width)]
     else:
         parts = [_pooled(g, screen, everything=everything, is_alone=len(panels) == 1) for g in panels]
-    tops: dict[str, float] = {}
-    for g in parts:
-        tops[g.scale] = max(g.top, tops.get(g.scale, 0.0))
+    parts = [replace(g, top=max(other.top for other in parts if other.scale == g.scale)) for g in parts]
     sized = _rows(parts, screen.width, has_numbers=has_numbers, is_whole=has_numbers and not in_one_row)
     if not sized or sum(len(row[0][0].rows.shown) for row in sized) > MAX_ROWS:
         sized = _rows(parts, screen.width, has_numbers=has_numbers)
     widths = [max(panel.width(size) for panel, size in filter(None, place)) for place in zip_longest(*sized)]
     n_lines, drawn = 0, list[_Panel]()
     for of_row in sized:
-        lines = [*_side_by_side(of_row, widths, tops, screen)]
+        lines = [*_side_by_side(of_row, widths, screen)]
         if drawn and most is not None and n_lines + len(lines) > most:
             break
         yield from lines
@@ -175,7 +167,7 @@ def grids(
     n_more += len(parts) - len(drawn)
     if n_more:
         yield Text(f"⋮ {count_of(n_more, 'more pattern')} not drawn (--all or --head)", style="dim")
-    caption = [*_caption(drawn, tops, screen)] if drawn else []
+    caption = [*_caption(drawn, screen)] if drawn else []
     if caption:
         yield flowing(caption, screen.width)
 
@@ -223,46 +215,23 @@ def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Gri
     return g.smaller(lines, max(1, room))
 
 
-def _split(g: Grid, width: int, *, everything: bool) -> list[Grid]:
-    """The grid with all columns that fit: the first and the last, or, with `everything`, all in several grids."""
+def _split(g: Grid, width: int) -> Iterator[Grid]:
+    """The grid in parts that fit as numbers, each with as many columns as have room. Shades of numbers are never log."""
     panel = _forms(g, has_numbers=True)[-1]
-    if panel.inside <= width:
-        return [g]
-    n = max(2, (width - panel.around) // panel.least - (not everything))  # a column more has what is between
-    n_columns = len(g.columns)
-    if everything:
-        return [_of_columns(g, range(start, min(start + n, n_columns))) for start in range(0, n_columns, n)]
-    chosen = balanced(n_columns, n)
-    at = chosen.before
-    between = slice(at, at + chosen.hidden)
-    meaning = " · ".join(filter(None, [g.meaning, f"… the sum of {chosen.hidden} more (--all)"]))
-    part = _of_columns(g, chosen.shown)
-    return [
-        replace(
-            part,
-            values=np.insert(part.values, at, g.values[:, between].sum(axis=1), axis=1),
-            allowed=np.insert(part.allowed, at, g.allowed[:, between].any(axis=1), axis=1),
-            marked=None if part.marked is None else np.insert(part.marked, at, False, axis=1),
-            columns=[*part.columns[:at], "…", *part.columns[at:]],
-            meaning=meaning,
-        )
-    ]
-
-
-def _of_columns(g: Grid, columns: Sequence[int]) -> Grid:
-    """Some columns of a grid."""
-    kept = [*columns]
-    marked = None if g.marked is None else g.marked[:, kept]
-    names = [g.columns[place] for place in kept]
-    return replace(g, values=g.values[:, kept], allowed=g.allowed[:, kept], marked=marked, columns=names)
+    n = max(1, (width - panel.around) // panel.least)
+    g = replace(g, scale="linear" if g.scale == "log" else g.scale)
+    for start in range(0, len(g.columns), n):
+        part = slice(start, start + n)
+        marked = None if g.marked is None else g.marked[:, part]
+        yield replace(g, values=g.values[:, part], allowed=g.allowed[:, part], marked=marked, columns=g.columns[part])
 
 
 # ----------------------------------------------------------------------------------------------------------- painting
 
 
-def _side_by_side(row: _Row, widths: Sequence[int], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
+def _side_by_side(row: _Row, widths: Sequence[int], screen: Screen) -> Iterator[Text]:
     """The lines of some grids below their titles, each with the width of its cells."""
-    painted = [[*_painted(panel, size, tops[panel.grid.scale], screen)] for panel, size in row]
+    painted = [[*_painted(panel, size, screen)] for panel, size in row]
     for place, title in enumerate(panel.grid.title for panel, _ in row):
         if title:
             rule = Text(title, style="bold", overflow="ellipsis", no_wrap=True)
@@ -279,16 +248,15 @@ def _side_by_side(row: _Row, widths: Sequence[int], tops: Mapping[str, float], s
         yield line
 
 
-def _painted(panel: _Panel, size: int, top: float, screen: Screen) -> Iterator[Text]:
+def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
     """The names of the columns, then a line for each row, or for two as half blocks."""
     g, label, rows = panel.grid, panel.label, panel.rows
     beside = [*zip(panel.beside, panel.widths_beside, strict=True)]
     above = "".join(f"{column.heading:>{width}}" for column, width in beside)
     yield Text(f"{g.corner:<{label}}{_heading(panel, size)}", style="dim").append(above, style="dim")
     is_halved = not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
-    scale = "linear" if panel.has_numbers and g.scale == "log" else g.scale
     allowed = g.allowed if panel.has_numbers or g.taken is None else g.allowed & ~g.taken
-    cells = levels(g.values, allowed, scale, top).tolist()
+    cells = levels(g.values, allowed, g.scale, g.top).tolist()
     for number, row in enumerate(rows.shown):
         if rows.hidden and number == rows.before:
             yield Text(f"⋮ {rows.hidden} rows (--all)", style="dim")
@@ -452,7 +420,7 @@ def swatches(every: Sequence[Grid], *, colour: bool) -> Text:
 # ------------------------------------------------------------------------------------------------------------ caption
 
 
-def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen) -> Iterator[Text]:
+def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[Text]:
     """What a cell is, the scales of what is shaded, and the signs that occur."""
     parts, has_numbers = [panel.grid for panel in panels], panels[0].has_numbers
     words = [*dict.fromkeys(g.meaning for g in parts if g.meaning)]
@@ -461,7 +429,7 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
     shaded = [g for g in parts if g.signs is None]
     graded = [g for g in shaded if (g.values[g.allowed] != g.top).any()]
     for scale in dict.fromkeys(g.scale for g in graded) if screen.colour or not has_numbers else ():
-        yield _scale([g for g in shaded if g.scale == scale], shaded, tops[scale], screen, has_numbers=has_numbers)
+        yield _scale([g for g in shaded if g.scale == scale], shaded, screen, has_numbers=has_numbers)
     signs = []
     if any(not g.allowed.all() and g.scale != "change" for g in shaded):
         signs.append("0 masked" if has_numbers else "a blank is masked")
@@ -471,10 +439,8 @@ def _caption(panels: Sequence[_Panel], tops: Mapping[str, float], screen: Screen
     yield from (Text(sign, style="dim") for sign in signs)
 
 
-def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], top: float, screen: Screen, *, has_numbers: bool) -> Text:
+def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], screen: Screen, *, has_numbers: bool) -> Text:
     """The range of a scale with its shades, and of which grids it is if there are several."""
-    scale = "linear" if has_numbers and of_scale[0].scale == "log" else of_scale[0].scale
-    of_scale = [replace(each, scale=scale, top=top) for each in of_scale]
     text = Text(f"shade {scale_words(of_scale, of_scale[0].unit, of_scale[0].digits)}", style="dim")
     if len(of_scale) < len(parts):
         text.append(f" in {' and '.join(each.title for each in of_scale)}")

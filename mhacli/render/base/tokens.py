@@ -23,12 +23,12 @@ _LEAST_TOKEN, _MOST_BYTES = 12, 18
 def token_tables(
     record: Record, sequences: Selection, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The tables of the chosen sequences, each with its context, in the order of execution."""
+    """The tables of the chosen sequences, each with its context."""
     sides = [False] if record.context is None else [False, True]
     for place, index in enumerate(sequences.shown):
         if sequences.hidden and place == sequences.before:
             yield hidden(sequences.hidden, "sequence", "--all or --sequence")
-        for of_context in sides if record.model is None else sides[::-1]:  # an encoder runs first
+        for of_context in sides:
             yield _token_table(record, index, options, screen, of_context=of_context)
 
 

@@ -40,8 +40,8 @@ from mhacli.text.numbers import shown
 from mhacli.text.tokens import Texts
 
 _INDENT = (0, 0, 0, 3)
-_LONG_ROW, _LISTED = 16, 11
-"""The keys of a row that are all listed, and the number of a longer row's."""
+_LISTED = 16
+"""The top keys of a row that are listed."""
 
 
 def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator[RenderableType]:
@@ -190,7 +190,7 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
     ]
     every = range(len(weights))
     top = sorted(every, key=lambda key: -(cell.pattern_row[key] or 0.0))[:_LISTED]
-    listed = every if len(every) <= _LONG_ROW else sorted({cell.key, *top})
+    listed = sorted({cell.key, *top})
 
     def token(keys: Sequence[int]) -> str:
         if keys is every:
@@ -261,12 +261,7 @@ def _result(module: UserModule) -> Text:
 # ------------------------------------------------------------------------------------------------------------ decoding
 
 MAX_STEPS = 16
-_LEAST_TOKENS, _TOKENS_SHOWN = 12, 8
-_KEPT = {
-    "none": "every step recomputes all keys and values",
-    "concat": "each step copies the cached keys and values into new tensors and appends its own",
-    "preallocated": "each step writes its keys and values into memory that was allocated at the beginning",
-}
+_LEAST_TOKENS = 12
 
 
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -278,12 +273,11 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     in_detail = in_detail or options.heads is not None or options.sequences is not None
     head = header(record, screen, in_brief=not options.verbose)
     compared = "the steps equal a full pass"
-    kept = _KEPT.get(decoding.cache, "")
     if record.model is None:
         compared += " and the pattern gives the output"
     else:
-        kept, record = "the model's own", record.of_layer(0)
-    cache = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(kept, style="not bold")
+        record = record.of_layer(0)
+    cache = Text(f"cache: {visible(decoding.cache)}", style="bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
     most = None if options.everything else MAX_STEPS
@@ -316,12 +310,8 @@ def step_table(
         return lambda n: of(caches[n]) if caches[n].cache_bytes else None
 
     def new_tokens(n: int) -> str:
-        words = []
-        for tokens in (caches[n].tokens[b] for b in sequences if b < len(caches[n].tokens)):
-            listed = tokens if len(tokens) <= _TOKENS_SHOWN else tokens[: _TOKENS_SHOWN - 1]
-            more = [f"… {len(tokens) - len(listed)} more"] if len(listed) < len(tokens) else []
-            words.append(" ".join([*map(token_label, listed), *more]) or "padding")
-        return " | ".join(words)
+        texts = [caches[n].tokens[b] for b in sequences if b < len(caches[n].tokens)]
+        return " | ".join(" ".join(map(token_label, tokens)) or "padding" for tokens in texts)
 
     columns: list[Column[int]] = [
         column("decode", "number", lambda n: n, "integer"),
